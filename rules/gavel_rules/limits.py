@@ -28,12 +28,15 @@ CATEGORIES_MAX: Final = 16
 # Action types, outcomes and phases that one request may filter by.
 ACTION_TYPES_MAX: Final = 64
 OUTCOMES_MAX: Final = 16
+REASON_CODES_MAX: Final = 64
 PHASES_MAX: Final = 16
 # Characters of conditions that a decision quotes. The condition of the deciding rule is always quoted.
 CONDITIONS_QUOTED_MAX: Final = 32 * 1024
 
 # Fact keys and action types: parts of lower-case letters, digits, _ and -, joined by dots, e.g. "order.status".
 DOTTED_NAME: Final = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
+# Reason codes of decisions, e.g. "MISSING_EVIDENCE".
+REASON_CODE: Final = r"[A-Z][A-Z0-9_]{0,127}"
 # Subjects of facts and proposals, "type/id", e.g. "order/123", as the core reads them. The server admits fewer (intake/formats.py): which
 # characters are letters depends on Python's version of Unicode, and a decision must not.
 SUBJECT: Final = r"[a-z][a-z0-9_-]{0,63}/[^\x00-\x1f\x7f]{1,256}"

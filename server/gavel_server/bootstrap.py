@@ -32,6 +32,7 @@ from gavel_server.fairness.quotas import Quotas
 from gavel_server.front.programs import select_program
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.identity.identity import Identity, IdentityError
+from gavel_server.index.event_index import BusHead, EventIndex
 from gavel_server.listening import EndpointSecurity, Listening, listen
 from gavel_server.log import LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
@@ -196,7 +197,8 @@ async def _serve_on(
     )
     security.on_refused = interceptor.note_unauthenticated
     access = AccessControl(buses, settings.admins, closed_grants=ClosedGrants(redis_logs.grants_number, redis_logs.envelope))
-    methods = register_services(listener, interceptor, buses, supervisor, access, settings.data / "proofs")
+    index = EventIndex(settings.data, redis_url, settings.index_from)
+    methods = register_services(listener, interceptor, buses, supervisor, access, settings.data / "proofs", index)
     states = _register_libraries(listener, interceptor, buses, access, is_required=security.identity.authenticator is not None)
     async with _listening(settings, listener, security, methods, supervisor) as listening:
         if reactors is not None:
@@ -210,6 +212,7 @@ async def _serve_on(
             supervisor.start("gRPC listener", listener.watch_forever, problem=lambda: listener.problem),
             supervisor.start("idle buses", buses.close_idle_forever),
             supervisor.start("work queues", partial(trim_forever, buses.all)),
+            supervisor.start("event index", partial(index.follow_forever, partial(_heads, buses)), problem=lambda: index.problem),
             supervisor.start("snapshots", partial(write_forever, buses.all)),
             supervisor.start("refused calls", access.refusals.record_forever),
             supervisor.start("free memory", return_free_pages_forever),
@@ -240,6 +243,10 @@ async def _serve_on(
         await sequencer.log.close()
     await telemetry.export.stop()
     _LOG.info("server.stopped")
+
+
+def _heads(buses: BusRegistry) -> list[BusHead]:
+    return [BusHead(sequencer.bus, sequencer.head.sequence_number) for sequencer in buses.all()]
 
 
 def _security(settings: Settings) -> EndpointSecurity:

@@ -34,6 +34,7 @@ REFUSALS_NOT_RECORDED: Final = Counter(
 QUOTA_REFUSALS: Final = Counter("gavel_quota_refusals", "Calls that were refused because their caller had used up a quota.", ["quota"])
 COMMANDS_DROPPED: Final = Counter("gavel_commands_dropped", "Queued commands that were not decided because their caller had gone.", ["bus"])
 SNAPSHOT_NUMBER: Final = Gauge("gavel_snapshot_sequence_number", "The last event in the newest snapshot of the bus.", ["bus"])
+INDEX_NUMBER: Final = Gauge("gavel_index_sequence_number", "The last event in the index of the bus.", ["bus"])
 SNAPSHOT_PAUSE: Final = Gauge("gavel_snapshot_pause_seconds", "How long decisions waited for the last snapshot of the bus.", ["bus"])
 DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need an operator, by reason code.", ["bus", "reason"])
 SHADOW_DIFFERENCES: Final = Counter(
@@ -51,7 +52,7 @@ def serve(listen: str) -> None:
 
 def remove_series(bus: str, *, is_empty: bool) -> None:
     """Forget the gauges of a bus that this server no longer has in memory, and if it is empty its times: callers name ever new buses."""
-    for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS, OPEN_REVIEWS, REVIEW_AGE, SNAPSHOT_NUMBER, SNAPSHOT_PAUSE):
+    for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS, OPEN_REVIEWS, REVIEW_AGE, SNAPSHOT_NUMBER, SNAPSHOT_PAUSE, INDEX_NUMBER):
         with suppress(KeyError):  # a bus that was in memory for less than a round has none
             gauge.remove(bus)
     with suppress(KeyError):

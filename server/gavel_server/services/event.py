@@ -1,15 +1,16 @@
 """EventService: append producers' events, and read the log.
 
-Reads come from the log itself, so they include the events that other servers committed. The log has no index by subject or trace: a listing
-with such a filter scans SCAN_EVENTS_MAX events per page, and GetTrace reads the log from its first event on. Only a few of these scans run
-at once (`fairness/work_slots`), so that reads can neither use up the memory of Redis and server nor delay writes.
+Reads come from the log itself, so they include the events that other servers committed. The index tells which events pass a filter
+(`reads/search.py`). Where it does not reach, a listing scans SCAN_EVENTS_MAX events per page, and GetTrace reads the log from its first
+event on. Only a few of these scans run at once (`fairness/work_slots`), so that reads can neither use up the memory of Redis and server
+nor delay writes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
 from typing import Final
 
@@ -37,6 +38,7 @@ from gavel_rules.codec.fields import Field
 from gavel_rules.codec.responses import with_chain_hash
 from gavel_rules.commands import PublishEvent
 from gavel_rules.events.ids import is_uuid
+from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.limits import TRACE_EVENTS_MAX, TRACE_ID_LENGTH_MAX
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
@@ -44,6 +46,8 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.byte_budget import ByteBudget
 from gavel_server.fairness.work_slots import scan_slots
+from gavel_server.index.event_filter import EventFilter
+from gavel_server.index.event_index import EventIndex
 from gavel_server.intake.admission import admit
 from gavel_server.intake.human_commands import clock_acceptance
 from gavel_server.log import EventLog
@@ -58,7 +62,6 @@ from gavel_server.services.reads.log_reader import (
     FOUND,
     LISTED,
     TRACED,
-    Filter,
     action_type_violations,
     category_violations,
     committed_envelope,
@@ -66,9 +69,11 @@ from gavel_server.services.reads.log_reader import (
     outcome_violations,
     range_violations,
     read_chunks,
+    reason_code_violations,
     record_of,
 )
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, page_of
+from gavel_server.services.reads.search import search
 from gavel_server.services.reads.trace_reading import TraceReading, read_trace
 
 # Proposals and executions have RPCs of their own; decisions are made by Gavel alone.
@@ -88,14 +93,18 @@ TRACE_BYTES_MAX: Final = 3 * 1024 * 1024
 _PUBLISHED: Final = Field(BatchPublishEventsResponse, "results")
 _PUBLISHED_EVENT: Final = Field(PublishResult, "envelope")
 
+# Events that the index lacks, up to which a filtered read needs no slot for scans of the log.
+NEAR_EVENTS_MAX: Final = 1_024
+
 _BATCH_METHOD: Final = "gavel.v1.EventService/BatchPublishEvents"
 
 
 class EventServicer:
     """Serves EventService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry, refusals: AccessRefusals | None = None) -> None:
-        """`refusals` counts the events of batches that are refused; default: nobody records them."""
+    def __init__(self, buses: BusRegistry, refusals: AccessRefusals | None = None, index: EventIndex | None = None) -> None:
+        """`refusals` counts the events of batches that are refused; default: nobody records them. Without `index` reads scan the log."""
+        self._index = index
         self._buses = buses
         self._refusals = AccessRefusals(buses) if refusals is None else refusals
         self._scans = scan_slots()
@@ -157,19 +166,41 @@ class EventServicer:
         """Read a page of the events that pass all filters."""
         first, last = request.from_sequence_number, request.to_sequence_number
         violations = category_violations(request.categories) + range_violations(from_sequence_number=first, to_sequence_number=last)
+        violations += action_type_violations(request.action_types) + outcome_violations(request.outcomes)
+        violations += reason_code_violations(request.reason_codes)
         if 0 < last < first:
             violations.append(("to_sequence_number", "is less than from_sequence_number"))
+        from_ms, until_ms = milliseconds(request.recorded_from), milliseconds(request.recorded_until)
+        violations += [(name, "is before 1970") for name, at_ms in (("recorded_from", from_ms), ("recorded_until", until_ms)) if at_ms < 0]
+        if 0 < until_ms <= from_ms:
+            violations.append(("recorded_until", "is not after recorded_from"))
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        query = ("events", sequencer.bus, sorted(request.categories), request.subject, request.trace_id, first, last)
+        query = ("events", sequencer.bus, sorted(request.categories), request.subject, request.trace_id, first, last, *_further(request))
         page = page_of(request.page_size, request.page_token, query, (int, int))
         head = await _confirmed_head(sequencer)
-        event_filter = Filter(frozenset(request.categories), subject=request.subject, trace_id=request.trace_id)
-        async with self._page_reads if event_filter.selects_all else self._scans.occupy(context.address):
-            # The first page fixes the end of the listing, so that the listing ends although others write.
-            position = page.after or (first, last or head)
-            return await _list(sequencer.log, event_filter, page, max(int(position[0]), 1), min(int(position[1]), head), context.caller)
+        event_filter = EventFilter(
+            frozenset(request.categories),
+            subject=request.subject,
+            trace_id=request.trace_id,
+            action_types=frozenset(request.action_types),
+            outcomes=frozenset(request.outcomes),
+            reason_codes=frozenset(request.reason_codes),
+            recorded_from_ms=from_ms,
+            recorded_until_ms=until_ms,
+        )
+        # The first page fixes the end of the listing, so that the listing ends although others write.
+        position = page.after or (first, last or head)
+        begin, end = max(int(position[0]), 1), min(int(position[1]), head)
+        async with self._page_reads if event_filter.selects_all else self._slot(sequencer.bus, begin, end, context):
+            return await _list(sequencer.log, self._index, event_filter, page, begin, end, context.caller)
+
+    def _slot(self, bus: str, first: int, last: int, context: CallContext) -> AbstractAsyncContextManager[None]:
+        """Return the slot for a scan of the log, unless the index leaves little to scan."""
+        indexed = 0 if self._index is None else self._index.head(bus)
+        is_near = indexed > 0 and last - max(indexed, first - 1) <= NEAR_EVENTS_MAX
+        return nullcontext() if is_near else self._scans.occupy(context.address)
 
     async def SubscribeEvents(
         self, request: SubscribeEventsRequest, context: CallContext
@@ -184,7 +215,7 @@ class EventServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         await context.send_headers()  # the caller learns that it is subscribed before there is an event
-        event_filter = Filter(
+        event_filter = EventFilter(
             frozenset(request.categories),
             subject_prefix=request.subject_prefix,
             trace_id=request.trace_id,
@@ -217,8 +248,8 @@ class EventServicer:
             raise invalid([("trace_id", f"is not 1 to {TRACE_ID_LENGTH_MAX} printable ASCII characters")])
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         last = await _confirmed_head(sequencer)
-        async with self._scans.occupy(context.address):
-            return await _trace(sequencer, trace_id, last, context.caller)
+        async with self._slot(sequencer.bus, 1, last, context):
+            return await _trace(sequencer, self._index, trace_id, last, context.caller)
 
     async def AcceptClock(self, request: AcceptClockRequest, context: CallContext) -> AcceptClockResponse:
         """Allow writes to a bus whose last event is ahead of the clocks."""
@@ -228,21 +259,35 @@ class EventServicer:
         return AcceptClockResponse(envelope=committed_envelope(completed))
 
 
-async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, last: int, caller: str) -> EncodedResponse[ListEventsResponse]:
+def _further(request: ListEventsRequest) -> tuple[object, ...]:
+    """Return the filters of a query that earlier builds did not have; none if none is set, so that their page tokens stay valid."""
+    further = (
+        sorted(request.action_types),
+        sorted(request.outcomes),
+        sorted(request.reason_codes),
+        milliseconds(request.recorded_from),
+        milliseconds(request.recorded_until),
+    )
+    return further if any(further) else ()
+
+
+async def _list(
+    log: EventLog, index: EventIndex | None, event_filter: EventFilter, page: Page, first: int, last: int, caller: str
+) -> EncodedResponse[ListEventsResponse]:
     """Return the ListEventsResponse with the events from `first` to `last` that pass, or with a page of them."""
     parts: list[bytes] = []
-    size_bytes = scanned_bytes = 0
-    async with aclosing(read_chunks(log, first, last, caller)) as history:
-        async for records in history:
-            for event in event_filter.select(records):
+    size_bytes = events_read = bytes_read = 0
+    async with aclosing(search(log, index, event_filter, first, last, caller)) as history:
+        async for found in history:
+            for event in found.events:
                 size_bytes += len(event.content)
                 if parts and (len(parts) == page.size or size_bytes > PAGE_BYTES_MAX):
                     return _page(parts, page.token((event.envelope.sequence_number, last)))
                 parts.append(LISTED.content(event.content))
-            number = records[-1].sequence_number
-            scanned_bytes += sum(len(record.envelope) for record in records)
-            if number < last and (number + 1 >= first + SCAN_EVENTS_MAX or scanned_bytes >= SCAN_BYTES_MAX):
-                return _page(parts, page.token((number + 1, last)))
+            events_read += found.events_read
+            bytes_read += found.bytes_read
+            if found.reached < last and (events_read >= SCAN_EVENTS_MAX or bytes_read >= SCAN_BYTES_MAX):
+                return _page(parts, page.token((found.reached + 1, last)))
     return _page(parts, "")
 
 
@@ -250,15 +295,17 @@ def _page(parts: list[bytes], next_page_token: str) -> EncodedResponse[ListEvent
     return EncodedResponse(b"".join([*parts, ListEventsResponse(next_page_token=next_page_token).SerializeToString()]))
 
 
-async def _trace(sequencer: Sequencer, trace_id: str, last: int, caller: str) -> EncodedResponse[GetTraceResponse]:
+async def _trace(
+    sequencer: Sequencer, index: EventIndex | None, trace_id: str, last: int, caller: str
+) -> EncodedResponse[GetTraceResponse]:
     """Return the GetTraceResponse of a trace up to event `last`, cut at its limits."""
     parts: list[bytes] = []
     events: list[Envelope] = []
     size_bytes = 0
     truncated = False
-    async with aclosing(read_chunks(sequencer.log, 1, last, caller)) as history:
-        async for records in history:
-            for event in Filter(trace_id=trace_id).select(records):
+    async with aclosing(search(sequencer.log, index, EventFilter(trace_id=trace_id), 1, last, caller)) as history:
+        async for found in history:
+            for event in found.events:
                 size_bytes += len(event.content)
                 truncated = len(parts) == TRACE_EVENTS_MAX or size_bytes > TRACE_BYTES_MAX
                 if truncated:

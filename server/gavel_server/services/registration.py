@@ -10,6 +10,7 @@ from gavel_client.supervision import Supervisor
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.compile.compiler import Compiler
 from gavel_server.fairness.work_slots import replay_slots, scan_slots
+from gavel_server.index.event_index import EventIndex
 from gavel_server.rpc import service_descriptors
 from gavel_server.rpc.callback_methods import Method
 from gavel_server.rpc.identity.access import AccessControl
@@ -33,11 +34,13 @@ def register_services(
     supervisor: Supervisor | None = None,
     access: AccessControl | None = None,
     proofs: Path | None = None,
+    index: EventIndex | None = None,
 ) -> Mapping[str, Method]:
     """Serve all services on some buses. Return the methods of ArbitrationService by name, for the native front.
 
     `supervisor` runs the background tasks that GetStatus shows; default: none. `access` checks the rights of callers; default: there
     are no administrators. `proofs` is the directory of the trees of ProofService; None: a temporary one.
+    `index` finds events; default: reads scan the log.
     """
     compiler = Compiler()
     access = access or AccessControl(buses)
@@ -45,7 +48,7 @@ def register_services(
     slots = replay_slots()
     methods = interceptor.intercept(service_descriptors.ARBITRATION, Arbitration(buses, compiler, access.refusals).methods)
     interceptor.register_methods(server, service_descriptors.ARBITRATION, methods)
-    interceptor.register(server, service_descriptors.EVENT, EventServicer(buses, access.refusals))
+    interceptor.register(server, service_descriptors.EVENT, EventServicer(buses, access.refusals, index))
     interceptor.register(server, service_descriptors.EXECUTION, ExecutionServicer(buses))
     interceptor.register(server, service_descriptors.RULE_SET, RuleSetServicer(buses, compiler, slots))
     projection = ProjectionServicer(buses, supervisor or Supervisor(), interceptor.quotas, access)

@@ -42,6 +42,7 @@ from gavel.v1.work_service_pb2 import WorkQueue
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from gavel_client.envelopes import new_event_id
 
@@ -247,12 +248,20 @@ def list_events(
     trace_id: str = "",
     from_sequence_number: int = 0,
     to_sequence_number: int = 0,
+    action_types: Sequence[str] = (),
+    outcomes: Sequence[Outcome.ValueType] = (),
+    reason_codes: Sequence[str] = (),
+    recorded_from: Timestamp | None = None,
+    recorded_until: Timestamp | None = None,
     page_size: int = 0,
     page_token: str = "",
     bus: str = "",
     timeout_ms: int = READ_TIMEOUT_MS,
 ) -> UnaryCall[events.ListEventsResponse]:
-    """Read a page of the events that pass all filters, oldest first; an empty filter passes all (AIP-158)."""
+    """Read a page of the events that pass all filters, oldest first; an empty filter passes all (AIP-158).
+
+    `recorded_from` is the first recording time that passes, `recorded_until` the first one that no longer does.
+    """
     request = events.ListEventsRequest(
         bus=bus,
         categories=categories,
@@ -260,6 +269,11 @@ def list_events(
         trace_id=trace_id,
         from_sequence_number=from_sequence_number,
         to_sequence_number=to_sequence_number,
+        action_types=action_types,
+        outcomes=outcomes,
+        reason_codes=reason_codes,
+        recorded_from=recorded_from,
+        recorded_until=recorded_until,
         page_size=page_size,
         page_token=page_token,
     )

@@ -22,6 +22,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ActivationMode, ReviewVerdict
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel.v1.work_service_pb2 import WorkQueue
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from gavel_client.rpc import calls
 from gavel_client.rpc.calls import (
@@ -150,12 +151,20 @@ class SyncMethods(ABC):
         trace_id: str = "",
         from_sequence_number: int = 0,
         to_sequence_number: int = 0,
+        action_types: Sequence[str] = (),
+        outcomes: Sequence[Outcome.ValueType] = (),
+        reason_codes: Sequence[str] = (),
+        recorded_from: Timestamp | None = None,
+        recorded_until: Timestamp | None = None,
         page_size: int = 0,
         page_token: str = "",
         bus: str = "",
         timeout_ms: int = READ_TIMEOUT_MS,
     ) -> events.ListEventsResponse:
-        """Read a page of the events that pass all filters, oldest first; an empty filter passes all (AIP-158)."""
+        """Read a page of the events that pass all filters, oldest first; an empty filter passes all (AIP-158).
+
+        `recorded_from` is the first recording time that passes, `recorded_until` the first one that no longer does.
+        """
         return self._call(
             calls.list_events(
                 categories=categories,
@@ -163,6 +172,11 @@ class SyncMethods(ABC):
                 trace_id=trace_id,
                 from_sequence_number=from_sequence_number,
                 to_sequence_number=to_sequence_number,
+                action_types=action_types,
+                outcomes=outcomes,
+                reason_codes=reason_codes,
+                recorded_from=recorded_from,
+                recorded_until=recorded_until,
                 page_size=page_size,
                 page_token=page_token,
                 bus=bus,

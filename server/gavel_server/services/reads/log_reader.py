@@ -1,14 +1,14 @@
-"""Reads the log for callers: in chunks without a gap, filtered before events are decoded.
+"""Reads the log for callers, in chunks without a gap.
 
-There is no index by subject or trace. A filter by either reads the log from end to end, at a few microseconds for each event that does not
-pass. An event is returned as the log's own bytes followed by its chain hash; its payload is never parsed.
+An event is returned as the log's own bytes followed by its chain hash; its payload is never parsed.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Final, NamedTuple
+from typing import Final
 
 from gavel.v1 import error_pb2
 from gavel.v1.common_pb2 import EventCategory
@@ -16,18 +16,17 @@ from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse, GetTraceResponse, ListEventsResponse, SubscribeEventsResponse
 from gavel_rules.codec.fields import Field
-from gavel_rules.codec.responses import with_chain_hash
-from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, ACTION_TYPES_MAX, CATEGORIES_MAX, OUTCOMES_MAX
+from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, ACTION_TYPES_MAX, CATEGORIES_MAX, OUTCOMES_MAX, REASON_CODE, REASON_CODES_MAX
 from google.protobuf.message import DecodeError
 
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.byte_budget import Reservation
 from gavel_server.fairness.turns import take_turn
+from gavel_server.index.event_filter import undecodable
 from gavel_server.intake.formats import is_dotted_name
-from gavel_server.log import EventLog, LogCorruptError, Record
+from gavel_server.log import EventLog, Record
 from gavel_server.log.protocol import CHUNK_BYTES
-from gavel_server.services.reads.partial_envelope import PartialEnvelope
 
 # Events per read at most, however small they are. A chunk is held in memory whole, and other tasks wait while it is filtered.
 CHUNK_EVENTS_MAX: Final = 128
@@ -37,52 +36,6 @@ LISTED: Final = Field(ListEventsResponse, "envelopes")
 TRACED: Final = Field(GetTraceResponse, "envelopes")
 FOLLOWED: Final = Field(SubscribeEventsResponse, "envelope")
 FOUND: Final = Field(GetEventResponse, "envelope")
-
-
-class SelectedEvent(NamedTuple):
-    """An event that a caller gets: the fields of its envelope that PartialEnvelope has, and its bytes with the chain hash."""
-
-    envelope: Envelope
-    content: bytes
-
-
-class Filter(NamedTuple):
-    """Selects events for a caller; an empty field selects all."""
-
-    categories: frozenset[int] = frozenset()
-    subject: str = ""
-    subject_prefix: str = ""
-    trace_id: str = ""
-    action_types: frozenset[str] = frozenset()  # of proposals and decisions
-    outcomes: frozenset[int] = frozenset()  # of decisions
-
-    @property
-    def selects_all(self) -> bool:
-        """Whether every event passes."""
-        return self == Filter()
-
-    def select(self, records: Iterable[Record]) -> Iterator[SelectedEvent]:
-        """Yield the events that pass all fields, in order. Raises LogCorruptError."""
-        needles = [text.encode() for text in (self.subject, self.subject_prefix, self.trace_id) if text]
-        for record in records:
-            # The bytes hold subject and trace as they are, so most envelopes are ruled out without decoding.
-            if all(needle in record.envelope for needle in needles):
-                try:
-                    envelope = PartialEnvelope.FromString(record.envelope)
-                except DecodeError as error:
-                    raise _undecodable(record) from error
-                if self._passes(envelope):
-                    yield SelectedEvent(envelope, with_chain_hash(record.envelope, record.chain_hash))
-
-    def _passes(self, envelope: Envelope) -> bool:
-        return (
-            (not self.categories or envelope.event_category in self.categories)
-            and (not self.subject or envelope.subject == self.subject)
-            and envelope.subject.startswith(self.subject_prefix)
-            and (not self.trace_id or envelope.trace_id == self.trace_id)
-            and (not self.action_types or (envelope.proposal.action_type or envelope.decision.action_type) in self.action_types)
-            and (not self.outcomes or envelope.decision.outcome in self.outcomes)
-        )
 
 
 async def read_chunks(
@@ -126,7 +79,7 @@ def envelope_of(record: Record) -> Envelope:
     try:
         envelope = Envelope.FromString(record.envelope)
     except DecodeError as error:
-        raise _undecodable(record) from error
+        raise undecodable(record) from error
     envelope.chain_hash = record.chain_hash
     return envelope
 
@@ -171,10 +124,17 @@ def action_type_violations(action_types: Sequence[str]) -> list[tuple[str, str]]
     ]
 
 
+def reason_code_violations(reason_codes: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the violations of a request's reason codes."""
+    if len(reason_codes) > REASON_CODES_MAX:
+        return [("reason_codes", f"has more than {REASON_CODES_MAX} items")]
+    return [
+        (f"reason_codes[{index}]", 'is not a reason code, e.g. "MISSING_EVIDENCE"')
+        for index, reason_code in enumerate(reason_codes)
+        if not re.fullmatch(REASON_CODE, reason_code)
+    ]
+
+
 def range_violations(**numbers: int) -> list[tuple[str, str]]:
     """Return a violation for each negative sequence number, given by field name."""
     return [(name, "is negative") for name, number in numbers.items() if number < 0]
-
-
-def _undecodable(record: Record) -> LogCorruptError:
-    return LogCorruptError(f"event {record.sequence_number} cannot be decoded; run gavel replay to examine the log")

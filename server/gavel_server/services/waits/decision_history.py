@@ -27,7 +27,8 @@ from gavel_rules.state.state import State
 
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
-from gavel_server.services.reads.log_reader import Filter, envelope_of, read_chunks
+from gavel_server.index.event_filter import EventFilter
+from gavel_server.services.reads.log_reader import envelope_of, read_chunks
 
 # Until the state has reached an event that another server has just written.
 BEHIND_MS_MAX: Final = 5_000
@@ -186,7 +187,7 @@ class DecisionHistory:
         async with aclosing(read_chunks(self._sequencer.log, first, last, self._caller)) as chunks:
             async for records in chunks:
                 by_number = {record.sequence_number: record for record in records}
-                for event in Filter(trace_id=self._trace_id).select(records):
+                for event in EventFilter(trace_id=self._trace_id).select(records):
                     number = event.envelope.sequence_number
                     self._read_to = number - 1
                     if is_enough():

@@ -26,10 +26,11 @@ from gavel.v1 import common_pb2 as gavel_dot_v1_dot_common__pb2
 from gavel.v1 import decision_pb2 as gavel_dot_v1_dot_decision__pb2
 from gavel.v1 import drift_pb2 as gavel_dot_v1_dot_drift__pb2
 from gavel.v1 import envelope_pb2 as gavel_dot_v1_dot_envelope__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgavel/v1/event_service.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x17gavel/v1/decision.proto\x1a\x14gavel/v1/drift.proto\x1a\x17gavel/v1/envelope.proto\x1a\x17google/rpc/status.proto\"H\n\x13PublishEventRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\"<\n\x14PublishEventResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"O\n\x19\x42\x61tchPublishEventsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12%\n\tenvelopes\x18\x02 \x03(\x0b\x32\x12.gavel.v1.Envelope\"F\n\x1a\x42\x61tchPublishEventsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.gavel.v1.PublishResult\"f\n\rPublishResult\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"T\n\x0fGetEventRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x12\n\x08\x65vent_id\x18\x02 \x01(\tH\x00\x12\x19\n\x0fsequence_number\x18\x03 \x01(\x03H\x00\x42\x05\n\x03key\"8\n\x10GetEventResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"\xd1\x01\n\x11ListEventsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12+\n\ncategories\x18\x02 \x03(\x0e\x32\x17.gavel.v1.EventCategory\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x05 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x06 \x01(\x03\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\"T\n\x12ListEventsResponse\x12%\n\tenvelopes\x18\x01 \x03(\x0b\x32\x12.gavel.v1.Envelope\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xd5\x01\n\x16SubscribeEventsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x02 \x01(\x03\x12+\n\ncategories\x18\x03 \x03(\x0e\x32\x17.gavel.v1.EventCategory\x12\x16\n\x0esubject_prefix\x18\x04 \x01(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x63tion_types\x18\x06 \x03(\t\x12#\n\x08outcomes\x18\x07 \x03(\x0e\x32\x11.gavel.v1.Outcome\"u\n\x17SubscribeEventsResponse\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12*\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x14.gavel.v1.CheckpointH\x00\x42\x06\n\x04item\"%\n\nCheckpoint\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"0\n\x0fGetTraceRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\"\xc3\x01\n\x10GetTraceResponse\x12%\n\tenvelopes\x18\x01 \x03(\x0b\x32\x12.gavel.v1.Envelope\x12!\n\x05pairs\x18\x02 \x03(\x0b\x32\x12.gavel.v1.ToolPair\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x31\n\x0fversion_binding\x18\x04 \x01(\x0b\x32\x18.gavel.v1.VersionBinding\x12\x1f\n\x06\x64rifts\x18\x05 \x03(\x0b\x32\x0f.gavel.v1.Drift\"\xa5\x01\n\x08ToolPair\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x15\n\rcall_event_id\x18\x03 \x01(\t\x12\x17\n\x0fresult_event_id\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.gavel.v1.ToolPairState\x12\x18\n\x10result_tool_name\x18\x06 \x01(\t\"F\n\x12\x41\x63\x63\x65ptClockRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65pted_by\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\";\n\x13\x41\x63\x63\x65ptClockResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope*\xf6\x01\n\rToolPairState\x12\x1f\n\x1bTOOL_PAIR_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TOOL_PAIR_STATE_PAIRED\x10\x01\x12\"\n\x1eTOOL_PAIR_STATE_PAIRED_BY_NAME\x10\x02\x12\x18\n\x14TOOL_PAIR_STATE_OPEN\x10\x03\x12!\n\x1dTOOL_PAIR_STATE_ORPHAN_RESULT\x10\x04\x12$\n TOOL_PAIR_STATE_DUPLICATE_RESULT\x10\x05\x12!\n\x1dTOOL_PAIR_STATE_TOOL_MISMATCH\x10\x06\x32\xb3\x04\n\x0c\x45ventService\x12M\n\x0cPublishEvent\x12\x1d.gavel.v1.PublishEventRequest\x1a\x1e.gavel.v1.PublishEventResponse\x12_\n\x12\x42\x61tchPublishEvents\x12#.gavel.v1.BatchPublishEventsRequest\x1a$.gavel.v1.BatchPublishEventsResponse\x12\x41\n\x08GetEvent\x12\x19.gavel.v1.GetEventRequest\x1a\x1a.gavel.v1.GetEventResponse\x12G\n\nListEvents\x12\x1b.gavel.v1.ListEventsRequest\x1a\x1c.gavel.v1.ListEventsResponse\x12X\n\x0fSubscribeEvents\x12 .gavel.v1.SubscribeEventsRequest\x1a!.gavel.v1.SubscribeEventsResponse0\x01\x12\x41\n\x08GetTrace\x12\x19.gavel.v1.GetTraceRequest\x1a\x1a.gavel.v1.GetTraceResponse\x12J\n\x0b\x41\x63\x63\x65ptClock\x12\x1c.gavel.v1.AcceptClockRequest\x1a\x1d.gavel.v1.AcceptClockResponseBk\n\x0c\x64\x65v.gavel.v1B\x11\x45ventServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgavel/v1/event_service.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x17gavel/v1/decision.proto\x1a\x14gavel/v1/drift.proto\x1a\x17gavel/v1/envelope.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"H\n\x13PublishEventRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\"<\n\x14PublishEventResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"O\n\x19\x42\x61tchPublishEventsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12%\n\tenvelopes\x18\x02 \x03(\x0b\x32\x12.gavel.v1.Envelope\"F\n\x1a\x42\x61tchPublishEventsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.gavel.v1.PublishResult\"f\n\rPublishResult\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"T\n\x0fGetEventRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x12\n\x08\x65vent_id\x18\x02 \x01(\tH\x00\x12\x19\n\x0fsequence_number\x18\x03 \x01(\x03H\x00\x42\x05\n\x03key\"8\n\x10GetEventResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"\x89\x03\n\x11ListEventsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12+\n\ncategories\x18\x02 \x03(\x0e\x32\x17.gavel.v1.EventCategory\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x05 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x06 \x01(\x03\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\x12\x14\n\x0c\x61\x63tion_types\x18\t \x03(\t\x12#\n\x08outcomes\x18\n \x03(\x0e\x32\x11.gavel.v1.Outcome\x12\x14\n\x0creason_codes\x18\x0b \x03(\t\x12\x31\n\rrecorded_from\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0erecorded_until\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"T\n\x12ListEventsResponse\x12%\n\tenvelopes\x18\x01 \x03(\x0b\x32\x12.gavel.v1.Envelope\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xd5\x01\n\x16SubscribeEventsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x02 \x01(\x03\x12+\n\ncategories\x18\x03 \x03(\x0e\x32\x17.gavel.v1.EventCategory\x12\x16\n\x0esubject_prefix\x18\x04 \x01(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x63tion_types\x18\x06 \x03(\t\x12#\n\x08outcomes\x18\x07 \x03(\x0e\x32\x11.gavel.v1.Outcome\"u\n\x17SubscribeEventsResponse\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12*\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x14.gavel.v1.CheckpointH\x00\x42\x06\n\x04item\"%\n\nCheckpoint\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"0\n\x0fGetTraceRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\"\xc3\x01\n\x10GetTraceResponse\x12%\n\tenvelopes\x18\x01 \x03(\x0b\x32\x12.gavel.v1.Envelope\x12!\n\x05pairs\x18\x02 \x03(\x0b\x32\x12.gavel.v1.ToolPair\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x31\n\x0fversion_binding\x18\x04 \x01(\x0b\x32\x18.gavel.v1.VersionBinding\x12\x1f\n\x06\x64rifts\x18\x05 \x03(\x0b\x32\x0f.gavel.v1.Drift\"\xa5\x01\n\x08ToolPair\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x15\n\rcall_event_id\x18\x03 \x01(\t\x12\x17\n\x0fresult_event_id\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.gavel.v1.ToolPairState\x12\x18\n\x10result_tool_name\x18\x06 \x01(\t\"F\n\x12\x41\x63\x63\x65ptClockRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65pted_by\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\";\n\x13\x41\x63\x63\x65ptClockResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope*\xf6\x01\n\rToolPairState\x12\x1f\n\x1bTOOL_PAIR_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TOOL_PAIR_STATE_PAIRED\x10\x01\x12\"\n\x1eTOOL_PAIR_STATE_PAIRED_BY_NAME\x10\x02\x12\x18\n\x14TOOL_PAIR_STATE_OPEN\x10\x03\x12!\n\x1dTOOL_PAIR_STATE_ORPHAN_RESULT\x10\x04\x12$\n TOOL_PAIR_STATE_DUPLICATE_RESULT\x10\x05\x12!\n\x1dTOOL_PAIR_STATE_TOOL_MISMATCH\x10\x06\x32\xb3\x04\n\x0c\x45ventService\x12M\n\x0cPublishEvent\x12\x1d.gavel.v1.PublishEventRequest\x1a\x1e.gavel.v1.PublishEventResponse\x12_\n\x12\x42\x61tchPublishEvents\x12#.gavel.v1.BatchPublishEventsRequest\x1a$.gavel.v1.BatchPublishEventsResponse\x12\x41\n\x08GetEvent\x12\x19.gavel.v1.GetEventRequest\x1a\x1a.gavel.v1.GetEventResponse\x12G\n\nListEvents\x12\x1b.gavel.v1.ListEventsRequest\x1a\x1c.gavel.v1.ListEventsResponse\x12X\n\x0fSubscribeEvents\x12 .gavel.v1.SubscribeEventsRequest\x1a!.gavel.v1.SubscribeEventsResponse0\x01\x12\x41\n\x08GetTrace\x12\x19.gavel.v1.GetTraceRequest\x1a\x1a.gavel.v1.GetTraceResponse\x12J\n\x0b\x41\x63\x63\x65ptClock\x12\x1c.gavel.v1.AcceptClockRequest\x1a\x1d.gavel.v1.AcceptClockResponseBk\n\x0c\x64\x65v.gavel.v1B\x11\x45ventServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,42 +38,42 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.event_service_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\021EventServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_TOOLPAIRSTATE']._serialized_start=1921
-  _globals['_TOOLPAIRSTATE']._serialized_end=2167
-  _globals['_PUBLISHEVENTREQUEST']._serialized_start=162
-  _globals['_PUBLISHEVENTREQUEST']._serialized_end=234
-  _globals['_PUBLISHEVENTRESPONSE']._serialized_start=236
-  _globals['_PUBLISHEVENTRESPONSE']._serialized_end=296
-  _globals['_BATCHPUBLISHEVENTSREQUEST']._serialized_start=298
-  _globals['_BATCHPUBLISHEVENTSREQUEST']._serialized_end=377
-  _globals['_BATCHPUBLISHEVENTSRESPONSE']._serialized_start=379
-  _globals['_BATCHPUBLISHEVENTSRESPONSE']._serialized_end=449
-  _globals['_PUBLISHRESULT']._serialized_start=451
-  _globals['_PUBLISHRESULT']._serialized_end=553
-  _globals['_GETEVENTREQUEST']._serialized_start=555
-  _globals['_GETEVENTREQUEST']._serialized_end=639
-  _globals['_GETEVENTRESPONSE']._serialized_start=641
-  _globals['_GETEVENTRESPONSE']._serialized_end=697
-  _globals['_LISTEVENTSREQUEST']._serialized_start=700
-  _globals['_LISTEVENTSREQUEST']._serialized_end=909
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=911
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=995
-  _globals['_SUBSCRIBEEVENTSREQUEST']._serialized_start=998
-  _globals['_SUBSCRIBEEVENTSREQUEST']._serialized_end=1211
-  _globals['_SUBSCRIBEEVENTSRESPONSE']._serialized_start=1213
-  _globals['_SUBSCRIBEEVENTSRESPONSE']._serialized_end=1330
-  _globals['_CHECKPOINT']._serialized_start=1332
-  _globals['_CHECKPOINT']._serialized_end=1369
-  _globals['_GETTRACEREQUEST']._serialized_start=1371
-  _globals['_GETTRACEREQUEST']._serialized_end=1419
-  _globals['_GETTRACERESPONSE']._serialized_start=1422
-  _globals['_GETTRACERESPONSE']._serialized_end=1617
-  _globals['_TOOLPAIR']._serialized_start=1620
-  _globals['_TOOLPAIR']._serialized_end=1785
-  _globals['_ACCEPTCLOCKREQUEST']._serialized_start=1787
-  _globals['_ACCEPTCLOCKREQUEST']._serialized_end=1857
-  _globals['_ACCEPTCLOCKRESPONSE']._serialized_start=1859
-  _globals['_ACCEPTCLOCKRESPONSE']._serialized_end=1918
-  _globals['_EVENTSERVICE']._serialized_start=2170
-  _globals['_EVENTSERVICE']._serialized_end=2733
+  _globals['_TOOLPAIRSTATE']._serialized_start=2138
+  _globals['_TOOLPAIRSTATE']._serialized_end=2384
+  _globals['_PUBLISHEVENTREQUEST']._serialized_start=195
+  _globals['_PUBLISHEVENTREQUEST']._serialized_end=267
+  _globals['_PUBLISHEVENTRESPONSE']._serialized_start=269
+  _globals['_PUBLISHEVENTRESPONSE']._serialized_end=329
+  _globals['_BATCHPUBLISHEVENTSREQUEST']._serialized_start=331
+  _globals['_BATCHPUBLISHEVENTSREQUEST']._serialized_end=410
+  _globals['_BATCHPUBLISHEVENTSRESPONSE']._serialized_start=412
+  _globals['_BATCHPUBLISHEVENTSRESPONSE']._serialized_end=482
+  _globals['_PUBLISHRESULT']._serialized_start=484
+  _globals['_PUBLISHRESULT']._serialized_end=586
+  _globals['_GETEVENTREQUEST']._serialized_start=588
+  _globals['_GETEVENTREQUEST']._serialized_end=672
+  _globals['_GETEVENTRESPONSE']._serialized_start=674
+  _globals['_GETEVENTRESPONSE']._serialized_end=730
+  _globals['_LISTEVENTSREQUEST']._serialized_start=733
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1126
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1128
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1212
+  _globals['_SUBSCRIBEEVENTSREQUEST']._serialized_start=1215
+  _globals['_SUBSCRIBEEVENTSREQUEST']._serialized_end=1428
+  _globals['_SUBSCRIBEEVENTSRESPONSE']._serialized_start=1430
+  _globals['_SUBSCRIBEEVENTSRESPONSE']._serialized_end=1547
+  _globals['_CHECKPOINT']._serialized_start=1549
+  _globals['_CHECKPOINT']._serialized_end=1586
+  _globals['_GETTRACEREQUEST']._serialized_start=1588
+  _globals['_GETTRACEREQUEST']._serialized_end=1636
+  _globals['_GETTRACERESPONSE']._serialized_start=1639
+  _globals['_GETTRACERESPONSE']._serialized_end=1834
+  _globals['_TOOLPAIR']._serialized_start=1837
+  _globals['_TOOLPAIR']._serialized_end=2002
+  _globals['_ACCEPTCLOCKREQUEST']._serialized_start=2004
+  _globals['_ACCEPTCLOCKREQUEST']._serialized_end=2074
+  _globals['_ACCEPTCLOCKRESPONSE']._serialized_start=2076
+  _globals['_ACCEPTCLOCKRESPONSE']._serialized_end=2135
+  _globals['_EVENTSERVICE']._serialized_start=2387
+  _globals['_EVENTSERVICE']._serialized_end=2950
 # @@protoc_insertion_point(module_scope)

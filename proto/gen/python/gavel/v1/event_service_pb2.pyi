@@ -10,6 +10,7 @@ from gavel.v1 import drift_pb2 as _drift_pb2
 from gavel.v1 import envelope_pb2 as _envelope_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
@@ -268,6 +269,11 @@ class ListEventsRequest(_message.Message):
     TO_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ACTION_TYPES_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    REASON_CODES_FIELD_NUMBER: _builtins.int
+    RECORDED_FROM_FIELD_NUMBER: _builtins.int
+    RECORDED_UNTIL_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     subject: _builtins.str
@@ -286,6 +292,26 @@ class ListEventsRequest(_message.Message):
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.EventCategory.ValueType]:
         """Categories to include. Empty: all."""
 
+    @_builtins.property
+    def action_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Action types of proposals and decisions, at most 64. Events without an action type do not pass. Empty: all."""
+
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedScalarFieldContainer[_decision_pb2.Outcome.ValueType]:
+        """Outcomes of decisions. Events that are not decisions do not pass. Empty: all."""
+
+    @_builtins.property
+    def reason_codes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Reason codes of decisions, at most 64. Events that are not decisions do not pass. Empty: all."""
+
+    @_builtins.property
+    def recorded_from(self) -> _timestamp_pb2.Timestamp:
+        """Only events that were recorded at this time or later. Unset: from the start of the log."""
+
+    @_builtins.property
+    def recorded_until(self) -> _timestamp_pb2.Timestamp:
+        """Only events that were recorded before this time. Unset: up to the head."""
+
     def __init__(
         self,
         *,
@@ -297,10 +323,15 @@ class ListEventsRequest(_message.Message):
         to_sequence_number: _builtins.int = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        action_types: _abc.Iterable[_builtins.str] | None = ...,
+        outcomes: _abc.Iterable[_decision_pb2.Outcome.ValueType] | None = ...,
+        reason_codes: _abc.Iterable[_builtins.str] | None = ...,
+        recorded_from: _timestamp_pb2.Timestamp | None = ...,
+        recorded_until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["recorded_from", b"recorded_from", "recorded_until", b"recorded_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "categories", b"categories", "from_sequence_number", b"from_sequence_number", "page_size", b"page_size", "page_token", b"page_token", "subject", b"subject", "to_sequence_number", b"to_sequence_number", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "categories", b"categories", "from_sequence_number", b"from_sequence_number", "outcomes", b"outcomes", "page_size", b"page_size", "page_token", b"page_token", "reason_codes", b"reason_codes", "recorded_from", b"recorded_from", "recorded_until", b"recorded_until", "subject", b"subject", "to_sequence_number", b"to_sequence_number", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

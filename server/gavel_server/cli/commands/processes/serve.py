@@ -46,6 +46,9 @@ def serve(
         int | None,
         typer.Option(metavar="N", help="Write a snapshot of a bus after every N events, and on a clean stop. 0: never. Default: 100,000."),
     ] = None,
+    index_from: Annotated[
+        int | None, typer.Option(metavar="N", help="How many events a bus must have to get an index of its events. Default: 10,000.")
+    ] = None,
     front: Annotated[
         str | None,
         typer.Option(
@@ -141,6 +144,7 @@ def serve(
         "ack": ack,
         "checkpoint": checkpoint,
         "snapshot_every": snapshot_every,
+        "index_from": index_from,
         "front": "none" if no_front else front,
         "fdr": fdr,
         "metrics": metrics,

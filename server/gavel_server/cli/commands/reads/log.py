@@ -1,11 +1,13 @@
-"""`gavel log tail`, `get` and `list`: read the log of events."""
+"""`gavel log tail`, `get`, `list` and `search`: read the log of events."""
 
 from __future__ import annotations
 
+import re
 import time
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gavel.v1.common_pb2 import EventCategory
+    from gavel.v1.decision_pb2 import Outcome
     from gavel.v1.envelope_pb2 import Envelope
     from gavel.v1.event_service_pb2 import SubscribeEventsResponse
     from gavel_client import SyncGavelClient
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 # Events that `log tail` shows without --from.
 TAIL_EVENTS: Final = 10
@@ -61,6 +65,17 @@ Categories = Annotated[
         "--category", metavar="CATEGORY", help=f"Only events of this category: {CATEGORIES}. May be repeated, for several categories."
     ),
 ]
+Subject = Annotated[str, typer.Option("--subject", metavar="TYPE/ID", help="Only events about this subject.")]
+Actions = Annotated[
+    list[str], typer.Option("--action", metavar="ACTION", help="Only proposals and decisions of this action type. May be repeated.")
+]
+Outcomes = Annotated[
+    list[DecisionOutcome],
+    typer.Option("--outcome", metavar="OUTCOME", help=f"Only decisions with this outcome: {OUTCOMES}. May be repeated."),
+]
+From = Annotated[int, typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First sequence number. 0: the start.")]
+To = Annotated[int, typer.Option("--to", min=0, callback=check_int64, metavar="N", help="Last sequence number. 0: the head.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, callback=check_int64, metavar="N", help="Print at most this many events.")]
 TraceId = Annotated[str, typer.Option("--trace", metavar="TRACE_ID", help="Only events of this trace.")]
 
 
@@ -80,21 +95,14 @@ def tail(
         str, typer.Option("--subject-prefix", metavar="PREFIX", help='Only events about subjects that begin so, e.g. "order/".')
     ] = "",
     trace_id: TraceId = "",
-    action: Annotated[
-        list[str],
-        typer.Option("--action", metavar="ACTION", help="Only proposals and decisions of this action type. May be repeated."),
-    ] = [],  # noqa: B006
-    outcome: Annotated[
-        list[DecisionOutcome],
-        typer.Option("--outcome", metavar="OUTCOME", help=f"Only decisions with this outcome: {OUTCOMES}. May be repeated."),
-    ] = [],  # noqa: B006
+    action: Actions = [],  # noqa: B006
+    outcome: Outcomes = [],  # noqa: B006
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Print the newest events, one per line. Of them, only those that pass all filters."""
-    from gavel.v1.decision_pb2 import Outcome
     from gavel.v1.event_service_pb2 import SubscribeEventsResponse
     from gavel_client import GavelError
     from gavel_client.rpc.backoff import is_unopened_bus
@@ -108,7 +116,7 @@ def tail(
             subject_prefix=subject_prefix,
             trace_id=trace_id,
             action_types=action,
-            outcomes=[Outcome.Value(f"OUTCOME_{one.name}") for one in outcome],
+            outcomes=_outcomes(outcome),
         )
 
     with connect(server, bus) as client:
@@ -206,38 +214,88 @@ def get_event(
 @log.command("list")
 def list_events(
     category: Categories = [],  # noqa: B006 - typer copies it
-    subject: Annotated[str, typer.Option("--subject", metavar="TYPE/ID", help="Only events about this subject.")] = "",
+    subject: Subject = "",
     trace_id: TraceId = "",
-    from_sequence_number: Annotated[
-        int, typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First sequence number. 0: the start.")
-    ] = 0,
-    to_sequence_number: Annotated[
-        int, typer.Option("--to", min=0, callback=check_int64, metavar="N", help="Last sequence number. 0: the head.")
-    ] = 0,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, callback=check_int64, metavar="N", help="Print at most this many events.")
-    ] = LIST_LIMIT_DEFAULT,
+    from_sequence_number: From = 0,
+    to_sequence_number: To = 0,
+    limit: Limit = LIST_LIMIT_DEFAULT,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Print the events that pass all filters, oldest first."""
+    print_events(
+        server,
+        bus,
+        limit,
+        as_json=as_json,
+        categories=_categories(category),
+        subject=subject,
+        trace_id=trace_id,
+        from_sequence_number=from_sequence_number,
+        to_sequence_number=to_sequence_number,
+    )
+
+
+@log.command("search")
+def search(
+    category: Categories = [],  # noqa: B006 - typer copies it
+    subject: Subject = "",
+    trace_id: TraceId = "",
+    action: Actions = [],  # noqa: B006
+    outcome: Outcomes = [],  # noqa: B006
+    reason: Annotated[
+        list[str],
+        typer.Option("--reason", metavar="CODE", help="Only decisions with this reason code, e.g. MISSING_EVIDENCE. May be repeated."),
+    ] = [],  # noqa: B006
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="WHEN", help='Only events recorded at this time or later: "2h" ago, "7d" ago, or a time in RFC 3339.'
+        ),
+    ] = "",
+    until: Annotated[str, typer.Option("--until", metavar="WHEN", help="Only events recorded before this time.")] = "",
+    from_sequence_number: From = 0,
+    to_sequence_number: To = 0,
+    limit: Limit = LIST_LIMIT_DEFAULT,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find events by any combination of filters, oldest first.
+
+    An event must pass every filter. A repeated option accepts each of its values.
+    """
+    now = datetime.now(UTC)
+    print_events(
+        server,
+        bus,
+        limit,
+        as_json=as_json,
+        categories=_categories(category),
+        subject=subject,
+        trace_id=trace_id,
+        action_types=action,
+        outcomes=_outcomes(outcome),
+        reason_codes=reason,
+        recorded_from=_time("--since", since, now),
+        recorded_until=_time("--until", until, now),
+        from_sequence_number=from_sequence_number,
+        to_sequence_number=to_sequence_number,
+    )
+
+
+def print_events(server: str, bus: str, limit: int, *, as_json: bool, **filters: Any) -> None:
+    """Print the first `limit` events that pass the filters of ListEvents, and whether there are more."""
     from gavel.v1.event_service_pb2 import ListEventsResponse
     from gavel_client.rpc.paging import sync_pages
 
     from gavel_server.cli.rendering import output
 
     def events(client: SyncGavelClient) -> Iterator[Envelope]:
-        for page in sync_pages(
-            client.list_events,
-            categories=_categories(category),
-            subject=subject,
-            trace_id=trace_id,
-            from_sequence_number=from_sequence_number,
-            to_sequence_number=to_sequence_number,
-            page_size=min(limit + 1, PAGE_EVENTS),
-        ):
+        for page in sync_pages(client.list_events, **filters, page_size=min(limit + 1, PAGE_EVENTS)):
             yield from page.envelopes
 
     with connect(server, bus) as client:
@@ -253,3 +311,29 @@ def list_events(
         output.print_line("No events.")
     if rest:
         output.print_note(f"gavel: there are more events; continue with --from {rest[0].sequence_number}, or raise --limit")
+
+
+def _outcomes(chosen: list[DecisionOutcome]) -> list[Outcome.ValueType]:
+    from gavel.v1.decision_pb2 import Outcome
+
+    return [Outcome.Value(f"OUTCOME_{one.name}") for one in chosen]
+
+
+_AGO: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _time(option: str, text: str, now: datetime) -> Timestamp | None:
+    """Return the time that an option names. Raises InvalidInputError."""
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    if not text:
+        return None
+    ago = _AGO.fullmatch(text)
+    try:
+        at = now - timedelta(seconds=int(ago[1]) * _UNIT_SECONDS[ago[2]]) if ago else datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInputError(f'{option}: {text[:40]!r} is not a time; use "2h", "7d", or RFC 3339, e.g. 2026-11-26T09:00:00Z') from error
+    timestamp = Timestamp()
+    timestamp.FromDatetime(at if at.tzinfo else at.replace(tzinfo=UTC))
+    return timestamp

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
-from gavel.v1.common_pb2 import VersionBinding
+from gavel.v1.common_pb2 import Producer, VersionBinding
 from gavel.v1.decision_pb2 import Decision, RuleSetReference
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution
+from gavel.v1.fact_pb2 import Fact
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules.state.versions import BOUND_FIELDS
@@ -20,6 +22,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import Timestamp
 
 _FIELDS: Final[tuple[tuple[Descriptor, tuple[str, ...]], ...]] = (
     (
@@ -28,19 +31,41 @@ _FIELDS: Final[tuple[tuple[Descriptor, tuple[str, ...]], ...]] = (
             "sequence_number",
             "event_id",
             "event_category",
+            "event_name",
+            "recorded_at",
             "trace_id",
+            "causation_id",
+            "producer",
             "subject",
             "version_binding",
+            "fact",
             "proposal",
             "decision",
+            "execution",
             "tool_call",
             "tool_result",
             "agent_diagnostic",
         ),
     ),
+    (Timestamp.DESCRIPTOR, ("seconds", "nanos")),
+    (Producer.DESCRIPTOR, ("type", "id")),
     (VersionBinding.DESCRIPTOR, BOUND_FIELDS),
+    (Fact.DESCRIPTOR, ("execution_id",)),
     (Proposal.DESCRIPTOR, ("action_type",)),
-    (Decision.DESCRIPTOR, ("action_type", "outcome", "previous_decision_id", "compensates_decision_id", "active_rule_sets")),
+    (
+        Decision.DESCRIPTOR,
+        (
+            "action_type",
+            "outcome",
+            "reason_code",
+            "policy_id",
+            "rule_id",
+            "previous_decision_id",
+            "compensates_decision_id",
+            "active_rule_sets",
+        ),
+    ),
+    (Execution.DESCRIPTOR, ("execution_id",)),
     (RuleSetReference.DESCRIPTOR, ("policy_id", "version")),
     (ToolCall.DESCRIPTOR, ("tool_name", "execution_id", "tool_version", "request_schema_hash")),
     (ToolResult.DESCRIPTOR, ("tool_name", "execution_id", "tool_version", "response_schema_hash")),

@@ -1,0 +1,1 @@
+"""The index of events: which events pass a filter, answered from a read model beside the log."""

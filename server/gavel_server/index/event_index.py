@@ -1,0 +1,180 @@
+"""The indexes of a server's buses as its reads use them: what the worker process has written so far, and how to ask it.
+
+An index is behind the log by a moment, or while it is built. A read therefore asks it up to `head`, and scans the log from there. It is a
+hint: the caller reads the events that it names from the log and filters them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from gavel_server.index.database import IndexReader, index_path
+from gavel_server.index.event_filter import EventFilter
+from gavel_server.process import metrics
+from gavel_server.process.children import child_environment
+
+# Reads of indexes at once. They wait for the disk; the event loop does not.
+READS_MAX: Final = 2
+WATCH_SECONDS: Final = 0.5
+PROGRESS_INTERVAL_SECONDS: Final = 5.0
+# Events that the index lacks, from which on its progress is logged.
+PROGRESS_EVENTS_MIN: Final = 20_000
+END_SECONDS_MAX: Final = 5.0
+
+_COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.index.worker")
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class BusHead(NamedTuple):
+    """A bus of this server, and the last event of its log."""
+
+    bus: str
+    sequence_number: int
+
+
+class EventIndex:
+    """The indexes in the data directory of a server. `minimum`: events that a bus must have to be indexed."""
+
+    def __init__(self, data: Path, redis_url: str, minimum: int) -> None:
+        self._data = data
+        self._redis_url = redis_url
+        self._minimum = minimum
+        self._heads: dict[str, int] = {}
+        self._readers: dict[str, IndexReader] = {}
+        self._followed: set[str] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: asyncio.Task[None] | None = None
+        self._pool: Final = ThreadPoolExecutor(max_workers=READS_MAX, thread_name_prefix="index")
+        self.problem = ""
+
+    def head(self, bus: str) -> int:
+        """Return the event up to which the index of a bus can be asked; 0: not at all."""
+        return self._heads.get(bus, 0)
+
+    async def select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int] | None:
+        """Return the numbers of the first `limit` events from `first` to `last` that pass; None if the index cannot be read.
+
+        `last` is at most `head`. An index that cannot be read is written anew.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._select, bus, event_filter, first, last, limit)
+        except sqlite3.Error as error:
+            _LOG.error("event_index.damaged", bus=bus, problem=str(error), note="reads scan the log until it is written anew")
+            if self._heads.pop(bus, 0):
+                self._order(bus=bus, anew=True)
+            self._close_reader(bus)
+            return None
+
+    def _select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int]:
+        reader = self._readers.pop(bus, None) or IndexReader(index_path(self._data, bus))
+        try:
+            return reader.select(event_filter, first, last, limit)
+        finally:
+            self._keep(bus, reader)
+
+    def _keep(self, bus: str, reader: IndexReader) -> None:
+        """Keep a connection for the next read; a second one of the same bus is closed."""
+        if self._readers.setdefault(bus, reader) is not reader:
+            reader.close()
+
+    def _close_reader(self, bus: str) -> None:
+        reader = self._readers.pop(bus, None)
+        if reader is not None:
+            reader.close()
+
+    # The worker
+
+    async def follow_forever(self, heads: Callable[[], Iterable[BusHead]]) -> None:
+        """Let the worker follow every bus that is large enough, and start it again when it dies, until cancelled."""
+        loop = asyncio.get_running_loop()
+        next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
+        try:
+            while True:
+                known = [head for head in heads() if head.sequence_number >= self._minimum]
+                if self._process is not None and self._process.poll() is not None:
+                    _LOG.error("event_index.worker_died", returncode=self._process.returncode)
+                    await self._end()
+                for bus, _ in known:
+                    if bus not in self._followed:
+                        self._followed.add(bus)
+                        self._order(bus=bus)
+                if loop.time() >= next_report:
+                    next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
+                    self._report(known)
+                await asyncio.sleep(WATCH_SECONDS)
+        finally:
+            await self._end()
+
+    def _report(self, known: Iterable[BusHead]) -> None:
+        for bus, number in known:
+            if number - self.head(bus) >= PROGRESS_EVENTS_MIN:
+                _LOG.info("event_index.building", bus=bus, sequence_number=self.head(bus), head=number)
+
+    def _order(self, **order: object) -> None:
+        if self._process is None:
+            self._start()
+        try:
+            self._send(order)
+        except BrokenPipeError:
+            return  # it has died, and is started again
+
+    def _start(self) -> None:
+        # A session of its own: Ctrl-C at a terminal reaches the server, which ends its worker.
+        self._process = subprocess.Popen(  # noqa: S603 - no shell, our own arguments
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=child_environment()
+        )
+        self._send({"redis": self._redis_url, "data": str(self._data)})
+        self._output = asyncio.create_task(self._read_output(self._process))
+
+    def _send(self, line: dict[str, object]) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+            self._process.stdin.flush()
+
+    async def _read_output(self, process: subprocess.Popen[bytes]) -> None:
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+        while line := await reader.readline():
+            self._take(json.loads(line))
+
+    def _take(self, line: dict[str, object]) -> None:
+        bus = str(line["bus"])
+        if "indexed" in line:
+            self._heads[bus] = int(str(line["indexed"]))
+            metrics.INDEX_NUMBER.labels(bus).set(self._heads[bus])
+            self.problem = ""
+            return
+        self._heads.pop(bus, None)
+        self._close_reader(bus)
+        if "removed" in line:
+            _LOG.warning("event_index.refused", bus=bus, problem=line["removed"], note="it is written anew")
+        else:
+            self.problem = str(line["problem"])
+            _LOG.warning("event_index.not_written", bus=bus, problem=self.problem)
+
+    async def _end(self) -> None:
+        """End the worker, which has nothing to save: its transactions are whole."""
+        process, self._process = self._process, None
+        self._heads.clear()
+        self._followed.clear()
+        if self._output is not None:
+            self._output.cancel()
+            self._output = None
+        for bus in list(self._readers):
+            self._close_reader(bus)
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        process.terminate()
+        await asyncio.to_thread(process.wait, END_SECONDS_MAX)

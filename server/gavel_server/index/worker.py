@@ -1,0 +1,219 @@
+"""The process that writes the indexes of a server: it follows the logs of buses at the lowest priority, outside the process that decides.
+
+    python -m gavel_server.index.worker
+
+It is started by `event_index` and talks in lines of JSON. The first line of its input has the URL of the Redis and the data directory;
+further ones name buses to follow. Each line of its output says how far the index of a bus goes, or what keeps it from going on. It
+ends with its input, that is with its server.
+
+The rows of an index may only come from the log that the bus has now. Before the first row is added, the log must have the index's
+chain hash at its head, and each further event is chained. An index that is damaged or of another log is removed and written anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from gavel_rules.events.hash_chain import chain
+
+from gavel_server.index.database import IndexDatabase, index_path, remove
+from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
+from gavel_server.log.redis.logs import RedisLogs
+
+POLL_SECONDS: Final = 0.2
+RETRY_SECONDS: Final = 2.0
+READ_EVENTS_MAX: Final = 512
+# Reads that one transaction takes in: rows are cheaper by the thousand, and readers see none before its end.
+READS_PER_TRANSACTION: Final = 8
+_NICENESS: Final = 19
+
+
+class IndexWriter:
+    """Writes the index of one bus."""
+
+    def __init__(self, log: EventLog, path: Path) -> None:
+        self.log: Final = log
+        self._path: Final = path
+        self._database: IndexDatabase | None = None
+
+    @property
+    def head(self) -> int:
+        """The sequence number up to which the index goes; 0 before it is open."""
+        return 0 if self._database is None else self._database.head.sequence_number
+
+    async def open(self) -> str:
+        """Open the index; return why an earlier one was removed, or "". Raises LogError, OSError, sqlite3.Error."""
+        problem = ""
+        try:
+            self._database = IndexDatabase(self._path, self.log.bus)
+            if not await self._is_of_log(self._database.head):
+                problem = f"the log has another event {self.head}: the index is of another log"
+        except sqlite3.DatabaseError as error:
+            problem = str(error)
+        if problem:
+            self.remove()
+            self._database = IndexDatabase(self._path, self.log.bus)
+        return problem
+
+    async def step(self) -> bool:
+        """Add some of the events that the log has and the index has not; return whether there are more.
+
+        Raises LogError, OSError, sqlite3.Error.
+        """
+        database = self._database
+        if database is None:
+            return False
+        last = (await self.log.head()).sequence_number
+        head = database.head
+        records: list[Record] = []
+        for _ in range(READS_PER_TRANSACTION):
+            more = await self.log.read(head.sequence_number + 1, last, READ_EVENTS_MAX)
+            for record in more:
+                head = _follow(self.log.bus, head, record)
+            records += more
+            if not more or head.sequence_number >= last:
+                break
+        if records:
+            database.add(records)
+        elif last < head.sequence_number:
+            raise LogCorruptError(f"bus {self.log.bus}: the log ends at event {last}, before the index")
+        return head.sequence_number < last
+
+    def remove(self) -> None:
+        """Remove the index. Raises OSError."""
+        self.close()
+        remove(self._path)
+
+    def close(self) -> None:
+        """Close the index."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    async def _is_of_log(self, head: Head) -> bool:
+        if not head.sequence_number:
+            return True
+        record = (await self.log.read_many([head.sequence_number])).get(head.sequence_number)
+        return record is not None and record.chain_hash == head.chain_hash
+
+
+def _follow(bus: str, head: Head, record: Record) -> Head:
+    """Return the head after a record. Raises LogCorruptError."""
+    if record.sequence_number != head.sequence_number + 1 or chain(head.chain_hash, record.envelope) != record.chain_hash:
+        raise LogCorruptError(f"bus {bus}: event {record.sequence_number} does not follow event {head.sequence_number}")
+    return Head(record.sequence_number, record.chain_hash)
+
+
+class _Worker:
+    """Follows the buses that the server names."""
+
+    def __init__(self, logs: RedisLogs, data: Path) -> None:
+        self._logs = logs
+        self._data = data
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, tuple[int, asyncio.Future[None]]] = {}
+
+    def take(self, line: bytes) -> None:
+        """Take a line of input: follow a bus, or write its index anew."""
+        order = json.loads(line)
+        bus, anew = order["bus"], order.get("anew", False)
+        if bus in self._tasks and not anew:
+            return
+        former = self._tasks.pop(bus, None)
+        if former is not None:
+            former.cancel()
+        self._tasks[bus] = asyncio.create_task(self._follow(bus, former, anew=anew))
+
+    async def _follow(self, bus: str, former: asyncio.Task[None] | None, *, anew: bool) -> None:
+        if former is not None:
+            await asyncio.wait([former])
+        while True:
+            writer = None
+            try:
+                writer = IndexWriter(await self._logs.open(bus), index_path(self._data, bus))
+                if anew:
+                    writer.remove()
+                    anew = False
+                removed = await writer.open()
+                if removed:
+                    _say(bus=bus, removed=removed)
+                await self._write_forever(writer)
+            except LogCorruptError as error:
+                _say(bus=bus, problem=str(error))
+                anew = True  # the log may have been emptied or restored
+            except (LogError, OSError, sqlite3.Error) as error:
+                _say(bus=bus, problem=str(error))
+            finally:
+                if writer is not None:
+                    writer.close()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _write_forever(self, writer: IndexWriter) -> None:
+        bus = writer.log.bus
+        _say(bus=bus, indexed=writer.head)
+        while True:
+            before = writer.head
+            has_more = await writer.step()
+            if writer.head != before:
+                _say(bus=bus, indexed=writer.head)
+            if not has_more:
+                grown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting[bus] = writer.head, grown
+                await grown
+
+    async def poll_forever(self) -> None:
+        """Wake the tasks of the buses whose logs have grown. One command asks for all buses."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            error = None
+            waiting = dict(self._waiting)
+            try:
+                woken = await self._logs.grown({bus: number for bus, (number, _) in waiting.items()}) if waiting else set()
+            except LogError as failure:
+                error, woken = failure, set(waiting)
+            for bus in woken:
+                del self._waiting[bus]
+                _, grown = waiting[bus]
+                if grown.done():
+                    continue  # its task has begun anew
+                if error is None:
+                    grown.set_result(None)
+                else:
+                    grown.set_exception(error)
+
+
+def _say(**line: object) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+async def _run() -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    settings = json.loads(await reader.readline())
+    logs = RedisLogs(settings["redis"])
+    worker = _Worker(logs, Path(settings["data"]))
+    polling = asyncio.create_task(worker.poll_forever())
+    while line := await reader.readline():
+        worker.take(line)
+    polling.cancel()
+
+
+def main() -> None:
+    """Run until the input ends."""
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(BrokenPipeError):
+        asyncio.run(_run())
+
+
+if __name__ == "__main__":
+    main()
