@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from ruamel.yaml import YAML
 
 from tests.e2e.cli.programs import as_text, gavel, send
 from tests.e2e.runs import RUN_SECONDS_MAX
-from tests.e2e.world import DEPOT, GAVEL, Server, rule_set
+from tests.e2e.world import DEPOT, GAVEL, Server, rule_set, run_servers
 
 
 @pytest.fixture
@@ -367,3 +369,47 @@ def test_names_of_json(shop: Server) -> None:
     result = gavel("status", "--json=pascal", server=shop)
     assert (2, "") == (result.returncode, result.stdout)
     assert "--json" in result.stderr
+
+
+def test_search_of_the_log(tmp_path: Path) -> None:
+    """`log search` finds events by any combination of filters, from an index that the server has built, and refuses what is not a time."""
+    server = Server(tmp_path / "data", options=["--no-front", "--index-from", "1"])
+    with run_servers(server):
+        with SyncGavelClient(server.address) as client:
+            client.deploy_rule_set(rule_set())
+            client.activate_rule_set("parcels", 1)
+            sent = [fact_envelope(f"parcel/{name}", DEPOT, key="parcel.status", value=name) for name in ("ready", "lost")]
+            decisions = [client.submit_proposal(send(client.publish_event(fact).envelope, 5)).decision for fact in sent]
+            _await_index(server, decisions[-1].sequence_number)
+
+        def numbers(*options: str) -> list[int]:
+            result = gavel("log", "search", *options, "--json=snake", server=server)
+            assert (0, "") == (result.returncode, result.stderr)
+            return [int(event["sequence_number"]) for event in json.loads(result.stdout).get("envelopes", [])]
+
+        approved, rejected = (decision.sequence_number for decision in decisions)
+        assert [approved - 1, approved, rejected - 1, rejected] == numbers("--action", "parcel.send")
+        assert [rejected] == numbers("--action", "parcel.send", "--outcome", "rejected")
+        assert [rejected] == numbers("--reason", "PARCEL_LOST", "--since", "1h", "--subject", "parcel/lost")
+        assert [approved] == numbers("--outcome", "approved", "--category", "decision", "--trace", decisions[0].trace_id)
+        assert [] == numbers("--outcome", "approved", "--until", "1h")
+        assert [] == numbers("--outcome", "approved", "--subject", "parcel/lost")
+        assert list(range(1, rejected + 1)) == numbers("--since", "2020-01-01", "--to", str(rejected))
+        # Events that the index does not have yet are in the answer at once.
+        with SyncGavelClient(server.address) as client:
+            last = client.publish_event(fact_envelope("parcel/new", DEPOT, key="parcel.status", value="ready")).envelope
+        assert [last.sequence_number] == numbers("--subject", "parcel/new")
+        wrong = gavel("log", "search", "--since", "yesterday", server=server)
+        assert (2, "gavel: --since: 'yesterday' is not a time") == (wrong.returncode, wrong.stderr.split(";")[0])
+
+
+def _await_index(server: Server, number: int) -> None:
+    """Wait until the index of a server's default bus has an event."""
+    path = server.data / "index" / "default.sqlite"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as index:
+            if index.execute("SELECT sequence_number FROM head").fetchone()[0] >= number:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"the index does not reach event {number}; {server.log()}")
