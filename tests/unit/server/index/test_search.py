@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.support.driver import BUS, START_MS, Core
-from tests.support.plays import STEPS, Step, play
-from tests.support.story import play_story
+from tests.support.histories.plays import STEPS, Step, play
+from tests.support.histories.story import play_story
 
 FILTERS: Final = st.builds(
     EventFilter,
