@@ -6,6 +6,7 @@ out approved decisions with the functions of `handlers`. `consumers` reads the w
 import starts no thread and opens no connection.
 """
 
+from gavel_client.agents.fact_waits import wait_for_facts
 from gavel_client.agents.loop_results import LoopResult, StopReason
 from gavel_client.agents.proposal_loop import ProposalLoop, SyncProposalLoop
 from gavel_client.agents.providers import FactNeed, FactProviders, ToolReading
@@ -77,4 +78,5 @@ __all__ = [
     "to_dict",
     "tool_call_envelope",
     "tool_result_envelope",
+    "wait_for_facts",
 ]

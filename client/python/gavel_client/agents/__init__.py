@@ -1,5 +1,6 @@
 """The agent's side: the proposal loop, providers of evidence, and triggers."""
 
+from gavel_client.agents.fact_waits import wait_for_facts
 from gavel_client.agents.loop_results import LoopResult, StopReason
 from gavel_client.agents.proposal_loop import ProposalLoop, SyncProposalLoop
 from gavel_client.agents.providers import FactNeed, FactProviders, ToolReading
@@ -20,4 +21,5 @@ __all__ = [
     "Trigger",
     "TriggerSubscription",
     "load_triggers",
+    "wait_for_facts",
 ]

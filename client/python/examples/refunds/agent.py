@@ -1,12 +1,15 @@
 """An agent as a graph of nodes, like those of LangGraph, governed by Gavel. Its nodes are plain functions; it calls no model.
 
-    python client/python/examples/refund_graph.py --server 127.0.0.1:9090
+    python client/python/examples/refunds/agent.py --server 127.0.0.1:9090 --token-file refund-graph.token
 
-The refund rule set that ships with Gavel must be in force (see docs/clients.md). A complaint arrives as a fact,
-`UserIntentDetected`. It fires a trigger, which runs the graph:
+docs/clients.md shows how to start all processes of the example. A complaint arrives as a fact, `UserIntentDetected`, of the gateway in
+front of people. It fires a trigger, which runs the graph:
 
     triage ──▶ plan ──▶ propose ──▶ conclude          propose is a ProposalLoop: tools, observations, proposals
        ╰────────────────────────────────▲             until the refund is decided
+
+The agent only proposes. The order system, `orders.py`, states what the order is, and `executor.py` pays; each is a process with credentials
+of its own, and the grants let none of them speak for another.
 
 The nodes share a state; edges select the next node. Every step is published as an AGENT_DIAGNOSTIC with a GraphTransition: the
 node, the version of the state, the events read and written, and the reason. An auditor sees the agent's steps and evidence, not
@@ -17,16 +20,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
-from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_DATABASE_SNAPSHOT, PRODUCER_TYPE_SYSTEM, EventCategory, Producer
+from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, EventCategory, Producer
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.diagnostic_pb2 import GraphTransition
 from gavel.v1.envelope_pb2 import Envelope
@@ -37,19 +37,17 @@ from gavel_client import (
     GavelClient,
     PositionFile,
     ProposalLoop,
-    ToolReading,
+    TokenFile,
     Trigger,
     TriggerSubscription,
     diagnostic_envelope,
-    fact_envelope,
     proposal_envelope,
     reference,
+    wait_for_facts,
 )
 from gavel_client.values import from_value
 
 AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="refund-graph", version="1")
-GATEWAY: Final = Producer(type=PRODUCER_TYPE_SYSTEM, id="chat-gateway")
-ORDERS: Final = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db")
 END: Final = "end"
 
 
@@ -160,26 +158,14 @@ def refund_graph(client: GavelClient) -> Graph:
 
 
 def evidence_providers(client: GavelClient) -> FactProviders:
-    """Return the providers of the evidence that the rules require: the gateway of the order database, and a fraud tool."""
+    """Return the provider of the evidence that the rules require: the order system publishes it, and the agent waits for it."""
     providers = FactProviders()
-    values = {"order.status": "delivered", "order.total": 80, "order.customer_id": "c-77"}
 
-    @providers.facts(*values, source=ORDERS.id)
+    @providers.facts("order.status", "order.total", "order.customer_id", source="orders-db")
     async def order(need: FactNeed) -> list[Envelope]:
-        facts = [fact_envelope(need.subject, ORDERS, key=key, value=values[key], trace_id=need.trace_id) for key in need.keys]
-        return [(await client.publish_event(fact)).envelope for fact in facts]
-
-    @providers.tool("customer.fraud_score", tool_name="fraud-mcp", caller_role="propose")
-    async def fraud(need: FactNeed) -> ToolReading:
-        return ToolReading({"score": 0.04}, {"customer.fraud_score": 0.04}, summary="score 0.04")
+        return await wait_for_facts(client, need)
 
     return providers
-
-
-async def complain(client: GavelClient, order: str, text: str, amount: float) -> Envelope:
-    """Publish a customer's complaint, as a gateway does: the first fact of a trace."""
-    fact = fact_envelope(order, GATEWAY, key="order.complaint", value={"text": text, "amount": amount}, event_name="UserIntentDetected")
-    return (await client.publish_event(fact)).envelope
 
 
 def line(event: Envelope) -> str:
@@ -204,36 +190,34 @@ def line(event: Envelope) -> str:
     return f"{event.sequence_number:>5}  {at}  {kind:<16} {event.producer.id:<14} {what}"
 
 
-async def run(server: str, bus: str, complaints: Sequence[tuple[str, float]]) -> None:
-    """Publish the complaints, run the agent, and print the trace of each complaint."""
-    run_id = os.urandom(3).hex()
-    pending = len(complaints)
-    async with GavelClient(server, bus=bus) as client:
+async def run(server: str, bus: str, token_file: str, position_file: str, complaints: int) -> None:
+    """Run the graph for each complaint and print its trace; stop after so many `complaints`, or never if that is 0."""
+    handled = 0
+    async with GavelClient(server, bus=bus, credentials=TokenFile(token_file)) as client:
         graph = refund_graph(client)
-        facts = [await complain(client, f"order/{run_id}-{number}", *complaint) for number, complaint in enumerate(complaints, start=1)]
 
         async def wake(firing: Firing) -> None:
-            nonlocal pending
+            nonlocal handled
             for complaint in firing.events:
                 await graph.run(State(complaint))
-                pending -= 1
-            if not pending:
+                print(f"{complaint.subject}, trace {complaint.trace_id}")
+                for event in (await client.get_trace(complaint.trace_id)).envelopes:
+                    print(line(event), flush=True)
+                handled += 1
+            if handled == complaints:
                 subscription.stop()
 
-        trigger = Trigger("complaints", event_names=("UserIntentDetected",), subjects=(f"order/{run_id}-*",), window_ms=50)
-        with TemporaryDirectory() as directory:
-            position = PositionFile(Path(directory) / "position.json")
-            subscription = TriggerSubscription(client, [trigger], wake, producer=AGENT, position=position, start=facts[0].sequence_number)
-            await subscription.run()
-        for fact in facts:
-            print(f"{fact.subject}, trace {fact.trace_id}")
-            for event in (await client.get_trace(fact.trace_id)).envelopes:
-                print(line(event))
+        trigger = Trigger("complaints", event_names=("UserIntentDetected",), subjects=("order/*",))
+        subscription = TriggerSubscription(client, [trigger], wake, producer=AGENT, position=PositionFile(position_file))
+        await subscription.run()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="An agent as a graph, governed by Gavel.")
-    parser.add_argument("--server", default="127.0.0.1:9090", help="HOST:PORT of a Gavel server with the refund rule set in force")
+    parser.add_argument("--server", default="127.0.0.1:9090", help="HOST:PORT of a Gavel server")
     parser.add_argument("--bus", default="", help="the bus")
+    parser.add_argument("--token-file", required=True, help="the file of the token of refund-graph")
+    parser.add_argument("--position", default="refund-graph.position", help="the file that keeps how far the agent has read")
+    parser.add_argument("--complaints", type=int, default=0, help="stop after so many complaints; 0: never")
     settings = parser.parse_args()
-    sys.exit(asyncio.run(run(settings.server, settings.bus, [("It is broken, I want a refund", 40.0), ("Thank you, all is well", 0.0)])))
+    sys.exit(asyncio.run(run(settings.server, settings.bus, settings.token_file, settings.position, settings.complaints)))
