@@ -51,16 +51,18 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_python_example(tmp_path: Path) -> None:
-    """The first Python example of clients.md runs unchanged and prints a decision with the missing facts."""
+    """The first Python examples of clients.md, the agent's and the order system's, run unchanged, and the agent's prints the missing facts."""
     address = free_address()
-    example = tmp_path / "example.py"
-    example.write_text(blocks(ROOT / "docs/clients.md", "python")[0].replace(ADDRESS, address))
+    agent, orders = tmp_path / "agent.py", tmp_path / "orders.py"
+    for path, text in zip((agent, orders), blocks(ROOT / "docs/clients.md", "python")[:2], strict=True):
+        path.write_text(text.replace(ADDRESS, address))
     script = f"""
     cd "$(mktemp -d)"
     gavel serve --data data > serve.log 2>&1 &
     until gavel status > status.txt 2>&1; do sleep 1; done
     gavel rules deploy {ROOT}/rules/sets/refunds.yaml --activate > deployed.txt
-    python {example}
+    python {orders}
+    python {agent}
     kill %1
     wait
     """
