@@ -51,7 +51,7 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_python_example(tmp_path: Path) -> None:
-    """The first Python examples of clients.md, the agent's and the order system's, run unchanged, and the agent's prints the missing facts."""
+    """The first Python examples of clients.md run unchanged: the order system's, and the agent's, which prints the missing facts."""
     address = free_address()
     agent, orders = tmp_path / "agent.py", tmp_path / "orders.py"
     for path, text in zip((agent, orders), blocks(ROOT / "docs/clients.md", "python")[:2], strict=True):
