@@ -190,7 +190,8 @@ def tool_call_envelope(
     producer: Producer,
     *,
     tool_name: str,
-    arguments: Mapping[str, object],
+    arguments: Mapping[str, object] | None = None,
+    arguments_hash: str = "",
     execution_id: str = "",
     call_id: str = "",
     requested_tool: str = "",
@@ -215,7 +216,7 @@ def tool_call_envelope(
 ) -> Envelope:
     """Return a TOOL_CALL of an agent or a tool runtime, by default with a new execution_id, started now (constitution 001).
 
-    The log stores only the hash of `arguments`. `arguments_summary` is for people; put no secret into it.
+    The log stores only the hash of `arguments`; `arguments_hash` replaces them. `arguments_summary` is for people; put no secret into it.
     """
     tool_call = ToolCall(
         execution_id=execution_id or new_execution_id(),
@@ -228,7 +229,7 @@ def tool_call_envelope(
         agent_id=agent_id,
         session_id=session_id,
         parent_session_id=parent_session_id,
-        arguments_hash=content_hash(arguments),
+        arguments_hash=arguments_hash or content_hash(arguments or {}),
         arguments_summary=arguments_summary,
         request_schema_hash=request_schema_hash,
         decision_id=decision_id,
@@ -251,6 +252,7 @@ def tool_result_envelope(
     call: Envelope,
     *,
     result: object = None,
+    result_hash: str = "",
     error_code: str = "",
     error_message: str = "",
     result_summary: str = "",
@@ -272,7 +274,7 @@ def tool_result_envelope(
 ) -> Envelope:
     """Return the TOOL_RESULT of the recorded TOOL_CALL `call`, with its subject, producer, trace and execution_id, finished now.
 
-    The log stores only the hash of `result` (JSON values); an `error_code` replaces the result. A `reproducible` result requires
+    The log stores only the hash of `result` (JSON values); `result_hash` or an `error_code` replaces it. A `reproducible` result requires
     the query (`query_ref`) and the snapshot that it read (`snapshot_ref`) (constitution §5.3).
     """
     tool_result = ToolResult(
@@ -286,7 +288,7 @@ def tool_result_envelope(
         error_code=error_code,
         error_message=error_message,
         result_summary=result_summary,
-        content_hash="" if error_code else content_hash(result),
+        content_hash="" if error_code else result_hash or content_hash(result),
         reproducible=reproducible,
         query_ref=query_ref,
         evidence_uri=evidence_uri,

@@ -16,6 +16,7 @@ from google.protobuf.struct_pb2 import NULL_VALUE, ListValue, Struct, Value
 INTEGER_MAX: Final = 2**53
 # Protobuf limits recursion when it parses. The server allows parameters fewer levels (16).
 NESTING_MAX: Final = 24
+JSON_NESTING_MAX: Final = 128
 
 
 def to_value(value: object, path: str = "value") -> Value:
@@ -53,23 +54,43 @@ def from_struct(struct: Struct) -> dict[str, Any]:
 
 
 def to_json(value: object, path: str = "value") -> Any:
-    """Return a copy of JSON data of dicts and lists, for any mappings and sequences. Raises ValueError or TypeError like `to_value`."""
+    """Return a copy of JSON data of dicts and lists, for any mappings and sequences. Raises ValueError or TypeError like `to_value`.
+
+    Data that no event holds may have JSON_NESTING_MAX levels.
+    """
+    return _to_json(value, path, JSON_NESTING_MAX)
+
+
+def _to_json(value: object, path: str, levels_left: int) -> Any:
     match value:
-        case None | bool() | str():
+        case None | bool():
+            return value
+        case str():
+            _check_text(value, path)
             return value
         case int() | float():
             _checked_number(value, path)
             return value
         case bytes() | bytearray():
             pass
+        case Mapping() | Sequence() if levels_left == 0:
+            raise ValueError(f"{path} is nested deeper than {JSON_NESTING_MAX} levels")
         case Mapping():
             for key in value:
                 if not isinstance(key, str):
                     raise TypeError(f"{path} has the key {key!r}; keys must be strings")
-            return {key: to_json(item, f"{path}.{key}") for key, item in value.items()}
+                _check_text(key, f"a key of {path}")
+            return {key: _to_json(item, f"{path}.{key}", levels_left - 1) for key, item in value.items()}
         case Sequence():
-            return [to_json(item, f"{path}[{index}]") for index, item in enumerate(value)]
+            return [_to_json(item, f"{path}[{index}]", levels_left - 1) for index, item in enumerate(value)]
     raise TypeError(f"{path} is of type {type(value).__name__}; use None, bool, int, float, str, a sequence or a mapping")
+
+
+def _check_text(text: str, path: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path} holds a lone surrogate, which is not Unicode") from None
 
 
 def _to_value(value: object, path: str, levels_left: int) -> Value:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-import rfc8785
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.tool_service_pb2 import ResolveToolResponse
 
@@ -19,7 +19,7 @@ from gavel_client.tools.errors import ARGS, CODES, PERMISSION, QUOTA, TIMEOUT, T
 from gavel_client.tools.hooks import ToolHook
 from gavel_client.tools.invocation import ToolContext, ToolData, ToolFailure, ToolInvocation, ToolOutcome
 from gavel_client.tools.provider import Provider
-from gavel_client.tools.records import ToolRecorder
+from gavel_client.tools.records import ToolRecorder, clip
 from gavel_client.tools.schemas import Schemas
 from gavel_client.values import to_json
 
@@ -84,25 +84,25 @@ class Call:
 
     async def _prepare(self) -> None:
         """Check the arguments, ask the guard, and let hooks patch the arguments. Raises ToolError, or _RefusedError of the guard."""
-        self._take_arguments(self._invocation.arguments)
+        await self._take_arguments(self._invocation.arguments)
         self._ask_guard()
         if self._invocation.provider_id not in self._parts.providers:
             raise ToolError(TOOL, f"this runtime does not have the provider {self._invocation.provider_id}")
         for hook in self._parts.hooks:
             patch = await self._await_hook(hook.before_call(self._invocation))
             if patch is not None:
-                self._take_arguments(patch)
+                await self._take_arguments(patch)
         self._ask_guard()
 
-    def _take_arguments(self, arguments: Mapping[str, Any]) -> None:
+    async def _take_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Make `arguments` those of the call. Raises ToolError E_ARGS if they do not match the contract."""
         try:
-            plain = to_json(arguments, "arguments")
-        except (TypeError, ValueError, RecursionError) as error:
+            plain = await asyncio.to_thread(to_json, arguments, "arguments")
+        except (TypeError, ValueError) as error:
             self._invocation = replace(self._invocation, arguments={})
-            raise ToolError(ARGS, str(error) or "the arguments are nested too deep") from None
+            raise ToolError(ARGS, str(error)) from None
         self._invocation = replace(self._invocation, arguments=plain)
-        problem = self._parts.schemas.problem(self._invocation.contract.argument_schema, plain, "arguments")
+        problem = await asyncio.to_thread(self._parts.schemas.problem, self._invocation.contract.argument_schema, plain, "arguments")
         if problem or not isinstance(plain, dict):
             raise ToolError(ARGS, problem or "the arguments are not an object")
 
@@ -162,7 +162,7 @@ class Call:
         if not step.done() or step.cancelled():
             raise asyncio.CancelledError
         try:
-            return self._checked(step.result())
+            return await asyncio.to_thread(self._checked, step.result())
         except ToolError as error:
             return _failure(error)
         except Exception as error:  # noqa: BLE001  # a provider's exception is the tool's failure
@@ -178,7 +178,7 @@ class Call:
             if isinstance(answer, ToolFailure):
                 _logger.warning("%s patched a failure, which stays one", type(hook).__name__)
                 return answer
-            return self._checked(replace(answer, data=patch))
+            return await asyncio.to_thread(self._checked, replace(answer, data=patch))
         except ToolError as error:
             return _failure(error)
 
@@ -188,8 +188,8 @@ class Call:
             raise ToolError(TOOL, f"the tool returned {type(answer).__name__}, not ToolData")
         try:
             data = to_json(answer.data, "result")
-            size_bytes = len(rfc8785.dumps(data))
-        except (TypeError, ValueError, RecursionError) as error:
+            size_bytes = len(json.dumps(data, ensure_ascii=False).encode())
+        except (TypeError, ValueError) as error:
             raise ToolError(TOOL, f"the result is not JSON: {error}") from None
         if not isinstance(data, dict):
             raise ToolError(TOOL, "the result is not a JSON object")
@@ -221,7 +221,12 @@ class _RefusedError(Exception):
 
 
 def _failure(error: ToolError) -> ToolFailure:
-    return ToolFailure(error.code if error.code in CODES else TOOL, error.message, error.details)
+    """Return the failure that an error of a provider or hook becomes; its code, text and details may be anything."""
+    try:
+        details = to_json(error.details, "details")
+    except (TypeError, ValueError) as problem:
+        details = {"details": f"cannot be recorded: {problem}"}
+    return ToolFailure(error.code if error.code in CODES else TOOL, clip(error.message), details)
 
 
 async def _run(step: Coroutine[Any, Any, _Answer]) -> _Answer:

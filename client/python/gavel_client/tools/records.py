@@ -7,16 +7,17 @@ or another one that closes it as lost.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import rfc8785
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_client.envelopes import tool_call_envelope, tool_result_envelope
+from gavel_client.envelopes import content_hash, tool_call_envelope, tool_result_envelope
 from gavel_client.evidence.store import EvidenceError, EvidenceStore
 from gavel_client.rpc.calls import WRITE_TIMEOUT_MS
 from gavel_client.rpc.client import GavelClient
@@ -36,6 +37,14 @@ MESSAGE_LENGTH_MAX: Final = 2_000
 _RESULTS: Final = uuid.UUID("5f1a3c2e-6d0b-4d8f-9c1e-2b7a4f60d9e3")
 
 
+class _Kept(NamedTuple):
+    """The hash of a result, "" for a failure, and the hash and place of the evidence, "" without one."""
+
+    result_hash: str
+    evidence_hash: str
+    evidence_uri: str
+
+
 @dataclass(frozen=True)
 class ToolRecorder:
     """Records calls and results in the name of `producer`; with `evidence` it keeps what the tools returned."""
@@ -50,16 +59,16 @@ class ToolRecorder:
         context = invocation.context
         contract = invocation.contract
         execution = context.execution if carries_out else None
-        arguments: Any = invocation.arguments
-        if execution is None:
-            arguments = redact(arguments, "arguments", contract.redactions)
+        redactions = [] if execution else contract.redactions
+        # Canonical JSON of large values takes long, and the event loop must renew leases meanwhile.
+        arguments_hash = await asyncio.to_thread(lambda: content_hash(redact(invocation.arguments, "arguments", redactions)))
         started_at = datetime.now(timezone.utc)
         return await self._publish(
             tool_call_envelope(
                 context.subject,
                 self.producer,
                 tool_name=contract.name,
-                arguments=arguments,
+                arguments_hash=arguments_hash,
                 execution_id=invocation.execution_id,
                 call_id=context.call_id,
                 requested_tool=invocation.requested_tool,
@@ -85,9 +94,9 @@ class ToolRecorder:
         self, invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, duration_ms: int
     ) -> ToolOutcome:
         """Keep the evidence of a result, record its TOOL_RESULT and return the outcome. Raises GavelError."""
-        kept: tuple[str, str] = ("", "")
+        kept = _Kept("", "", "")
         try:
-            kept = await self._keep(_evidence(invocation, answer))
+            kept = await asyncio.to_thread(self._keep, invocation, answer)
         except EvidenceError as error:
             # A result is not given out without its evidence.
             answer = ToolFailure(TOOL, f"the tool returned, but {error}")
@@ -100,7 +109,7 @@ class ToolRecorder:
             elif error.violations:
                 # A refused event is not in the log, so its event_id is free.
                 answer = ToolFailure(TOOL, clip("the result cannot be recorded: " + "; ".join(": ".join(one) for one in error.violations)))
-                result = await self._publish(_result_envelope(invocation, call, answer, ("", ""), duration_ms))
+                result = await self._publish(_result_envelope(invocation, call, answer, _Kept("", "", ""), duration_ms))
             else:
                 raise
         return _outcome(invocation, call, result, answer)
@@ -122,8 +131,17 @@ class ToolRecorder:
             if error.reason != "EVENT_ID_REUSED":
                 raise
 
-    async def _keep(self, content: bytes) -> tuple[str, str]:
-        return ("", "") if self.evidence is None else await asyncio.to_thread(self.evidence.put, content)
+    def _keep(self, invocation: ToolInvocation, answer: ToolData | ToolFailure) -> _Kept:
+        """Hash a result or failure without its redactions, and keep it if there is a store. Raises EvidenceError."""
+        if isinstance(answer, ToolFailure):
+            content = rfc8785.dumps({"code": answer.code, "message": answer.message, "details": to_json(answer.details)})
+        else:
+            content = rfc8785.dumps(redact(answer.data, "result", invocation.contract.redactions))
+        digest = "sha256:" + hashlib.sha256(content).hexdigest()
+        result_hash = digest if isinstance(answer, ToolData) else ""
+        if self.evidence is None:
+            return _Kept(result_hash, "", "")
+        return _Kept(result_hash, *self.evidence.put(content))
 
     async def _publish(self, envelope: Envelope) -> Envelope:
         return (await self.client.publish_event(envelope, timeout_ms=WRITE_TIMEOUT_MS)).envelope
@@ -134,28 +152,14 @@ def result_event_id(call: Envelope) -> str:
     return str(uuid.uuid5(_RESULTS, call.event_id))
 
 
-def _evidence(invocation: ToolInvocation, answer: ToolData | ToolFailure) -> bytes:
-    """Return the canonical JSON of a result or a failure, without its redactions."""
-    if isinstance(answer, ToolFailure):
-        return rfc8785.dumps({"code": answer.code, "message": answer.message, "details": to_json(answer.details)})
-    return rfc8785.dumps(_redacted_data(invocation, answer))
-
-
-def _redacted_data(invocation: ToolInvocation, answer: ToolData) -> Any:
-    return redact(answer.data, "result", invocation.contract.redactions)
-
-
-def _result_envelope(
-    invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, kept: tuple[str, str], duration_ms: int
-) -> Envelope:
-    evidence_hash, evidence_uri = kept
+def _result_envelope(invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, kept: _Kept, duration_ms: int) -> Envelope:
     if isinstance(answer, ToolFailure):
         message = clip(answer.message)
         event_name = REFUSED if answer.refused else ""
         said: dict[str, Any] = {"error_code": answer.code, "error_message": message, "result_summary": message, "event_name": event_name}
     else:
         said = {
-            "result": _redacted_data(invocation, answer),
+            "result_hash": kept.result_hash,
             "response_schema_hash": schema_hash(invocation.contract.result_schema),
             "result_summary": clip(answer.summary),
             "query_ref": answer.query_ref,
@@ -165,9 +169,9 @@ def _result_envelope(
     return tool_result_envelope(
         call,
         **said,
-        evidence_uri=evidence_uri,
-        evidence_hash=evidence_hash,
-        evidence_media_type=MEDIA_TYPE if evidence_uri else "",
+        evidence_uri=kept.evidence_uri,
+        evidence_hash=kept.evidence_hash,
+        evidence_media_type=MEDIA_TYPE if kept.evidence_uri else "",
         duration_ms=duration_ms,
         event_id=result_event_id(call),
         version_binding=_binding(call),

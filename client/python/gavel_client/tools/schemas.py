@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ _MASK: Final = "the value"
 
 
 class Schemas:
-    """Validators, the last VALIDATORS_MAX of them cached by the hash of their schema."""
+    """Validators, the last VALIDATORS_MAX of them cached by the hash of their schema. Any thread may use them."""
 
     def __init__(self) -> None:
         # Imported here, because only runtimes of tools need it.
@@ -27,6 +28,7 @@ class Schemas:
             raise ImportError("the runtime of tools needs the package jsonschema-rs: pip install 'gavel-client[tools]'") from error
         self._validator: Final = jsonschema_rs.Draft202012Validator
         self._cached: Final[OrderedDict[str, Any]] = OrderedDict()
+        self._lock: Final = threading.Lock()
 
     def problem(self, schema: Struct, value: object, name: str) -> str:
         """Return why `value`, called `name`, does not match a schema, without the values in it; "" if it does."""
@@ -43,13 +45,14 @@ class Schemas:
     def _of(self, schema: Struct) -> Any:
         document = from_struct(schema)
         key = content_hash(document)
-        if key not in self._cached:
-            # Nothing is read or fetched for the author of a schema.
-            self._cached[key] = self._validator(document, mask=_MASK, offline=True)
-            if len(self._cached) > VALIDATORS_MAX:
-                self._cached.popitem(last=False)
-        self._cached.move_to_end(key)
-        return self._cached[key]
+        with self._lock:
+            if key not in self._cached:
+                # Nothing is read or fetched for the author of a schema.
+                self._cached[key] = self._validator(document, mask=_MASK, offline=True)
+                if len(self._cached) > VALIDATORS_MAX:
+                    self._cached.popitem(last=False)
+            self._cached.move_to_end(key)
+            return self._cached[key]
 
 
 def schema_hash(schema: Struct) -> str:

@@ -37,6 +37,9 @@ from tests.integration.services.world import World
 
 TRACE = "trace-1"
 Function = Callable[[ToolInvocation], Any]
+DEEP: Any = 1
+for _ in range(2_000):
+    DEEP = [DEEP]
 NUMBER = {"type": "object", "required": ["n"], "additionalProperties": False, "properties": {"n": {"type": "integer"}}}
 
 
@@ -74,6 +77,11 @@ async def runtime_of(
 def double(invocation: ToolInvocation) -> Mapping[str, object]:
     """Return twice the number."""
     return {"n": invocation.arguments["n"] * 2}
+
+
+def fail(code: str, message: str, details: dict[str, object]) -> None:
+    """Fail as a provider does."""
+    raise ToolError(code, message, details)
 
 
 def context(**fields: Any) -> ToolContext:
@@ -121,12 +129,19 @@ async def test_a_call_leaves_call_result_and_evidence(client: GavelClient, store
         ({"n": "four"}, double, errors.ARGS),
         ({"n": float("nan")}, double, errors.ARGS),
         ({"n": 1, "m": 1}, double, errors.ARGS),
+        ({"n": DEEP}, double, errors.ARGS),
+        ({"n": 2**60}, double, errors.ARGS),
+        ({"n": "\ud800"}, double, errors.ARGS),
+        ({"n": 4}, lambda _: {"n": 8, "text": "\ud800"}, errors.TOOL),
+        ({"n": 4}, lambda _: {"n": 8, "more": DEEP}, errors.TOOL),
         ({"n": 4}, lambda _: {"n": "eight"}, errors.TOOL),
         ({"n": 4}, lambda _: {"n": object()}, errors.TOOL),
         ({"n": 4}, lambda _: [1], errors.TOOL),
         ({"n": 4}, lambda _: {"n": 8, "text": "x" * 17_000_000}, errors.QUOTA),
         ({"n": 4}, lambda call: call.require_effect("network"), errors.PERMISSION),
         ({"n": 4}, lambda _: 1 / 0, errors.TOOL),
+        ({"n": 4}, lambda _: fail("E_OTHER", "\ud800\0" * 9_000, {"of": object()}), errors.TOOL),
+        ({"n": 4}, lambda _: fail(errors.QUOTA, "full", {"bytes": 2**60}), errors.QUOTA),
     ],
 )
 async def test_failures_leave_both_events(
@@ -246,11 +261,11 @@ async def test_hooks_patch_arguments_and_data(client: GavelClient, store: Eviden
 async def test_a_hook_cannot_make_a_failure_a_success(client: GavelClient, store: EvidenceStore) -> None:
     """A hook that returns data for a failure changes nothing, and sees no success in place of the failure."""
 
-    def fail(_: ToolInvocation) -> ToolData:
-        raise ToolError(errors.CONFLICT, "taken", {"by": "another"})
+    def taken(_: ToolInvocation) -> None:
+        fail(errors.CONFLICT, "taken", {"by": "another"})
 
     hook = Patch(data={"n": 8})
-    outcome = await (await runtime_of(client, store, fail, hook)).invoke("num.double", {"n": 4}, context())
+    outcome = await (await runtime_of(client, store, taken, hook)).invoke("num.double", {"n": 4}, context())
     _, result = await recorded(client)
     assert ToolFailure(errors.CONFLICT, "taken", {"by": "another"}) == outcome.error == hook.results[0]
     assert (True, errors.CONFLICT) == (result.tool_result.is_error, result.tool_result.error_code)
