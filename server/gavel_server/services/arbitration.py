@@ -268,9 +268,9 @@ class Arbitration:
 
 
 class _StreamAnswer:
-    """The callback for one request of a stream. A compiled closure would keep the request until a collection of garbage.
+    """The callback for one request of a stream. A compiled closure would be garbage for the collector, with the request.
 
-    (docs/performance.md#plain-classes)
+    docs/performance.md#garbage-collection
     """
 
     def __init__(self, request: StreamProposalsRequest, context: CallContext, respond: Respond, refusals: AccessRefusals) -> None:

@@ -50,4 +50,4 @@ def test_damaged(tmp_path: Path, change: object) -> None:
     (tmp_path / "key").write_text(change(str(key)), encoding="utf-8")  # type: ignore[operator]
     with pytest.raises(KeyFileError) as caught:
         read_key(tmp_path / "key")
-    assert str(key).rpartition("+")[2] not in str(caught.value)
+    assert str(key).split("+", 4)[4] not in str(caught.value)  # base64 may have a "+" too
