@@ -47,6 +47,7 @@ COMPILED: Final = {
         "language/*",
         "language/cel/vocabulary",
         "language/counters/counter",
+        "language/counters/retry_after",
         "language/document/params_schema",
         "language/engines/*",
         "replay/*",

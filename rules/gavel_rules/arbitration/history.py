@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from gavel.v1.decision_pb2 import CounterReading, Decision
 
+from gavel_rules.arbitration.retry_hint import delay_retry
 from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.language.counters.retry_after import RetryAfter
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.state.state import State
@@ -45,6 +47,16 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int) 
         if table is None or not table.has_room_for_one(now_ms):
             reading.full.append(counter.name)
     return reading
+
+
+def delay_for_counter(decision: Decision, state: State, retry: RetryAfter, case: Case, now_ms: int) -> None:
+    """Tell a refused proposal when a counter will have room for it, if that can be foreseen."""
+    room = retry.room(case)
+    table = state.counters.get(retry.counter.digest)
+    if room is not None and table is not None:
+        frees_at_ms = table.frees_at_ms(room.group, now_ms, room.amount, room.limit)
+        if frees_at_ms > now_ms:
+            delay_retry(decision, frees_at_ms - now_ms)
 
 
 def add_rows(decision: Decision, rows: list[CounterReading]) -> None:

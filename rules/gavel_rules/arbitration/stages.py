@@ -29,7 +29,7 @@ from gavel_rules.arbitration.evidence import (
     known_facts,
     superseded_selections,
 )
-from gavel_rules.arbitration.history import add_rows, read_history
+from gavel_rules.arbitration.history import add_rows, delay_for_counter, read_history
 from gavel_rules.arbitration.verdict import (
     make_terminal,
     merge,
@@ -47,6 +47,7 @@ from gavel_rules.events.citation import CitedEvent, resolve_citations
 from gavel_rules.events.fingerprint import fingerprint
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, Rule
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.state.keys import action_key
@@ -353,6 +354,9 @@ def apply_rules(context: Context) -> bool:
         context.effect = rule.effect
         fragments = fragments + action.outcome_fragments[rule.id]
         merge(decision, fragments + retry_hint.RETRYABLE if rule.effect == "reject" else fragments)
+        retry = action.retries.get(rule.id) if action.retries else None
+        if retry is not None:
+            delay_for_counter(decision, context.state, retry, _case_of(context, action), context.now_ms)
         return rule.effect == "review"
     merge(decision, fragments)
     if errors:
@@ -426,6 +430,12 @@ STAGES: Final = (
     Stage(18, enter_contest),
 )
 REREAD_STAGES: Final = tuple([stage for stage in STAGES if stage.is_reread])
+
+
+def _case_of(context: Context, action: CompiledAction) -> Case:
+    """Return the case that the rules of an action have evaluated."""
+    (view,) = [view for view in context.views if view.action is action]
+    return view.case or case_of(context.state, context.proposal, context.now_ms, view)
 
 
 def view_actions(state: State, proposal: ProposalView, now_ms: int, actions: Sequence[CompiledAction]) -> list[ActionView]:

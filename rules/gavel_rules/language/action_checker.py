@@ -31,8 +31,9 @@ from gavel_rules.language.cel.vocabulary import (
     subject_scope,
 )
 from gavel_rules.language.compensation import Compensation, check_compensation
-from gavel_rules.language.counters.checker import check_counters
+from gavel_rules.language.counters.checker import CheckedCounters, check_counters
 from gavel_rules.language.counters.counter import CompiledCounter
+from gavel_rules.language.counters.retry_after import CheckedFrees, check_retry_after
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.models import ActionPart, DerivationPart, FactPart, ReviewPart, RulePart, RuleSetPart, VersionsPart
@@ -76,6 +77,7 @@ class CheckedAction(NamedTuple):
     score: CheckedExpression | None
     compensation: Compensation | None
     costs: tuple[ExpressionCost, ...]  # of all its expressions
+    retries: Mapping[str, CheckedFrees]  # when a refusal may be tried again, by the ids of rules that say it
     reviews: Mapping[str, ReviewPart]  # who resolves the reviews of a rule, by the ids of rules that say it
 
 
@@ -91,8 +93,7 @@ def check_actions(part: RuleSetPart, source: Source, messages: Messages, express
     actions = getattr(part, "actions", {})
     schemas = {name: _compile_schema(action, ("actions", name, "params"), source, messages) for name, action in actions.items()}
     counters = check_counters(part, schemas, source, messages)
-    types = counters.types if counters is not None else None
-    checked = {name: _ActionChecker(name, part, schemas, types, source, messages, expressions).check() for name in actions}
+    checked = {name: _ActionChecker(name, part, schemas, counters, source, messages, expressions).check() for name in actions}
     expressions.finish()
     return CheckedDocument(
         {name: action for name, action in checked.items() if action is not None}, counters.compiled if counters is not None else {}
@@ -115,12 +116,13 @@ class _ActionChecker:
         name: str,
         document: RuleSetPart,
         schemas: Mapping[str, ParamsSchema | None],
-        counters: Mapping[str, ValueType] | None,
+        counters: CheckedCounters | None,
         source: Source,
         messages: Messages,
         expressions: ExpressionChecker,
     ) -> None:
-        self._counters = counters
+        self._counters = counters.types if counters is not None else None
+        self._compiled_counters = counters.compiled if counters is not None else {}
         self._name = name
         self._path: Path = ("actions", name)
         self._part = document.actions[name]
@@ -161,6 +163,7 @@ class _ActionChecker:
             (rule, self._check_expression(environment, getattr(rule, "when", None), ("rules", index, "when"), "BOOL"))
             for index, rule in self._rules
         ]
+        retries = {rule.id: frees for index, rule in self._rules if (frees := self._check_retry(environment, index, rule)) is not None}
         # All facts are in scope, also those that depend on the fact itself: cycles have a message of their own.
         templated = [name for name, fact in facts.items() if getattr(fact, "subject", None) is not None]
         subject_environment = self._environment(subject_scope(self._params, fields)) if templated else conflict_environment
@@ -193,6 +196,7 @@ class _ActionChecker:
             score,
             compensation,
             tuple(self._costs),
+            retries,
             {rule.id: rule.review for rule, _ in checked if rule.review is not None},
         )
 
@@ -205,6 +209,25 @@ class _ActionChecker:
             names = dict(find_variables(expression.tree, environment.types))
             self._costs.append(ExpressionCost(path, self._expression_name(path), expression.steps, suggest_bounds(names)))
         return expression
+
+    def _check_retry(self, environment: Environment, index: int, rule: RulePart) -> CheckedFrees | None:
+        """Return when a rule's refusal may be tried again, if it says so and is sound."""
+        text = getattr(rule, "retry_after", None)
+        if text is None:
+            return None
+        path: Path = ("rules", index, "retry_after")
+        if getattr(rule, "effect", "reject") != "reject":
+            message = "only a refusal can be tried again"
+            self._messages.add(self._source.locate_key(path), "unknown-key", message, "remove it, or set it on a rule with effect: reject")
+            return None
+
+        def report(offset: int, code: str, message: str, hint: str) -> None:
+            self._messages.add(self._source.locate_within(path, offset), code, message, hint)
+
+        def check(part: str, result: str) -> CheckedExpression | None:
+            return self._check_expression(environment, part, path, result)
+
+        return check_retry_after(environment, text, self._compiled_counters, check, report)
 
     def _expression_name(self, path: Path) -> str:
         parts: Mapping[int, object] = dict(self._rules if path[0] == "rules" else self._derivations)

@@ -22,6 +22,7 @@ from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
 from gavel_rules.language.counters.counter import CompiledCounter
+from gavel_rules.language.counters.retry_after import RetryAfter
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import DocumentError, DocumentMessage, Messages
 from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
@@ -143,6 +144,9 @@ class CompiledAction:
         self.reserving_counters: tuple[CompiledCounter, ...] = tuple(
             counters[name] for name in sorted(counters) if counters[name].is_reserved and action_type in counters[name].actions
         )
+        self.retries: Mapping[str, RetryAfter] = {
+            rule_id: RetryAfter(checked.environment, frees, counters[frees.counter]) for rule_id, frees in checked.retries.items()
+        }
         self.has_counters = bool(self.counter_reads or self.reserving_counters)
         self._key_programs: tuple[CaseReader, Program] | None = None
         self._scoring: tuple[CaseReader, Program] | None = None

@@ -212,6 +212,8 @@ class RulePart(Part):
     """The code that agents react to, e.g. ORDER_CANCELLED. Required with reject and review, and only allowed with them."""
     review: ReviewPart | None = None
     """Who has to resolve the reviews that this rule asks for, instead of the action's `review`. Only allowed with effect review."""
+    retry_after: ExpressionText | None = None
+    """When a refused proposal may be tried again: history.NAME.frees(key, amount, limit). Only allowed with effect reject."""
 
 
 class OnPart(Part):

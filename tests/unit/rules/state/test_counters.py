@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from gavel.v1 import execution_pb2, fact_pb2
+from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, FillCounter, RuleSetPosition
@@ -264,3 +264,23 @@ def test_a_snapshot_holds_counters() -> None:
     readings = [table.read(group, core.now_ms) for table in core.state.counters.values() for group in ("ann", "bob", "")]
     assert [0, 0, 0, 0, 3, 100] == sorted(reading.value for reading in readings if reading is not None)
     core.prove()
+
+
+def test_a_refusal_tells_when_there_will_be_room() -> None:
+    """`retry_after` gives the time until enough has stopped counting, at which the proposal is approved; reservations have no such time."""
+    over = {**OVER, "retry_after": "history.spent.frees(params.customer_id, params.amount, 1000.0)"}
+    orders = Orders(counted(BUDGET, over=over))
+    for _ in range(3):
+        orders.approve(300)
+        orders.core.now_ms += 60_000
+    refusal = orders.propose(500)
+    # The first two have to go, the second of which came a minute after the first.
+    assert (DAY_MS - 120_000, [decision_pb2.REMEDY_WAIT]) == (refusal.retry_hint.retry_after_ms, [*refusal.retry_hint.remedy])
+    orders.core.now_ms += refusal.retry_hint.retry_after_ms - 1
+    assert "DAILY_BUDGET" == orders.propose(500).reason_code
+    orders.core.now_ms += 1
+    orders.approve(500)
+    orders.core.prove()
+    reserved = Orders(counted(RESERVED, over=over))
+    reserved.approve(900)
+    assert 0 == reserved.propose(500).retry_hint.retry_after_ms

@@ -1,0 +1,128 @@
+"""`retry_after` of a rule: when a counter will have room again, as `history.NAME.frees(key, amount, limit)`.
+
+The parts are expressions of their own. They are evaluated once the rule has refused a proposal. The state then tells when so much will
+have stopped counting that the amount fits under the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Final, NamedTuple
+
+from gavel_rules.language.cel.checker import CheckedExpression, Environment
+from gavel_rules.language.cel.library import Report
+from gavel_rules.language.cel.syntax_tree import Call, Identifier, Select
+from gavel_rules.language.cel.tokens import closing_offset, tokens
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.cel.vocabulary import HISTORY
+from gavel_rules.language.counters.counter import COUNT, SUM, CompiledCounter
+from gavel_rules.language.engines.case import Case, CaseReader
+from gavel_rules.language.engines.cel import Program, condition_source
+from gavel_rules.text import suggestion
+
+_FREES: Final = "frees"
+_FORM: Final = f"write it like {HISTORY}.refunded_today.{_FREES}(params.customer_id, params.amount, 1000.0)"
+
+
+class CheckedFrees(NamedTuple):
+    """A checked call: the counter's name, and the parts key (of a counter with groups), amount and limit."""
+
+    counter: str
+    parts: tuple[CheckedExpression, ...]
+
+
+class Room(NamedTuple):
+    """How much room is asked for in a group, in whole numbers of the counter's smallest unit."""
+
+    group: str
+    amount: int
+    limit: int
+
+
+class RetryAfter:
+    """A `retry_after`, compiled."""
+
+    def __init__(self, environment: Environment, checked: CheckedFrees, counter: CompiledCounter) -> None:
+        self.counter: Final = counter
+        trees = [part.tree for part in checked.parts]
+        self._reader: Final = CaseReader(
+            (variable for tree in trees for variable in find_variables(tree, environment.types)),
+            [path for tree in trees for path in find_presence_tests(tree)],
+        )
+        self._program: Final = Program(environment, [condition_source(part.source) for part in checked.parts])
+
+    def room(self, case: Case) -> Room | None:
+        """Return the room that a case asks for; None if an expression errs or gives a number that the counter cannot hold."""
+        answers = self._program.evaluate_all(self._reader.read(case))
+        if answers is None:
+            return None
+        group = answers[0] if self.counter.has_groups else ""
+        amount = _scaled(answers[-2], self.counter.scale, ROUND_CEILING)
+        limit = _scaled(answers[-1], self.counter.scale, ROUND_FLOOR)
+        if not isinstance(group, str) or amount is None or limit is None:
+            return None
+        return Room(group, amount, limit)
+
+
+def check_retry_after(
+    environment: Environment,
+    text: str,
+    counters: Mapping[str, CompiledCounter],
+    check: Callable[[str, str], CheckedExpression | None],
+    report: Report,
+) -> CheckedFrees | None:
+    """Return the checked call, or report its mistakes and return None. `check` takes a part, at its place in the text, and its type."""
+    try:
+        tree = environment.parse(text)
+    except RuntimeError:
+        tree = Identifier("")
+    match tree:
+        case Call("frees", Select(Identifier(root), name, False) as target, _) if root == HISTORY:
+            pass
+        case _:
+            report(0, "type-error", f"retry_after is no call of {_FREES} of a counter", _FORM)
+            return None
+    counter = counters.get(name)
+    if counter is None:
+        known = [f"{HISTORY}.{one}" for one in sorted(counters)]
+        report(target.offset, "unknown-name", f"the rule set has no counter {name}", suggestion(f"{HISTORY}.{name}", known, 0))
+        return None
+    if counter.aggregate not in (COUNT, SUM):
+        report(target.offset, "not-supported", f"{name} neither counts nor adds up, so no room can be foreseen", "remove retry_after")
+        return None
+    types = ["STRING", "NUMBER", "NUMBER"] if counter.has_groups else ["NUMBER", "NUMBER"]
+    places = _split(text, tree.offset)
+    if len(places) != len(types):
+        arguments = "a key, an amount and a limit" if counter.has_groups else "an amount and a limit, because the counter has no groups"
+        report(tree.offset, "type-error", f"{_FREES} takes {arguments}", _FORM)
+        return None
+    # Spaces keep every part at its place in the text.
+    parts = [check(" " * start + text[start:end], type_) for (start, end), type_ in zip(places, types, strict=True)]
+    sound = tuple(part for part in parts if part is not None)
+    return CheckedFrees(name, sound) if len(sound) == len(parts) else None
+
+
+def _split(text: str, opening: int) -> list[tuple[int, int]]:
+    """Return the places of the arguments of the call whose parenthesis is at `opening`."""
+    end = closing_offset(text, opening)
+    places = []
+    start = opening + 1
+    depth = 0
+    for token in tokens(text, opening + 1, end):
+        depth += {"open": 1, "close": -1}.get(token.lastgroup or "", 0)
+        if depth == 0 and token.group() == ",":
+            places.append((start, token.start()))
+            start = token.end()
+    places.append((start, end))
+    return places if text[opening + 1 : end].strip() else []
+
+
+def _scaled(value: object, scale: int, rounding: str) -> int | None:
+    """Return a number in the smallest unit; None for anything else, and for what has no such number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return int((Decimal(repr(value)) * Decimal(10) ** scale).to_integral_value(rounding))
+    except (ArithmeticError, ValueError):
+        return None

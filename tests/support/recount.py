@@ -1,0 +1,67 @@
+"""Counters counted again from a log, the slow and obvious way. It shares no code with the core: it reads events and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from gavel.v1 import decision_pb2, execution_pb2
+from gavel.v1.envelope_pb2 import Envelope
+
+_EFFECTIVE = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
+
+
+def recount(events: Sequence[Envelope], counter: dict[str, Any], group: str, now_ms: int) -> Fraction:
+    """Return what a counter by `params.customer_id` gives for a group at a time.
+
+    `counter` has `of`, `window_ms`, and optionally `keep` and one of `sum`, `distinct`, `min`, `max`, `last` over `params.amount`.
+    """
+    amounts = [amount for amount, lapses_at_ms in _entries(events, counter, group) if lapses_at_ms is None or lapses_at_ms > now_ms]
+    if "sum" in counter:
+        return sum(amounts, Fraction(0))
+    if "distinct" in counter:
+        return Fraction(len(set(amounts)))
+    if not amounts:
+        return Fraction(0)
+    if "min" in counter:
+        return min(amounts)
+    if "max" in counter:
+        return max(amounts)
+    return amounts[-1] if "last" in counter else Fraction(len(amounts))
+
+
+def _entries(events: Sequence[Envelope], counter: dict[str, Any], group: str) -> list[tuple[Fraction, int | None]]:
+    """Return the amount of every event that ever counted in a group, and when it no longer counts (None: not yet known)."""
+    window_ms = counter["window_ms"]
+    entries: dict[str, tuple[Fraction, int | None]] = {}
+    settled: set[str] = set()
+    for event in events:
+        payload = event.WhichOneof("payload")
+        recorded_ms = event.recorded_at.seconds * 1000 + event.recorded_at.nanos // 1_000_000
+        if payload == counter["of"].removesuffix("s") or (payload == "decision" and counter["of"] in ("approvals", "rejections")):
+            params = _counted_params(event, counter["of"])
+            if params is not None and params["customer_id"] == group:
+                lapses_at_ms = None if counter.get("keep") else recorded_ms + window_ms
+                entries[event.event_id] = (Fraction(str(params["amount"])), lapses_at_ms)
+        if not counter.get("keep"):
+            continue
+        if payload == "execution" and event.execution.decision_id in entries and event.execution.status in _EFFECTIVE:
+            settled.add(event.execution.decision_id)
+            amount, _ = entries[event.execution.decision_id]
+            entries[event.execution.decision_id] = (amount, recorded_ms + window_ms)
+        if payload == "execution" and event.execution.status == execution_pb2.EXECUTION_STATUS_ABORTED:
+            entries.pop(event.execution.decision_id, None)  # given up
+        if payload == "decision" and event.decision.outcome != decision_pb2.OUTCOME_APPROVED:
+            ended = event.decision.previous_decision_id
+            if event.decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED) and ended not in settled:
+                entries.pop(ended, None)
+    return list(entries.values())
+
+
+def _counted_params(event: Envelope, source: str) -> dict[str, Any] | None:
+    if source == "proposals":
+        return dict(event.proposal.params)
+    wanted = decision_pb2.OUTCOME_APPROVED if source == "approvals" else decision_pb2.OUTCOME_REJECTED
+    decision = event.decision
+    return dict(decision.params) if decision.outcome == wanted and not decision.previous_decision_id else None

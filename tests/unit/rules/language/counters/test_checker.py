@@ -1,0 +1,125 @@
+"""Mistakes in counters and in reads of them: each has a place, says what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
+
+SAMPLE = """\
+gavel: v2
+rule_set: refunds
+version: 1
+actions:
+  refund.create:
+    params:
+      type: object
+      required: [amount, customer]
+      properties: {amount: {type: number}, count: {type: integer}, customer: {type: string, maxLength: 20}}
+    facts: {owner: {key: order.owner, type: string, max_length: 20, max_age_ms: 1000, optional: true}}
+counters:
+  spent: {of: approvals, action: refund.*, by: params.customer, sum: params.amount, window_ms: 1000, keep: reserved}
+  calls: {of: proposals, action: refund.create, window_ms: 1000}
+rules:
+  - id: over
+    action: refund.create
+    priority: 2
+    when: history.spent(params.customer) > 9.0 || history.calls() > 5
+    effect: reject
+    reason_code: OVER
+  - {id: ok, action: refund.create, priority: 1, when: 'true', effect: approve}
+"""
+
+
+def compile_changed(old: str = "", new: str = "") -> CompiledRuleSet:
+    """Compile the sample with one change."""
+    assert old in SAMPLE
+    return compile_rule_set(SAMPLE.replace(old, new, 1) if old else SAMPLE)
+
+
+def test_reads_become_variables() -> None:
+    """Reads of one counter with one key are one variable, whatever the spaces; the text keeps its length."""
+    compiled = compile_changed("history.calls() > 5", "history.spent( params.customer ) > 1.0 || history.spent('x') > 1.0")
+    action = compiled.actions["refund.create"]
+    assert [("spent", "params.customer", "History.spent_0"), ("spent", "'x'", "History.spent_1")] == [*map(tuple, action.counter_reads)]
+    assert len(action.conditions[0].text) == len(action.conditions[0].source)
+
+
+def test_equal_counters_have_equal_digests() -> None:
+    """A counter is known by what it counts: other rules and another name do not matter, another window does."""
+    spent = compile_changed().counters["spent"].digest
+    assert spent == compile_changed("> 9.0", "> 8.0").counters["spent"].digest
+    assert spent != compile_changed("window_ms: 1000, keep", "window_ms: 1001, keep").counters["spent"].digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("gavel: v2", "gavel: v1", "11:1: unknown-key: no such key here: counters need the language's second version (write `gavel: v2`)"),
+        (
+            "action: refund.*, ",
+            "",
+            "12:3: missing-key: a counter of approvals needs the actions that it counts (add e.g. `action: refund.create`)",
+        ),
+        ("refund.*", "refunt.*", "12:"),
+        ("action: refund.*", "action: refund.*, fact: a.b", "unknown-key: a counter of approvals counts actions, not facts"),
+        (
+            ", window_ms: 1000, keep: reserved",
+            ", keep: reserved",
+            "missing-key: the counter has no window (add `window_ms`, or `calendar`)",
+        ),
+        ("window_ms: 1000, keep", "window_ms: 1000, calendar: {unit: day}, keep", "unknown-key: the counter has two windows"),
+        ("sum: params.amount", "sum: params.amount, max: params.amount", "unknown-key: the counter already has `sum`"),
+        ("of: approvals", "of: rejections", "unknown-key: only approvals are reserved"),
+        ("window_ms: 1000}", "window_ms: 1000, settle: '1.0'}", "unknown-key: only reserved approvals are settled (add `keep: reserved`)"),
+        ("sum: params.amount", "sum: params.customer", "type-error: the expression gives string, not a number"),
+        ("by: params.customer", "by: params.amount", "not-string: the expression gives double, not string"),
+        ("by: params.customer", "by: params.custmer", "unknown-name: params has no field custmer (did you mean params.customer?)"),
+        ("history.calls()", "history.cals()", "unknown-name: the rule set has no counter cals (did you mean history.calls?)"),
+        ("history.calls()", "history.calls", "not-a-value: history.calls is a counter (call it: history.calls())"),
+        ("history.calls()", "history.calls('x')", "type-error: history.calls takes no argument, because it has no `by`"),
+        ("history.spent(params.customer)", "history.spent()", "type-error: history.spent takes one argument, the key of a group"),
+        ("history.spent(params.customer)", "history.spent(params.amount)", "not-string: the expression gives double, not string"),
+        ("history.spent(params.customer)", "history.spent(facts.owner)", "unguarded-optional: facts.owner may be absent"),
+        (
+            "history.calls() > 5",
+            "history.spent(string(history.calls())) > 1.0",
+            "not-supported: the key of a counter reads another counter",
+        ),
+        ("history.calls() > 5", "['a'].exists(x, history.spent(x) > 1.0)", "unknown-name: there is no name x"),
+        (
+            "reason_code: OVER",
+            "reason_code: OVER\n    retry_after: history.spent.frees(params.amount, 1.0)",
+            "type-error: frees takes a key, an amount and a limit",
+        ),
+        (
+            "reason_code: OVER",
+            "reason_code: OVER\n    retry_after: history.spnt.frees(1.0)",
+            "unknown-name: the rule set has no counter",
+        ),
+        (
+            "reason_code: OVER",
+            "reason_code: OVER\n    retry_after: duration('1h')",
+            "type-error: retry_after is no call of frees",
+        ),
+        (
+            "'true', effect: approve",
+            "'true', effect: approve, retry_after: history.calls.frees(1, 2)",
+            "unknown-key: only a refusal can be tried again",
+        ),
+    ],
+)
+def test_mistakes(old: str, new: str, expected: str) -> None:
+    """A mistake of a counter, or of a read, is reported with what is wrong and what to do."""
+    with pytest.raises(DocumentError) as failure:
+        compile_changed(old, new)
+    messages = [message.format("").lstrip(":") for message in failure.value.messages]
+    assert any(expected in message for message in messages), messages
+
+
+def test_a_guarded_key() -> None:
+    """A key may be an optional fact that the condition tests first."""
+    compiled = compile_changed("history.calls() > 5", "has(facts.owner) && history.spent(facts.owner) > 1.0")
+    reads: list[Any] = [read.key for read in compiled.actions["refund.create"].counter_reads]
+    assert ["params.customer", "facts.owner"] == reads
