@@ -27,6 +27,8 @@ from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.fairness.turns import call_slice
+from gavel_server.history.snapshot_comparison import SnapshotComparison
+from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogCorruptError, Record
 
 # Events read at once, and those checked before other tasks get their turn: some milliseconds of work.
@@ -46,8 +48,11 @@ async def verify(
     engine: Engine.ValueType = decision_pb2.ENGINE_UNSPECIFIED,
     from_sequence_number: int = 0,
     to_sequence_number: int = 0,
+    snapshots: SnapshotFiles | None = None,
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Recompute the log up to `to_sequence_number` (0: its head now) and compare from `from_sequence_number` (0: the start).
+
+    The state is compared with each of `snapshots` that it passes.
 
     Yields progress, which counts up once per pass, and last the verdict. Raises ReplayRangeError, LogUnavailableError.
     """
@@ -63,18 +68,29 @@ async def verify(
             compare_from=max(from_sequence_number, 1),
             compiled=precompiler.compile_document,
         )
-        feed = recomputation.feed
+        comparison = SnapshotComparison(snapshots)
+        await comparison.load(log, last)
+        fed = 0
+
+        def feed(record: Record) -> None:
+            nonlocal fed
+            recomputation.feed(record.sequence_number, record.envelope)
+            fed = record.sequence_number
 
         async def before(envelope: bytes) -> None:
+            if comparison.is_due(fed):
+                await comparison.compare(fed, recomputation.state)
             await precompiler.before(recomputation.state, envelope)
             early_judging = recomputation.early_judging(envelope)
             time_slice = call_slice(SLICE_EVENTS, INTERNAL)
             while early_judging is not None and early_judging.step():
                 await time_slice.spend(1)
 
-        async for number in pages(log, last, lambda record: feed(record.sequence_number, record.envelope), before):
+        async for number in pages(log, last, feed, before):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
         recomputation.finish(at_head=last == head)
+        if comparison.is_due(last):
+            await comparison.compare(last, recomputation.state)
         proof = FillProof(log.bus, recomputation.fills)
         async for number in pages(log, proof.last, lambda record: proof.feed(record.sequence_number, record.envelope)):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=proof.last))
@@ -89,9 +105,14 @@ async def verify(
             events=events,
             decisions=decisions,
             derived_facts=recomputation.derived_facts,
-            message=f"proved: {events} events, {decisions} decisions recomputed equal",
+            snapshots=comparison.compared,
+            message=f"proved: {events} events, {decisions} decisions recomputed equal" + _and_snapshots(comparison.compared),
         )
     )
+
+
+def _and_snapshots(count: int) -> str:
+    return f", {count} snapshot{'s' if count > 1 else ''} confirmed" if count else ""
 
 
 async def impact(

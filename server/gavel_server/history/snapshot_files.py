@@ -110,6 +110,14 @@ class SnapshotFiles:
         except (DecodeError, ValueError) as error:
             raise SnapshotError(f"this build cannot restore it: {error}") from error
 
+    def read_digest(self, number: int) -> bytes:
+        """Return the hash over the tables of a snapshot. Raises SnapshotError."""
+        self.check(number)
+        for part in self.read_parts(number):
+            if part.state_sha256:
+                return part.state_sha256
+        raise SnapshotError("it has no hash of its state")
+
     def read(self, number: int) -> State:
         """Return the state of a snapshot. Raises SnapshotError."""
         self.check(number)

@@ -41,7 +41,14 @@ class ReplayServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         async with self._replay_slots.occupy(context.address):
             try:
-                responses = verify(sequencer.log, engine=request.engine, from_sequence_number=first, to_sequence_number=last)
+                snapshots = sequencer.replica.snapshots
+                responses = verify(
+                    sequencer.log,
+                    engine=request.engine,
+                    from_sequence_number=first,
+                    to_sequence_number=last,
+                    snapshots=None if snapshots is None else snapshots.files,
+                )
                 async with aclosing(responses) as items:
                     async for item in items:
                         yield item

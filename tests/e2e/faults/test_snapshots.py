@@ -53,8 +53,10 @@ async def test_kills_leave_whole_snapshots(redis_url: str, bus: str, tmp_path: P
     assert [] == list(directory.glob("*.new"))
     # A clean stop writes a snapshot unless fewer than EVERY events are new.
     assert head - max(int(path.stem) for path in directory.glob("*.snapshot")) < EVERY
-    replayed = run_gavel(["replay", "--redis", redis_url, "--bus", bus], {})
+    replayed = run_gavel(["replay", "--redis", redis_url, "--bus", bus, "--snapshots", server.data], {})
     assert 0 == replayed.returncode, replayed
+    count = len(list(directory.iterdir()))
+    assert replayed.stdout.endswith(f"recomputed equal, {count} snapshot{'s' if count > 1 else ''} confirmed\n"), replayed
 
 
 async def _work(client: object, subject: str) -> None:

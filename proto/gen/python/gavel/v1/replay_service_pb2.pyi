@@ -135,6 +135,7 @@ class ReplayVerdict(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DERIVED_FACTS_FIELD_NUMBER: _builtins.int
     DRIFTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
     proved: _builtins.bool
     """Whether the status is PROVED."""
     events: _builtins.int
@@ -147,6 +148,8 @@ class ReplayVerdict(_message.Message):
     """The verdict as one sentence."""
     derived_facts: _builtins.int
     """Number of derived facts recomputed with equal result."""
+    snapshots: _builtins.int
+    """Number of snapshots in the data directory whose state was recomputed equal."""
     @_builtins.property
     def divergence(self) -> Global___Divergence:
         """The first divergence, if any."""
@@ -168,10 +171,11 @@ class ReplayVerdict(_message.Message):
         message: _builtins.str = ...,
         derived_facts: _builtins.int = ...,
         drifts: _abc.Iterable[_drift_pb2.Drift] | None = ...,
+        snapshots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["divergence", b"divergence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "derived_facts", b"derived_facts", "divergence", b"divergence", "drifts", b"drifts", "events", b"events", "message", b"message", "proved", b"proved", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "derived_facts", b"derived_facts", "divergence", b"divergence", "drifts", b"drifts", "events", b"events", "message", b"message", "proved", b"proved", "snapshots", b"snapshots", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

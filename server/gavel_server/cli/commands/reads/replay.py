@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gavel.v1.rule_set_service_pb2 import ReplayProgress, SimulateRuleSetResponse
     from gavel_rules.language.rule_set import CompiledRuleSet
 
+    from gavel_server.history.snapshot_files import SnapshotFiles
     from gavel_server.log.protocol import EventLog
 
 EXIT_DIVERGED: Final = 3
@@ -63,6 +64,13 @@ def replay(
     rules: Annotated[
         str, typer.Option("--rules", metavar="FILE", help="List the past decisions that this candidate rule set would change.")
     ] = "",
+    snapshots: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Compare the state with the snapshots in a server's data directory. Default with --data: those in it.",
+        ),
+    ] = None,
     engine: Annotated[EngineName, typer.Option(help="The rule engine to decide with.")] = EngineName.RETE,
     as_json: Json = False,
     debug: Debug = False,
@@ -95,7 +103,9 @@ def replay(
     if server:
         verification = _verify_on_server(server, bus, from_sequence_number, to_sequence_number, engine_value)
     else:
-        verification = verify_log(_open_log(data, redis, bus), from_sequence_number, to_sequence_number, engine_value)
+        directory, url = log_location(data, redis)
+        files = _snapshot_files(snapshots if url else snapshots or directory, bus)
+        verification = verify_log(_open_log(data, redis, bus), from_sequence_number, to_sequence_number, engine_value, files)
     verdict = asyncio.run(_show_progress(verification))
     raise typer.Exit(_print_verdict(verdict, as_json))
 
@@ -108,11 +118,18 @@ def _open_log(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextMa
     return offline_log.open_redis(url, bus, mask_url(url)) if url else offline_log.open_directory(directory, bus)
 
 
+def _snapshot_files(data: Path | None, bus: str) -> SnapshotFiles | None:
+    from gavel_server.history.snapshot_files import SnapshotFiles
+
+    return None if data is None else SnapshotFiles(data, bus)
+
+
 async def verify_log(
     log_context: AbstractAsyncContextManager[EventLog],
     from_sequence_number: int,
     to_sequence_number: int,
     engine: Engine.ValueType,
+    snapshots: SnapshotFiles | None = None,
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Verify the log that `log_context` opens. Yield progress, then the verdict, also for a log too damaged to be opened."""
     from gavel.v1.replay_service_pb2 import VerifyReplayResponse
@@ -123,7 +140,7 @@ async def verify_log(
     try:
         async with log_context as log:
             async for response in verify(
-                log, engine=engine, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number
+                log, engine=engine, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number, snapshots=snapshots
             ):
                 yield response
     except ReplayRangeError as error:
