@@ -1,0 +1,75 @@
+"""Answers to a client: texts that a model can act on, and the same for programs in `structuredContent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gavel.v1.arbitration_service_pb2 import DecisionPhase, WaitDecisionResponse
+from gavel.v1.execution_pb2 import ExecutionStatus
+from mcp_types import CallToolResult, TextContent
+
+from gavel_client.decisions import explain, to_dict
+from gavel_client.gate import Pending, Refused
+from gavel_client.rpc.errors import GavelError, describe_error
+
+STATUS_TOOL: Final = "gavel_decision_status"
+
+
+def failed(text: str, structured: Mapping[str, Any] | None = None) -> CallToolResult:
+    """Return a tool error."""
+    return CallToolResult(content=[TextContent(text=text)], structured_content=dict(structured) if structured else None, is_error=True)
+
+
+def unreachable(error: GavelError) -> CallToolResult:
+    """Return the answer to a call that was not made, because Gavel could not be reached or refused the request."""
+    lines = [f"The call was not made: Gavel did not decide about it ({describe_error(error)})."]
+    lines += [f"{violation.field}: {violation.description}" for violation in error.violations]
+    return failed("\n".join(lines))
+
+
+def unknown(error: GavelError) -> CallToolResult:
+    """Return the answer to a call that was begun, and whose outcome could not be recorded."""
+    text = f"The call may have been made: it was begun, but its outcome could not be recorded ({describe_error(error)}). A person has to look at it."
+    return failed(text)
+
+
+def closed(reason: str) -> CallToolResult:
+    """Return the answer to a call of a closed tool."""
+    return failed(f"The call was not made: {reason}.")
+
+
+def refused(answer: Refused) -> CallToolResult:
+    """Return a refusal. Its `structuredContent` is the retry hint, with the decision and the reason code."""
+    structured: dict[str, Any] = {"reason_code": answer.reason}
+    if answer.decision is not None:
+        structured["decision_id"] = answer.decision.event_id
+        structured["terminal"] = answer.decision.decision.terminal
+    return failed(answer.explain(), {**structured, **(to_dict(answer.hint) if answer.hint is not None else {})})
+
+
+def pending(answer: Pending) -> CallToolResult:
+    """Return the answer to a call that waits for a person or for another attempt."""
+    text = (
+        f"{answer.explain()}\nThe call was not made yet. Call {STATUS_TOOL} with decision_id {answer.decision_id} to learn how it stands; "
+        "once it is approved, make the same call again with the same arguments."
+    )
+    return failed(text, {"status": "PENDING", "decision_id": answer.decision_id, "reason_code": answer.reason, "status_tool": STATUS_TOOL})
+
+
+def status(state: WaitDecisionResponse) -> CallToolResult:
+    """Return how a decision stands."""
+    decision = state.decision
+    lines = [explain(decision)]
+    structured: dict[str, Any] = {
+        "decision_id": decision.event_id,
+        "proposal_id": decision.decision.proposal_id,
+        "action_type": decision.decision.action_type,
+        "outcome": to_dict(decision.decision)["outcome"],
+        "reason_code": decision.decision.reason_code,
+        "phase": DecisionPhase.Name(state.phase).removeprefix("DECISION_PHASE_"),
+    }
+    if state.HasField("execution"):
+        structured["execution"] = ExecutionStatus.Name(state.execution.execution.status).removeprefix("EXECUTION_STATUS_")
+        lines.append(f"The last attempt: {structured['execution']}.")
+    return CallToolResult(content=[TextContent(text="\n".join(lines))], structured_content=structured)

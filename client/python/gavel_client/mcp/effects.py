@@ -1,0 +1,207 @@
+"""Calls with effects: each becomes a proposal, and is made once if it is approved.
+
+The gate proposes the call, begins its execution and reports how it ended; the runtime of tools makes it within the lease, with the params of
+the decision. The effect of a call runs to its end even if the client that made it goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gavel.v1.execution_pb2 import Execution
+from mcp_types import CallToolResult
+
+from gavel_client.evidence.store import EvidenceError, EvidenceStore
+from gavel_client.gate import Action, Allowed, Answer, Call, Finished, Gate, Pending, Refused, ToolActions
+from gavel_client.handlers import HandlerResult
+from gavel_client.mcp import answers
+from gavel_client.mcp.caller import Caller
+from gavel_client.mcp.configuration import ToolSettings
+from gavel_client.mcp.definitions import ToolDefinition
+from gavel_client.mcp.open_calls import OpenCalls, Turn
+from gavel_client.mcp.provider import MAY_HAVE_ACTED, REPORTED, result_of
+from gavel_client.mcp.witness import MARGIN_MS, Agent, Witness, failure_result, read_fields, subject_of
+from gavel_client.rpc.errors import GavelError
+from gavel_client.tools import ToolContext, ToolOutcome, ToolRuntime
+from gavel_client.tools.errors import ARGS, PERMISSION
+from gavel_client.values import from_struct
+
+# Clients wait for about a minute for the answer to a call; the gate waits for competing proposals only for a part of it.
+DECISION_MS_MAX: Final = 20_000
+# Time of a lease beyond that of the call, to record the result and the report.
+LEASE_MARGIN_MS: Final = 15_000
+TOOL_ERROR: Final = "TOOL_ERROR"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EffectCall:
+    """One call with effects."""
+
+    definition: ToolDefinition
+    settings: ToolSettings
+    arguments: Mapping[str, Any]
+    agent: Agent
+    timeout_ms: int
+
+    @property
+    def action(self) -> Action:
+        """The action that the call proposes. Raises ExpressionError for a call without a subject."""
+        return Action(self.definition.name, subject_of(self.definition, self.settings, self.arguments), self.arguments)
+
+
+class Effects:
+    """Proposes calls, makes approved ones, and remembers which are open."""
+
+    def __init__(
+        self, runtime: ToolRuntime, witness: Witness, open_calls: OpenCalls, evidence: EvidenceStore, executor: str, max_fact_age_ms: int
+    ) -> None:
+        self._runtime: Final = runtime
+        self._witness: Final = witness
+        self._open_calls: Final = open_calls
+        self._evidence: Final = evidence
+        self._executor: Final = executor
+        self._max_fact_age_ms: Final = max_fact_age_ms
+        self._running: Final[set[asyncio.Task[Any]]] = set()
+
+    async def call(self, call: EffectCall, caller: Caller) -> CallToolResult | Pending | Refused:
+        """Propose a call and make it if it is approved. A Refused without a decision means that Gavel could not decide in time.
+
+        Raises GavelError if Gavel cannot be reached, ExpressionError for a call without a subject, OSError if the state cannot be written.
+        """
+        turn = self._turn(call, caller)
+        answer = await self._to_its_end(self._decide_and_make(call, caller, turn))
+        is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
+        if is_final and not caller.idempotency_key:
+            self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
+        return answer
+
+    async def resume(self, decision_id: str, call: EffectCall) -> CallToolResult | Pending | Refused:
+        """Make the call that a decision has approved meanwhile. Raises GavelError."""
+        gate_call = Call(call.definition.name, call.arguments, decision_id)
+        answer = await self._to_its_end(self._make(await self._gate(call).begin(decision_id, gate_call), call))
+        if not isinstance(answer, Pending):
+            self.forget(call)
+        return answer
+
+    def forget(self, call: EffectCall) -> None:
+        """Forget an open call that is made without approval. Raises OSError."""
+        self._open_calls.close(call.agent.id, call.definition.name, call.arguments)
+
+    async def close(self, grace_ms: int) -> None:
+        """Wait for the calls under way; those that take longer than `grace_ms` are stopped and reported."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=grace_ms / 1000)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    def _turn(self, call: EffectCall, caller: Caller) -> Turn:
+        if caller.idempotency_key or caller.turn:
+            return Turn(caller.trace_id, caller.turn)
+        return self._open_calls.open(call.agent.id, call.definition.name, call.arguments, caller.trace_id)
+
+    async def _to_its_end(self, making: Any) -> Any:
+        """Await a call in a task of its own, which a client that goes away does not stop."""
+        task = asyncio.create_task(making)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn) -> CallToolResult | Pending | Refused:
+        action = call.action
+        problem = await self._witness.state_digest(call.definition, action.subject, turn.task, call.agent, call.timeout_ms)
+        if problem:
+            return answers.closed(problem)
+        gate_call = Call(call.definition.name, call.arguments, turn.task, turn.turn, caller.idempotency_key)
+        return await self._make(await self._gate(call)(gate_call), call)
+
+    def _gate(self, call: EffectCall) -> Gate:
+        actions = ToolActions()
+        actions.tool(call.definition.name)(lambda _: self._with_age(call.action))
+        return Gate(
+            call.agent.client,
+            actions,
+            agent=call.agent.id,
+            executor=self._executor,
+            lease_ms=call.timeout_ms + MARGIN_MS + LEASE_MARGIN_MS,
+            deadline_ms=DECISION_MS_MAX,
+        )
+
+    def _with_age(self, action: Action) -> Action:
+        return Action(action.action_type, action.subject, action.params, max_fact_age_ms=self._max_fact_age_ms)
+
+    async def _make(self, answer: Answer, call: EffectCall) -> CallToolResult | Pending | Refused:
+        match answer:
+            case Allowed():
+                return await self._carry_out(answer, call)
+            case Finished():
+                return await self._recorded(answer)
+        return answer
+
+    async def _carry_out(self, allowed: Allowed, call: EffectCall) -> CallToolResult:
+        """Make an approved call within its lease, and report it."""
+        execution = allowed.execution
+        context = ToolContext(
+            execution.decision.subject,
+            trace_id=execution.decision.trace_id,
+            causation_id=execution.decision.event_id,
+            agent_id=call.agent.id,
+            timeout_ms=call.timeout_ms + MARGIN_MS,
+            execution=execution,
+        )
+        try:
+            outcome = await allowed.run(
+                lambda: self._runtime.invoke(call.definition.name, execution.params, context), lambda made: _report(made, call)
+            )
+        except GavelError as error:
+            return answers.unknown(error)
+        return failure_result(outcome) if outcome.data is None else result_of(outcome.data)
+
+    async def _recorded(self, finished: Finished) -> CallToolResult:
+        """Return the result of a call that was made before, from the evidence."""
+        data = await asyncio.to_thread(self._kept, finished.report.execution)
+        if data is None:
+            return answers.failed(finished.explain())
+        return result_of(data)
+
+    def _kept(self, execution: Execution) -> dict[str, Any] | None:
+        evidence_hash = from_struct(execution.result).get("evidence_hash")
+        if not isinstance(evidence_hash, str) or not evidence_hash:
+            return None
+        with suppress(EvidenceError, ValueError):
+            data = json.loads(self._evidence.get(evidence_hash))
+            return data if isinstance(data, dict) and "content" in data else None
+        return None
+
+
+def _report(outcome: ToolOutcome, call: EffectCall) -> HandlerResult:
+    """Return the report of a call: what the tool returned, by its hashes and the configured fields, or how it failed."""
+    if outcome.data is not None:
+        fields = read_fields(call.definition, call.settings, call.arguments, outcome.data)
+        return HandlerResult.success(
+            {
+                "content_hash": outcome.result_hash,
+                "evidence_hash": outcome.evidence_hash,
+                "evidence_uri": outcome.evidence_uri,
+                **({"fields": fields} if fields else {}),
+            }
+        )
+    error = outcome.error
+    if error is None:
+        return HandlerResult.partial((), TOOL_ERROR, "the call ended without result and without error")
+    if REPORTED in error.details:
+        if call.settings.on_error == "aborted":
+            return HandlerResult.aborted(TOOL_ERROR)
+        return HandlerResult.partial((), TOOL_ERROR, "the tool reports an error; its effect is unknown")
+    if error.refused or not error.details.get(MAY_HAVE_ACTED, error.code not in (ARGS, PERMISSION)):
+        return HandlerResult.aborted(f"TOOL_{error.code.removeprefix('E_')}")
+    return HandlerResult.partial((), f"TOOL_{error.code.removeprefix('E_')}", f"{error.message}; the effect is unknown")

@@ -1,0 +1,75 @@
+"""Open calls: the calls with effects that have not been answered for good, in files that outlive the proxy.
+
+A client may send the same call again because it wants it twice, or because the first answer never came, for example after the proxy was
+killed or while a person decides. The proxy tells them apart by a *turn*. A call without an idempotency key gets a new turn, unless the
+same call is open: then it gets the turn of that one, so that it leads to the same proposal. The turn is on the disk before the proposal is
+sent, and is forgotten when the call has its final answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gavel_client.envelopes import content_hash, new_event_id
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The turn of an open call, in the task (the trace) in which it was first made."""
+
+    task: str
+    turn: str
+
+
+class OpenCalls:
+    """The open calls of a proxy in a folder; proxies that share it share their open calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder: Final = folder
+
+    def open(self, agent: str, tool: str, arguments: Mapping[str, Any], task: str) -> Turn:
+        """Return the turn of the open call that is equal; else open one in `task`. Raises OSError, ValueError."""
+        path = self._path(agent, tool, arguments)
+        while True:
+            with suppress(FileNotFoundError):
+                return Turn(**json.loads(path.read_text(encoding="utf-8")))
+            turn = Turn(task, new_event_id())
+            with suppress(FileExistsError):
+                self._write(path, turn)
+                return turn
+
+    def close(self, agent: str, tool: str, arguments: Mapping[str, Any], turn: Turn | None = None) -> None:
+        """Forget a call that has its final answer, if its turn is `turn`; None: whatever its turn is. Raises OSError."""
+        path = self._path(agent, tool, arguments)
+        with suppress(FileNotFoundError):
+            if turn is None or Turn(**json.loads(path.read_text(encoding="utf-8"))) == turn:
+                path.unlink()
+
+    def _path(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> Path:
+        return self._folder / f"{content_hash([agent, tool, dict(arguments)]).removeprefix('sha256:')}.json"
+
+    def _write(self, path: Path, turn: Turn) -> None:
+        """Put a whole file in place, durably. Raises FileExistsError if there is one."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"task": turn.task, "turn": turn.turn}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

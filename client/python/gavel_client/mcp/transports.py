@@ -1,0 +1,82 @@
+"""The ways in which clients reach the proxy: stdio, and streamable HTTP with tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import uvicorn
+from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import AccessToken
+from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
+from starlette.middleware.authentication import AuthenticationMiddleware
+
+PATH: Final = "/mcp"
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+STOP_SECONDS_MAX: Final = 10
+
+
+async def serve_stdio(server: Server[Any]) -> None:
+    """Serve the client at stdin and stdout until it closes stdin."""
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+async def serve_http(server: Server[Any], listener: socket.socket, tokens: Mapping[str, str], stopped: asyncio.Event) -> None:
+    """Serve clients at PATH of a listening socket until `stopped`.
+
+    `tokens` has the agent of each token; without any, every client that reaches the socket is the proxy's agent.
+    """
+    host = str(listener.getsockname()[0])
+    application: Any = server.streamable_http_app(streamable_http_path=PATH, host=host, max_request_body_size=REQUEST_BYTES_MAX)
+    if tokens:
+        application = _guarded(application, tokens)
+    web = _WebServer(
+        uvicorn.Config(application, log_config=None, access_log=False, timeout_graceful_shutdown=STOP_SECONDS_MAX, server_header=False)
+    )
+    serving = asyncio.create_task(web.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    web.should_exit = True
+    stopping.cancel()
+    await serving
+
+
+class _WebServer(uvicorn.Server):
+    """A web server that leaves signals to the program."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def _guarded(application: Any, tokens: Mapping[str, str]) -> Callable[..., Any]:
+    """Return the application behind bearer tokens."""
+    protected = AuthenticationMiddleware(RequireAuthMiddleware(application, []), backend=BearerAuthBackend(_Tokens(tokens)))
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await (application if scope["type"] == "lifespan" else protected)(scope, receive, send)
+
+    return answer
+
+
+class _Tokens:
+    """Tokens of the configuration, compared in constant time."""
+
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        self._tokens: Final = [(token.encode(), agent) for token, agent in tokens.items()]
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Return whose token it is."""
+        given = token.encode(errors="replace")
+        agent = ""
+        for expected, owner in self._tokens:
+            if hmac.compare_digest(given, expected):
+                agent = owner
+        return AccessToken(token=token, client_id=agent, scopes=[]) if agent else None
