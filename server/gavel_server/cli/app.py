@@ -28,6 +28,9 @@ from gavel_server.cli.commands.identity.certs import dev
 from gavel_server.cli.commands.identity.context import context
 from gavel_server.cli.commands.identity.token import create as create_token
 from gavel_server.cli.commands.operations.export import export
+from gavel_server.cli.commands.mcp.accept import accept
+from gavel_server.cli.commands.mcp.proxy import proxy
+from gavel_server.cli.commands.mcp.scaffold import scaffold
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
 from gavel_server.cli.commands.people.accept_clock import accept_clock
@@ -92,6 +95,7 @@ grants = typer.Typer(help="Check, test, deploy and read who may do what.", no_ar
 buses = typer.Typer(help="Open buses, and list them.", no_args_is_help=True)
 tools = typer.Typer(help="Register tools, bind them to providers, resolve their names, and call them.", no_args_is_help=True)
 evidence = typer.Typer(help="Read, verify and prune what tools returned.", no_args_is_help=True)
+mcp = typer.Typer(help="Govern the calls of MCP clients to MCP servers.", no_args_is_help=True)
 
 
 def _print_version(value: bool) -> None:
@@ -143,6 +147,7 @@ app.add_typer(grants, name="grants")
 app.add_typer(buses, name="bus")
 app.add_typer(tools, name="tools")
 app.add_typer(evidence, name="evidence")
+app.add_typer(mcp, name="mcp")
 app.add_typer(context, name="context")
 app.add_typer(certs, name="certs")
 app.add_typer(token, name="token")
@@ -177,6 +182,11 @@ tools.command("call")(call_tool)
 evidence.command("get")(get_evidence)
 evidence.command("verify")(verify_evidence)
 evidence.command("prune")(prune_evidence)
+
+# In the order of `gavel mcp --help`.
+mcp.command("scaffold")(scaffold)
+mcp.command("proxy")(proxy)
+mcp.command("accept")(accept)
 
 # In the order of `gavel grants --help`: offline on files, then on a server.
 grants.command("lint")(lint_grants_files)

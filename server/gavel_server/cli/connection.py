@@ -38,7 +38,7 @@ def connect(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClie
 
     tls, credentials = client_arguments(server)
     with _exit_on_interrupt(), SyncGavelClient(server, bus=bus, tls=tls, credentials=credentials, tries_max=TRIES_MAX) as client:
-        _check_credentials(client)
+        check_credentials(client)
         try:
             yield client
         except GavelError as error:
@@ -51,11 +51,11 @@ def open_client(server: str, bus: str) -> GavelClient:
 
     tls, credentials = client_arguments(server)
     client = GavelClient(server, bus=bus, tls=tls, credentials=credentials)
-    _check_credentials(client)
+    check_credentials(client)
     return client
 
 
-def _check_credentials(client: GavelClient | SyncGavelClient) -> None:
+def check_credentials(client: GavelClient | SyncGavelClient) -> None:
     """Raise InvalidInputError if a file of the connection cannot be used."""
     try:
         client.check_credentials()

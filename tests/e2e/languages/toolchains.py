@@ -68,21 +68,26 @@ def build_go_module(sources: Path) -> Path:
 
 def build_typescript() -> list[str]:
     """Return the command of the TypeScript program."""
-    _need("node", "Node.js")
-    _need("npm", "npm")
     folder = _copy_sources("typescript", keep="node_modules")
-    lock, installed = folder / "package-lock.json", folder / "node_modules/.gavel-lock"
-    if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
-        available = _run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], folder)
-        if available.returncode:
-            _give_up("the packages of package-lock.json cannot be had", available)
-        installed.write_bytes(lock.read_bytes())
+    install_npm_packages(folder)
     (folder / "generated").mkdir()
     plugin = folder / "node_modules/.bin/protoc-gen-es"
     options = (f"--plugin={plugin.name}={plugin}", f"--es_out={folder / 'generated'}", "--es_opt=target=ts,import_extension=js")
     _generate(*options, with_google=True)
     _check(_run([str(folder / "node_modules/.bin/tsc")], folder))
     return ["node", str(folder / "out/status.js")]
+
+
+def install_npm_packages(folder: Path) -> None:
+    """Install what the package-lock.json of a folder pins, unless it is installed."""
+    _need("node", "Node.js")
+    _need("npm", "npm")
+    lock, installed = folder / "package-lock.json", folder / "node_modules/.gavel-lock"
+    if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
+        available = _run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], folder)
+        if available.returncode:
+            _give_up("the packages of package-lock.json cannot be had", available)
+        installed.write_bytes(lock.read_bytes())
 
 
 def build_java() -> list[str]:

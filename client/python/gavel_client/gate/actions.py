@@ -24,13 +24,15 @@ class Call:
 
     `task` names the conversation or the piece of work, for instance a thread. It must be the same when the work is repeated or resumed, and
     different for other work. `turn` names the answer of the model in it that has the call. Calls of one task and turn that propose the
-    same action are one call.
+    same action are one call. So are all calls with one `idempotency_key`, whatever their task; the gate raises RunKeyError if they propose
+    different actions.
     """
 
     tool: str
     arguments: Mapping[str, Any]
     task: str
     turn: str = ""
+    idempotency_key: str = ""
 
     def __post_init__(self) -> None:
         """Check the arguments. Raises ValueError."""

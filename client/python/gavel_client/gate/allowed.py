@@ -23,9 +23,10 @@ from gavel_client.blocking import run_blocking
 from gavel_client.executor.lease import STOP_FRACTION
 from gavel_client.executor.reports import now, report_envelope, strip_result
 from gavel_client.gate.results import LEASE_OVER, failure, success, unknown
-from gavel_client.handlers import HandlerResult
+from gavel_client.handlers import ExecutionContext, HandlerResult
 from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.timeouts import timeout
+from gavel_client.values import from_struct
 
 # How long a report is sent again while the server cannot be reached.
 REPORT_MS: Final = 60_000
@@ -60,6 +61,14 @@ class Allowed:
     def decision(self) -> Envelope | None:
         """The approved decision; None for a tool without effect."""
         return None if self._attempt is None else self._attempt.started.decision
+
+    @property
+    def execution(self) -> ExecutionContext:
+        """The attempt, as handlers and the runtime of tools see it. Raises ValueError for a tool without effect."""
+        if self._attempt is None:
+            raise ValueError("a tool without effect has no attempt")
+        started = self._attempt.started
+        return ExecutionContext(started.decision, from_struct(started.decision.decision.params), started.attempt, started.execution_id)
 
     @property
     def idempotency_key(self) -> str:

@@ -45,6 +45,8 @@ DEADLINE_MS_DEFAULT: Final = 60_000
 CITATIONS_MAX: Final = 256
 # The shortest wait for another attempt of the same call.
 RECHECK_MS_MIN: Final = 100
+# What is left of the deadline after such a wait, to ask once more.
+ANSWER_MS: Final = 2_000
 
 Answer = Allowed | Refused | Pending | Finished
 SyncAnswer = SyncAllowed | Refused | Pending | Finished
@@ -189,9 +191,10 @@ class Gate:
             if refusal.reason in REVIEW_REFUSALS:
                 return Pending(decision_id, refusal.reason_code)
             if refusal.reason == REASON_CODE_ALREADY_RUNNING:
-                if deadline.ms_left() <= RECHECK_MS_MIN:
-                    return Pending(decision_id, refusal.reason_code)
-                await self._wait(deadline, decision_id, max(refusal.retry_after_ms, RECHECK_MS_MIN))
+                ms_left = deadline.ms_left() - ANSWER_MS
+                if ms_left <= RECHECK_MS_MIN:
+                    return Pending(decision_id, refusal.reason_code, decision)
+                await self._wait(deadline, decision_id, int(min(max(refusal.retry_after_ms, RECHECK_MS_MIN), ms_left)))
                 continue
             if refusal.reason == REASON_CODE_ALREADY_FINISHED:
                 finished = await self._wait(deadline, decision_id, 0)
@@ -259,7 +262,9 @@ def _unknown_tool(call: Call) -> Refused:
 
 
 def _run_key(call: Call, action: Action) -> str:
-    """Return the key of the proposal's run: equal calls of one task and turn have the same."""
+    """Return the key of the proposal's run: equal calls of one task and turn have the same, and calls with one idempotency key."""
+    if call.idempotency_key:
+        return content_hash([call.idempotency_key])
     return content_hash([call.task, call.turn, action.action_type, action.subject, dict(action.params)])
 
 

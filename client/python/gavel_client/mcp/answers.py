@@ -45,14 +45,14 @@ def refused(answer: Refused) -> CallToolResult:
     if answer.decision is not None:
         structured["decision_id"] = answer.decision.event_id
         structured["terminal"] = answer.decision.decision.terminal
-    return failed(answer.explain(), {**structured, **(to_dict(answer.hint) if answer.hint is not None else {})})
+    return failed(answer.message(), {**structured, **(to_dict(answer.hint) if answer.hint is not None else {})})
 
 
 def pending(answer: Pending) -> CallToolResult:
     """Return the answer to a call that waits for a person or for another attempt."""
     text = (
-        f"{answer.explain()}\nThe call was not made yet. Call {STATUS_TOOL} with decision_id {answer.decision_id} to learn how it stands; "
-        "once it is approved, make the same call again with the same arguments."
+        f"{answer.message()}\nThe call was not made yet. Call {STATUS_TOOL} with decision_id {answer.decision_id} to learn how it stands, and "
+        "make the same call again, with the same arguments, once it is approved."
     )
     return failed(text, {"status": "PENDING", "decision_id": answer.decision_id, "reason_code": answer.reason, "status_tool": STATUS_TOOL})
 

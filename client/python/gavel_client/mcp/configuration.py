@@ -200,7 +200,9 @@ def _find_place(document: Any, location: list[Any]) -> tuple[int, int]:
     place, container = (1, 1), document
     for part in location:
         try:
-            place = place_of(container, part) if not isinstance(container, dict) or container[part] is None else place_of_key(container, part)
+            place = (
+                place_of(container, part) if not isinstance(container, dict) or container[part] is None else place_of_key(container, part)
+            )
             container = container[part]
         except (KeyError, IndexError, TypeError, AttributeError):
             break

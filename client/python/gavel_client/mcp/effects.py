@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import Execution
 from mcp_types import CallToolResult
 
@@ -145,6 +146,9 @@ class Effects:
                 return await self._carry_out(answer, call)
             case Finished():
                 return await self._recorded(answer)
+            case Pending(_, reason, decision) if decision is not None and decision.decision.outcome == OUTCOME_REJECTED:
+                # Another call of the trace waits for a person; this one has been refused for good.
+                return Refused(reason, "another call of this session waits for a person", decision)
         return answer
 
     async def _carry_out(self, allowed: Allowed, call: EffectCall) -> CallToolResult:
@@ -170,7 +174,7 @@ class Effects:
         """Return the result of a call that was made before, from the evidence."""
         data = await asyncio.to_thread(self._kept, finished.report.execution)
         if data is None:
-            return answers.failed(finished.explain())
+            return answers.failed(finished.message())
         return result_of(data)
 
     def _kept(self, execution: Execution) -> dict[str, Any] | None:

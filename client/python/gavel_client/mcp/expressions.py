@@ -7,6 +7,7 @@ misread is refused: it cuts texts at NUL, which makes "admin" equal to "admin" w
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +21,11 @@ DATA_LENGTH_MAX: Final = 64 * 1024
 DATA_DEPTH_MAX: Final = 16
 PROBLEM_LENGTH_MAX: Final = 500
 
-_SUBJECT: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}/[^\x00-\x1f\x7f]{1,256}")
+SUBJECT_BYTES_MAX: Final = 256
+
+_TYPE: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+# Characters of a subject's id that stand for themselves.
+_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@+ -")
 _SCALARS: Final = frozenset({"BOOL", "INT", "UINT", "DOUBLE", "STRING"})
 # Functions of texts whose result can be much longer than their input.
 _GROWING: Final = re.compile(r"\.\s*(replace|join|format)\s*\(")
@@ -72,11 +77,30 @@ class Expression:
         return value
 
     def subject(self, arguments: Mapping[str, object]) -> str:
-        """Return the value, a subject "type/id". Raises ExpressionError."""
+        """Return the subject that the value names; see `to_subject`. Raises ExpressionError."""
         value = self.scalar({"arguments": dict(arguments)})
-        if not isinstance(value, str) or not _SUBJECT.fullmatch(value):
-            raise ExpressionError(f'{self.source} does not give a subject "type/id" of at most 256 characters without control characters')
-        return value
+        subject = to_subject(value) if isinstance(value, str) else ""
+        if not subject:
+            raise ExpressionError(f'{self.source} does not give "type/id", where the type is of a-z 0-9 _ - and begins with a letter')
+        return subject
+
+
+def to_subject(text: str) -> str:
+    """Return the subject for a text "type/id", whose id may hold any characters; "" if the text has another form.
+
+    In the id, a character that no subject may hold becomes `~` and two hex digits for each of its bytes in UTF-8, and so does `~` itself; an
+    empty part between slashes becomes `~`. So the absolute path "file//etc/hosts" is "file/~/etc/hosts". A subject that would be too long
+    has `~` and the SHA-256 of the text as its id. Different texts have different subjects.
+    """
+    kind, _, identity = text.partition("/")
+    if not _TYPE.fullmatch(kind) or not identity:
+        return ""
+    subject = f"{kind}/" + "/".join("".join(map(_encode, part.encode())) or "~" for part in identity.split("/"))
+    return subject if len(subject) <= SUBJECT_BYTES_MAX else f"{kind}/~{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _encode(byte: int) -> str:
+    return chr(byte) if byte in _PLAIN else f"~{byte:02x}"
 
 
 @cache
@@ -114,5 +138,5 @@ def _check_data(values: object) -> None:
 def _check_text(text: str) -> None:
     if "\0" in text:
         raise ExpressionError("a text in the data holds NUL")
-    if any("\ud800" <= one <= "\udfff" for one in text) if not text.isascii() else False:
+    if not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text):
         raise ExpressionError("a text in the data holds lone surrogates")

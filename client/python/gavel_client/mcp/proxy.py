@@ -11,12 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from gavel.v1.arbitration_service_pb2 import WaitDecisionResponse
-from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
 from mcp_types import CallToolResult, Tool, ToolAnnotations
 
 from gavel_client.evidence.store import EvidenceStore
@@ -35,7 +34,7 @@ from gavel_client.mcp.provider import UpstreamProvider
 from gavel_client.mcp.upstream import Upstream
 from gavel_client.mcp.witness import Agent, Witness
 from gavel_client.rpc.client import GavelClient
-from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.rpc.errors import GavelClientError, GavelError, describe_error
 from gavel_client.tools import ToolRuntime
 from gavel_client.values import from_struct
 
@@ -79,9 +78,7 @@ class Proxy:
     ) -> None:
         """Raises ConfigurationError for a secret that is not there."""
         self.configuration: Final = configuration
-        self._agents: Final = {
-            agent.id: Agent(agent.id, (agent_clients or {}).get(agent.id, client)) for agent in configuration.all_agents
-        }
+        self._agents: Final = {agent.id: Agent(agent.id, (agent_clients or {}).get(agent.id, client)) for agent in configuration.all_agents}
         self._upstreams: Final = {name: Upstream(name, settings, folder) for name, settings in configuration.servers.items()}
         self._pins: Final = Pins(client, configuration, producer_id)
         self._registered: Final[dict[str, tuple[str, ...]]] = {}
@@ -101,9 +98,11 @@ class Proxy:
         await self._runtime.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for the calls with effects that are under way, at most STOP_GRACE_MS, and end the connections."""
         await self._effects.close(STOP_GRACE_MS)
         await self._runtime.close()
         for connection in self._connections:
@@ -143,12 +142,11 @@ class Proxy:
             return Pending(decision.event_id, content.reason_code, decision)
         if content.outcome != OUTCOME_APPROVED:
             return Refused(content.reason_code, f"the decision is {content.reason_code or 'not an approval'}", decision)
-        definition = self._find_canonical(content.action_type)
+        definition = await self._find_canonical(content.action_type)
         if definition is None:
-            return answers.closed(f"no server lists {content.action_type} now")
-        found = await self._pins.check_one(definition)
-        if found is not None:
-            return answers.closed(found.reason)
+            return Pending(decision.event_id, "NO_SERVER_LISTS_THE_TOOL", decision)
+        if await self._pins.check_one(definition) is not None:
+            return Pending(decision.event_id, "TOOL_CLOSED", decision)
         return await self._effects.resume(decision.event_id, self._effect_call(definition, from_struct(content.params), caller))
 
     async def _guarded(self, call: Callable[[], Any]) -> Any:
@@ -160,6 +158,8 @@ class Proxy:
             return answers.unreachable(error)
         except ExpressionError as error:
             return answers.failed(f"The call was not made: its subject cannot be determined ({error}).")
+        except GavelClientError as error:
+            return answers.failed(f"The call was not made: {describe_error(error)}.")
         except OSError as error:
             _logger.error("the state of the proxy cannot be written: %s", describe_error(error))
             return answers.failed("The call was not made: the proxy cannot write its state.")
@@ -178,7 +178,7 @@ class Proxy:
         if call.settings.mode == "read":
             return await self._witness.read(definition, call.settings, arguments, caller, call.agent, call.timeout_ms)
         answer = await self._effects.call(call, caller)
-        if self._observation is not None and isinstance(answer, Pending | Refused) and answer.decision is not None:
+        if self._observation is not None and isinstance(answer, Pending | Refused) and _denies(answer):
             self._effects.forget(call)
             return await self._observation.make(call, answer)
         return answers.refused(answer) if isinstance(answer, Refused) else answer
@@ -207,9 +207,12 @@ class Proxy:
         await upstream.wait_for_first_try()
         return next((one for one in upstream.definitions.values() if one.exposed_name == name), None)
 
-    def _find_canonical(self, name: str) -> ToolDefinition | None:
+    async def _find_canonical(self, name: str) -> ToolDefinition | None:
         upstream = self._upstreams.get(name.partition(".")[0])
-        return None if upstream is None else next((one for one in upstream.definitions.values() if one.name == name), None)
+        if upstream is None:
+            return None
+        await upstream.wait_for_first_try()
+        return next((one for one in upstream.definitions.values() if one.name == name), None)
 
     def _unknown(self, name: str) -> str:
         upstream = self._upstreams.get(name.partition("__")[0])
@@ -237,3 +240,8 @@ class Proxy:
             output_schema=tool.output_schema if reads else None,
             annotations=tool.annotations,
         )
+
+
+def _denies(answer: Pending | Refused) -> bool:
+    """Return whether a decision of Gavel keeps a call from being made; an approved call may be under way or done."""
+    return answer.decision is not None and answer.decision.decision.outcome in (OUTCOME_REJECTED, OUTCOME_NEEDS_HUMAN_REVIEW)

@@ -51,7 +51,11 @@ def create_server(proxy: Proxy, version: str) -> Server[Any]:
         get_tool_input_schema=lambda name: None,
     )
     server.extensions[TASKS_EXTENSION] = {}
-    for method, handler in (("tasks/get", handlers.get_task), ("tasks/update", handlers.update_task), ("tasks/cancel", handlers.cancel_task)):
+    for method, handler in (
+        ("tasks/get", handlers.get_task),
+        ("tasks/update", handlers.update_task),
+        ("tasks/cancel", handlers.cancel_task),
+    ):
         server.add_request_handler(method, TaskParams, handler)
     return server
 

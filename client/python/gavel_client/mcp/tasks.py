@@ -66,7 +66,7 @@ class Tasks:
         answer = call.result()
         if isinstance(answer, Pending):
             del self._calls[task_id]
-            return _task(state.decision, "working", task_id, answer.explain())
+            return _task(state.decision, "working", task_id, answer.message())
         while len(self._calls) > TASKS_MAX:
             self._calls.pop(next(iter(self._calls)))
         result = answers.refused(answer) if isinstance(answer, Refused) else answer

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -98,7 +98,9 @@ class Upstream:
         except MCPError as error:
             raise self._refused(error) from None
         except Exception as error:  # a result that the protocol or its schema does not allow
-            raise UpstreamError(TOOL, f"{self.name} answered with an invalid result ({type(error).__name__})", may_have_acted=True) from error
+            raise UpstreamError(
+                TOOL, f"{self.name} answered with an invalid result ({type(error).__name__})", may_have_acted=True
+            ) from error
         if isinstance(result, InputRequiredResult) or not isinstance(result, CallToolResult):
             message = f"{self.name} asks for something else than the call before it acts, which the proxy does not pass on"
             raise UpstreamError(TOOL, message, may_have_acted=False)
@@ -119,7 +121,9 @@ class Upstream:
         except MCPError as error:
             raise self._refused(error) from None
         except Exception as error:  # a list that the protocol does not allow
-            raise UpstreamError(TOOL, f"{self.name} answered with an invalid list ({type(error).__name__})", may_have_acted=False) from error
+            raise UpstreamError(
+                TOOL, f"{self.name} answered with an invalid list ({type(error).__name__})", may_have_acted=False
+            ) from error
         self.definitions, problems = define(self.name, tools)
         for problem in problems:
             _logger.warning("server=%s %s", self.name, problem)
@@ -136,7 +140,9 @@ class Upstream:
             self._wake.set()
             return UpstreamError(LOST, f"the connection to {self.name} ended before it answered", may_have_acted=True)
         # A request that a server refuses by a protocol error was not carried out as a call.
-        return UpstreamError(TOOL, f"{self.name} refused the request (error {error.code})", may_have_acted=error.code == types.INTERNAL_ERROR)
+        return UpstreamError(
+            TOOL, f"{self.name} refused the request (error {error.code})", may_have_acted=error.code == types.INTERNAL_ERROR
+        )
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[None]:
@@ -144,7 +150,7 @@ class Upstream:
         self._ended = False
         self._wake.clear()
         client = Client(
-            _Observed(self._transport(), self._note_end),
+            _observed(self._transport(), self._note_end),
             message_handler=self._note_message,
             client_info=Implementation(name=CLIENT_NAME, version="1"),
             cache=None,
@@ -164,8 +170,9 @@ class Upstream:
     async def _watch(self) -> None:
         """Read the list of tools again when it may have changed; return when the connection has ended."""
         while not self._ended:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LISTING_INTERVAL_SECONDS)
+            # Not asyncio.wait_for: before Python 3.12 it may swallow a cancellation.
+            with anyio.move_on_after(LISTING_INTERVAL_SECONDS):
+                await self._wake.wait()
             self._wake.clear()
             if not self._ended:
                 await self.list_tools()
@@ -199,34 +206,22 @@ class Upstream:
             yield streams
 
 
-class _Observed:
-    """A transport that reports when the server has closed it; a session reports that only to requests under way."""
-
-    def __init__(self, transport: AbstractAsyncContextManager[Any], note_end: Any) -> None:
-        self._transport = transport
-        self._note_end = note_end
-        self._group: Any = None
-
-    async def __aenter__(self) -> Any:
-        read, write = await self._transport.__aenter__()
+@asynccontextmanager
+async def _observed(transport: AbstractAsyncContextManager[Any], note_end: Callable[[], None]) -> AsyncIterator[Any]:
+    """Open a transport, and report when the server has closed it; a session reports that only to requests under way."""
+    async with transport as (read, write), anyio.create_task_group() as group:
         sender, receiver = anyio.create_memory_object_stream[Any](0)
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
-        self._group.start_soon(self._forward, read, sender)
-        return receiver, write
 
-    async def __aexit__(self, *exception: Any) -> Any:
-        self._group.cancel_scope.cancel()
-        with suppress(BaseException):
-            await self._group.__aexit__(None, None, None)
-        return await self._transport.__aexit__(*exception)
+        async def forward() -> None:
+            async with sender:
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
+                    async for message in read:
+                        await sender.send(message)
+            note_end()
 
-    async def _forward(self, read: Any, sender: Any) -> None:
-        async with sender:
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
-                async for message in read:
-                    await sender.send(message)
-            self._note_end()
+        group.start_soon(forward)
+        yield receiver, write
+        group.cancel_scope.cancel()
 
 
 async def _list_all(client: Client) -> list[Tool]:

@@ -60,7 +60,13 @@ class Witness:
         self._runtime: Final = runtime
 
     async def read(
-        self, definition: ToolDefinition, settings: ToolSettings, arguments: Mapping[str, Any], caller: Caller, agent: Agent, timeout_ms: int
+        self,
+        definition: ToolDefinition,
+        settings: ToolSettings,
+        arguments: Mapping[str, Any],
+        caller: Caller,
+        agent: Agent,
+        timeout_ms: int,
     ) -> CallToolResult:
         """Call a tool that only reads, and return its result. Raises GavelError, ExpressionError for a call without a subject."""
         subject = subject_of(definition, settings, arguments)

@@ -1,0 +1,194 @@
+"""Calls with effects: made once if they are approved, refused with what is missing, resumed after a review."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from gavel.v1 import common_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
+from gavel_client import fact_envelope
+from gavel_client.values import from_struct, from_value
+
+from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
+
+OFFICE = Producer(type=common_pb2.PRODUCER_TYPE_API, id="office")
+SUBJECT = "mcp-server/ledger"
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_an_approved_call_is_made(world: World, mode: str) -> None:
+    """An approved call is made once, within its execution, and facts follow; the same call later is another call."""
+    world.configure_ledger({"fields": {"lines": "result.structured.lines"}})
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect(mode=mode) as client:
+        results = [await client.call_tool("ledger__append", {"text": "one"}) for _ in range(2)]
+
+    assert [("appended", {"lines": 1}), ("appended", {"lines": 2})] == [(text_of(result), result.structured_content) for result in results]
+    assert ["one", "one"] == world.lines
+    executions = [event.execution for event in await world.events("execution")]
+    assert [EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS] * 2 == [execution.status for execution in executions]
+    assert {"lines": 1} == from_struct(executions[1].result)["fields"]
+    calls = [event.tool_call for event in await world.events("tool_call") if event.tool_call.tool_name == "ledger.append"]
+    decisions = [event.event_id for event in await world.events("decision")]
+    assert decisions == [call.decision_id for call in calls]
+    facts = [event.fact for event in await world.events("fact") if event.fact.key == "execution.ledger.append.status"]
+    assert ["SUCCESS", "SUCCESS"] == [from_value(fact.value) for fact in facts]
+
+
+async def test_a_refusal_teaches(world: World) -> None:
+    """A refused call has no effect; its text names what is missing, and its structured content is the retry hint."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES.replace(", optional: true", "").replace("has(facts.open) && ", ""))
+
+    async with world.connect() as client:
+        refused = await client.call_tool("ledger__append", {"text": "one"})
+        await world.client.publish_event(fact_envelope(SUBJECT, OFFICE, key="ledger.open", value=False))
+        rejected = await client.call_tool("ledger__append", {"text": "one"})
+        await world.client.publish_event(fact_envelope(SUBJECT, OFFICE, key="ledger.open", value=True))
+        made = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert refused.is_error
+    assert "Needs ledger.open of mcp-server/ledger: missing" in text_of(refused)
+    hint = refused.structured_content
+    assert ("NEED_MORE_FACTS", ["ledger.open"]) == (hint["reason_code"], hint["missing_fact_keys"])
+    assert "ledger.open" == hint["fact_requirements"][0]["key"]
+    assert (True, "LEDGER_CLOSED") == (rejected.is_error, rejected.structured_content["reason_code"])
+    assert ("appended", ["one"]) == (text_of(made), world.lines)
+
+
+async def test_a_review_resumes(world: World) -> None:
+    """A call that needs a person is answered at once; approved, the same call passes once, and the next one needs a person again."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    call = ("ledger__append", {"text": "careful"})
+
+    async with world.connect() as client:
+        pending = await client.call_tool(*call)
+        again = await client.call_tool(*call)
+        decision_id = pending.structured_content["decision_id"]
+        waits = await client.call_tool("gavel_decision_status", {"decision_id": decision_id})
+        assert [] == world.lines
+        await world.client.resolve_review(decision_id, REVIEW_VERDICT_APPROVE, reviewer="ann", reason="fine")
+        approved = await client.call_tool("gavel_decision_status", {"decision_id": decision_id})
+
+    # Another run of the proxy, as an editor starts one for each session.
+    async with world.connect() as client:
+        made = await client.call_tool(*call)
+        done = await client.call_tool("gavel_decision_status", {"decision_id": decision_id})
+        next_one = await client.call_tool(*call)
+
+    assert ("PENDING", decision_id) == (pending.structured_content["status"], again.structured_content["decision_id"])
+    assert pending.is_error
+    assert "OUTCOME_NEEDS_HUMAN_REVIEW" == waits.structured_content["outcome"]
+    assert "OUTCOME_APPROVED" == approved.structured_content["outcome"]
+    assert ("appended", ["careful"]) == (text_of(made), world.lines)
+    assert "SUCCESS" == done.structured_content["execution"]
+    assert "PENDING" == next_one.structured_content["status"]
+    assert decision_id != next_one.structured_content["decision_id"]
+
+
+async def test_a_rejected_review(world: World) -> None:
+    """A person's rejection is a refusal without effect, and proposing the same again does not help."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect() as client:
+        pending = await client.call_tool("ledger__append", {"text": "careful"})
+        decision_id = pending.structured_content["decision_id"]
+        await world.client.resolve_review(decision_id, REVIEW_VERDICT_REJECT, reviewer="ann", reason="no")
+        rejected = await client.call_tool("ledger__append", {"text": "careful"})
+        anew = await client.call_tool("ledger__append", {"text": "careful"})
+
+    assert (True, "REVIEW_REJECTED") == (rejected.is_error, rejected.structured_content["reason_code"])
+    assert "NO_FEASIBLE_PROPOSAL" == anew.structured_content["reason_code"]
+    assert [] == world.lines
+
+
+async def test_equal_calls_at_once(world: World) -> None:
+    """Equal calls at the same time are one call; calls with an idempotency key are one call for ever."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    keyed = {"dev.gavel/idempotency-key": "order-7"}
+
+    async with world.connect() as client:
+        siblings = await asyncio.gather(*(client.call_tool("ledger__append", {"text": "twin"}) for _ in range(2)))
+        first = await client.call_tool("ledger__append", {"text": "keyed"}, meta=keyed)
+    async with world.connect() as client:
+        second = await client.call_tool("ledger__append", {"text": "keyed"}, meta=keyed)
+        other = await client.call_tool("ledger__append", {"text": "other"}, meta=keyed)
+
+    assert ["appended"] * 4 == [text_of(result) for result in (*siblings, first, second)]
+    assert other.is_error
+    assert ["twin", "keyed"] == world.lines
+
+
+async def test_an_error_of_the_tool(world: World) -> None:
+    """A tool's own error ends the attempt as aborted, and the next call is free to go."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    (world.folder / "broken").touch()
+
+    async with world.connect() as client:
+        failed = await client.call_tool("ledger__append", {"text": "one"})
+        (world.folder / "broken").unlink()
+        made = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert (True, "the ledger is full") == (failed.is_error, text_of(failed))
+    assert ("appended", ["one"]) == (text_of(made), world.lines)
+    statuses = [event.execution.status for event in await world.events("execution")]
+    assert [EXECUTION_STATUS_STARTED, EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS] == statuses
+
+
+async def test_what_nobody_governs(world: World) -> None:
+    """A tool that the configuration does not name is a call with effects, and one without a rule set is refused."""
+    world.configure_ledger()
+    document = json.loads((world.folder / "proxy.yaml").read_text())
+    del document["servers"]["ledger"]["tools"]
+    (world.folder / "proxy.yaml").write_text(json.dumps(document))
+
+    async with world.connect() as client:
+        refused = await client.call_tool("ledger__peek", {})
+        unknown = await client.call_tool("ledger__nothing", {})
+
+    assert (True, "NO_ACTIVE_POLICY") == (refused.is_error, refused.structured_content["reason_code"])
+    assert (True, "The call was not made: the proxy has no such tool; list the tools again.") == (unknown.is_error, text_of(unknown))
+
+
+async def test_a_file_server(world: World, npm_servers: Path) -> None:
+    """The filesystem server from npm writes only what is approved, under the subject of the file."""
+    world.configure(
+        {
+            "fs": {
+                "command": ["node", str(npm_servers / "server-filesystem/dist/index.js"), str(world.folder)],
+                "tools": {"write_file": {"subject": '"file/" + arguments.path'}},
+            }
+        }
+    )
+    await world.deploy(
+        """
+gavel: v1
+rule_set: files
+version: 1
+actions:
+  fs.write_file:
+    params: {type: object, required: [path, content], properties: {path: {type: string}, content: {type: string}}}
+rules:
+  - {id: notes, action: fs.write_file, priority: 10, when: 'params.path.endsWith(".md")', effect: approve}
+"""
+    )
+
+    async with world.connect() as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        made = await client.call_tool("fs__write_file", {"path": str(world.folder / "a.md"), "content": "a"})
+        refused = await client.call_tool("fs__write_file", {"path": str(world.folder / "a.py"), "content": "a"})
+
+    assert tools["fs__write_file"].output_schema is None, "refusals have structured content of their own"
+    assert (False, True) == (made.is_error, refused.is_error)
+    assert ["a.md"] == sorted(path.name for path in world.folder.iterdir() if path.name.startswith("a."))
+    assert "NO_RULE_MATCHED" == refused.structured_content["reason_code"]

@@ -1,0 +1,138 @@
+"""Faults: Gavel away, servers that die, and proxies that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from gavel_server.log.redis.embedded import EmbeddedRedis
+
+from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
+from tests.e2e.world import Server, run_servers
+
+
+async def test_gavel_away(redis_server: EmbeddedRedis, bus: str, tmp_path: Path) -> None:
+    """While Gavel cannot be reached no call is made, neither a read nor an effect; once it is back, calls are made again."""
+    server = Server(tmp_path / "gavel", redis_url=redis_server.url, options=["--no-front"])
+    with run_servers(server):
+        async with server.client(bus) as client:
+            world = World(tmp_path, server, bus, client)
+            world.configure_ledger()
+            await world.deploy(LEDGER_RULES)
+            async with world.connect() as connected:
+                await connected.call_tool("ledger__append", {"text": "before"})
+                server.kill()
+                away = [
+                    await connected.call_tool("ledger__append", {"text": "away"}),
+                    await connected.call_tool("ledger__peek", {}),
+                    await connected.call_tool("gavel_decision_status", {"decision_id": "x"}),
+                ]
+
+    assert all(result.is_error for result in away)
+    assert all("The call was not made: Gavel did not decide about it (UNAVAILABLE)" in text_of(result) for result in away)
+    assert ["before"] == world.lines
+
+
+async def test_a_server_that_dies(world: World) -> None:
+    """A server that dies is started again; a call that it had begun has an unknown effect, which a person looks at."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    (world.folder / "hold").touch()
+
+    async with world.connect() as client:
+
+        async def kill_server() -> None:
+            await until(lambda: world.lines == ["one"], "the call has no effect")
+            os.kill(process_of("ledger_server.py", str(world.folder)), signal.SIGKILL)
+            (world.folder / "hold").unlink()
+
+        async with together(kill_server):
+            lost = await client.call_tool("ledger__append", {"text": "one"})
+
+        async def peeks() -> bool:
+            return not (await client.call_tool("ledger__peek", {})).is_error
+
+        await until(peeks, "the server is not started again")
+        again = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert lost.is_error
+    assert "the connection to ledger ended before it answered" in text_of(lost)
+    assert (True, ["one"]) == (again.is_error, world.lines)
+    assert 2 == len((world.folder / "started").read_text().splitlines())
+    (review,) = [event.decision for event in await world.events("decision") if event.decision.reason_code == "PARTIAL_EXECUTION"]
+    assert "ledger.append" == review.action_type
+
+
+async def test_a_killed_proxy(world: World) -> None:
+    """A proxy that is killed while a call has its effect leaves no second effect: the same call waits for the outcome of the first."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    (world.folder / "hold").touch()
+
+    async def kill_proxy() -> None:
+        await until(lambda: world.lines == ["one"], "the call has no effect")
+        os.kill(process_of("proxy", world.bus), signal.SIGKILL)
+        (world.folder / "hold").unlink()
+
+    async with world.connect() as client, together(kill_proxy):
+        try:
+            await client.call_tool("ledger__append", {"text": "one"})
+            raise AssertionError("the killed proxy answered")
+        except Exception as error:
+            assert "closed" in str(error).lower(), error
+    async with world.connect() as client:
+        again = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert (True, ["one"]) == (again.is_error, world.lines)
+    assert "ALREADY_RUNNING" in text_of(again)
+
+
+async def test_a_proxy_killed_after_the_report(world: World) -> None:
+    """A call whose report is in the log, but whose answer never came, is answered with the first result when it is sent again."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    (world.folder / "hold").touch()
+    open_calls = world.folder / "gavel-mcp-state/open-calls"
+    kept: list[tuple[Path, bytes]] = []
+
+    async def keep_open_call() -> None:
+        await until(lambda: world.lines == ["one"], "the call has no effect")
+        kept.extend((path, path.read_bytes()) for path in open_calls.iterdir())
+        (world.folder / "hold").unlink()
+
+    async with world.connect() as client, together(keep_open_call):
+        made = await client.call_tool("ledger__append", {"text": "one"})
+    assert [] == list(open_calls.iterdir())
+    # What a proxy leaves that is killed between the report and the answer.
+    ((path, content),) = kept
+    path.write_bytes(content)
+    async with world.connect() as client:
+        again = await client.call_tool("ledger__append", {"text": "one"})
+        anew = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert (text_of(made), made.structured_content) == (text_of(again), again.structured_content)
+    assert {"lines": 2} == anew.structured_content
+    assert ["one", "one"] == world.lines
+
+
+def process_of(*words: str) -> int:
+    """Return the id of the process whose command line has all words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if all(word in path.read_bytes().decode(errors="replace") for word in words):
+                found.append(int(path.parent.name))
+    (process_id,) = found
+    return process_id
+
+
+@asynccontextmanager
+async def together(other: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run something beside the body; its failure fails the test."""
+    task = asyncio.ensure_future(other())
+    yield
+    await task

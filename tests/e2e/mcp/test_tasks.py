@@ -1,0 +1,147 @@
+"""The Tasks extension: a call that waits for a person is a task, and polling the approved task makes the call, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
+from mcp import Client, MCPError
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp_types import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolResult, Request, RequestParams, Result
+
+from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
+
+
+class CreateTaskResult(Result):
+    """The result of a call that has become a task."""
+
+    result_type: Literal["task"] = "task"
+    task_id: str
+    status: str
+    created_at: str
+    last_updated_at: str
+    ttl_ms: int | None
+    poll_interval_ms: int | None = None
+
+
+class TaskParams(RequestParams):
+    """The parameters of the requests about a task."""
+
+    task_id: str
+
+
+class TaskResult(Result):
+    """The state of a task."""
+
+    task_id: str = ""
+    status: str = ""
+    result: dict[str, Any] | None = None
+
+
+class GetTask(Request[TaskParams, Literal["tasks/get"]]):
+    """tasks/get"""
+
+    method: Literal["tasks/get"] = "tasks/get"
+    params: TaskParams
+
+
+class CancelTask(Request[TaskParams, Literal["tasks/cancel"]]):
+    """tasks/cancel"""
+
+    method: Literal["tasks/cancel"] = "tasks/cancel"
+    params: TaskParams
+
+
+class Tasks(ClientExtension):
+    """The client's side of the extension; it leaves tasks to the test."""
+
+    identifier = "io.modelcontextprotocol/tasks"
+
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        """Claim the results that are tasks."""
+        return [ResultClaim(result_type="task", model=CreateTaskResult, resolve=_unresolved)]
+
+
+async def _unresolved(task: CreateTaskResult, context: ClaimContext) -> CallToolResult:
+    raise NotImplementedError
+
+
+async def _create(client: Client) -> CreateTaskResult:
+    created = await client.session.call_tool("ledger__append", {"text": "careful"}, allow_claimed=True)
+    assert isinstance(created, CreateTaskResult)
+    return created
+
+
+async def _get(client: Client, task_id: str) -> TaskResult:
+    return await client.session.send_request(GetTask(params=TaskParams(task_id=task_id)), TaskResult)
+
+
+async def test_a_task(world: World) -> None:
+    """An approved task completes with the result of the call, however often it is polled; it outlives the proxy."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect(extensions=[Tasks()]) as client:
+        created = await _create(client)
+        working = await _get(client, created.task_id)
+    await world.client.resolve_review(created.task_id, REVIEW_VERDICT_APPROVE, reviewer="ann", reason="fine")
+    async with world.connect(extensions=[Tasks()]) as client:
+
+        async def completed() -> bool:
+            return (await _get(client, created.task_id)).status == "completed"
+
+        await until(completed, "the task does not complete")
+        done = [await _get(client, created.task_id) for _ in range(2)]
+
+    assert ("working", "working") == (created.status, working.status)
+    assert ["appended", "appended"] == [one.result["content"][0]["text"] for one in done if one.result]
+    assert ["careful"] == world.lines
+
+
+async def test_a_rejected_task(world: World) -> None:
+    """A rejected task completes with the refusal; a task that does not exist is an error."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect(extensions=[Tasks()]) as client:
+        created = await _create(client)
+        await world.client.resolve_review(created.task_id, REVIEW_VERDICT_REJECT, reviewer="ann", reason="no")
+        refusal = await _get(client, created.task_id)
+        with pytest.raises(MCPError) as unknown:
+            await _get(client, "0198c0de-0000-7000-8000-000000000000")
+
+    assert "completed" == refusal.status
+    assert refusal.result is not None
+    assert (True, "REVIEW_REJECTED") == (refusal.result["isError"], refusal.result["structuredContent"]["reason_code"])
+    assert INVALID_PARAMS == unknown.value.code
+    assert [] == world.lines
+
+
+async def test_a_cancelled_task(world: World) -> None:
+    """A cancelled task makes no call, even if a person approves it."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect(extensions=[Tasks()]) as client:
+        created = await _create(client)
+        await client.session.send_request(CancelTask(params=TaskParams(task_id=created.task_id)), TaskResult)
+        await world.client.resolve_review(created.task_id, REVIEW_VERDICT_APPROVE, reviewer="ann", reason="fine")
+        cancelled = await _get(client, created.task_id)
+
+    assert ("cancelled", []) == (cancelled.status, world.lines)
+
+
+async def test_clients_without_tasks(world: World) -> None:
+    """A client that has not declared the extension gets no task, and may not ask for one."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect() as client:
+        pending = await client.call_tool("ledger__append", {"text": "careful"})
+        with pytest.raises(MCPError) as refused:
+            await _get(client, pending.structured_content["decision_id"])
+
+    assert "The call was not made yet." in text_of(pending)
+    assert MISSING_REQUIRED_CLIENT_CAPABILITY == refused.value.code
