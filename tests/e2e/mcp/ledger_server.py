@@ -45,7 +45,7 @@ async def call_tool(context: Any, params: CallToolRequestParams) -> CallToolResu
         return CallToolResult(content=[TextContent(text="the ledger is full")], is_error=True)
     with lines.open("a") as file:
         file.write(f"{(params.arguments or {})['text']}\n")
-    while (FOLDER / "hold").exists():
+    while (FOLDER / "hold").exists():  # noqa: ASYNC110  # the test is another process
         await asyncio.sleep(0.02)
     return CallToolResult(content=[TextContent(text="appended")], structured_content={"lines": len(lines.read_text().splitlines())})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from gavel_client.values import from_struct
 
@@ -85,7 +84,7 @@ async def test_accept_lists_what_has_drifted(world: World) -> None:
     async with world.connect() as client:
         await client.list_tools()
     nothing = _accept(world)
-    Path(world.folder / "description").write_text("Something else.")
+    (world.folder / "description").write_text("Something else.")
     shown = [_accept(world) for _ in range(2)]
     unknown = run_gavel(["mcp", "accept", "--config", str(world.folder / "proxy.yaml"), "ledger.nothing"], os.environ)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from gavel.v1 import common_pb2
@@ -13,6 +14,7 @@ from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_ST
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel_client import fact_envelope
 from gavel_client.values import from_struct, from_value
+from mcp_types import RequestParamsMeta
 
 from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
 
@@ -114,7 +116,7 @@ async def test_equal_calls_at_once(world: World) -> None:
     """Equal calls at the same time are one call; calls with an idempotency key are one call for ever."""
     world.configure_ledger()
     await world.deploy(LEDGER_RULES)
-    keyed = {"dev.gavel/idempotency-key": "order-7"}
+    keyed = cast("RequestParamsMeta", {"dev.gavel/idempotency-key": "order-7"})
 
     async with world.connect() as client:
         siblings = await asyncio.gather(*(client.call_tool("ledger__append", {"text": "twin"}) for _ in range(2)))

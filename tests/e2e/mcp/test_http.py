@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import urllib.error
@@ -98,7 +99,7 @@ async def test_no_open_door(world: World) -> None:
     """Without tokens the proxy does not listen beyond the loopback interface."""
     world.configure_ledger()
 
-    finished = run_gavel(["mcp", "proxy", "--config", str(world.folder / "proxy.yaml"), "--listen", "0.0.0.0:0"], os.environ)  # noqa: S104
+    finished = run_gavel(["mcp", "proxy", "--config", str(world.folder / "proxy.yaml"), "--listen", "0.0.0.0:0"], os.environ)
 
     assert (2, True) == (finished.returncode, "every host could call tools at 0.0.0.0:0" in finished.stderr)
 
@@ -118,7 +119,7 @@ async def test_a_server_over_http(world: World, npm_servers: Path) -> None:
     async with world.connect() as client:
         away = await client.call_tool("all__echo", {"message": "hi"})
         with (world.folder / "server.log").open("w") as log:
-            server = subprocess.Popen(program, env={**os.environ, "PORT": str(port)}, stdout=log, stderr=log)
+            server = await asyncio.create_subprocess_exec(*program, env={**os.environ, "PORT": str(port)}, stdout=log, stderr=log)
         try:
 
             async def answers() -> bool:
@@ -128,7 +129,7 @@ async def test_a_server_over_http(world: World, npm_servers: Path) -> None:
             echo = await client.call_tool("all__echo", {"message": "hello"})
         finally:
             server.kill()
-            server.wait()
+            await server.wait()
 
     assert (True, True) == (away.is_error, "the server all cannot be reached" in text_of(away))
     assert "Echo: hello" == text_of(echo)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,7 +53,8 @@ async def test_reads_are_witnessed(world: World, npm_servers: Path, mode: str) -
 
 async def test_git_status(world: World) -> None:
     """A server of the stateless revision is governed like the others: its reads give fields that rules can read."""
-    subprocess.run(["git", "init", "-q", str(world.folder / "repository")], check=True)
+    git = await asyncio.create_subprocess_exec("git", "init", "-q", str(world.folder / "repository"))
+    assert 0 == await git.wait()
     world.configure(
         {
             "git": {

@@ -143,5 +143,5 @@ async def test_clients_without_tasks(world: World) -> None:
         with pytest.raises(MCPError) as refused:
             await _get(client, pending.structured_content["decision_id"])
 
-    assert "The call was not made yet." in text_of(pending)
+    assert "make the same call again" in text_of(pending)
     assert MISSING_REQUIRED_CLIENT_CAPABILITY == refused.value.code

@@ -14,6 +14,8 @@ from gavel_client.gate import Pending, Refused
 from gavel_client.rpc.errors import GavelError, describe_error
 
 STATUS_TOOL: Final = "gavel_decision_status"
+# The reason of an answer to a call whose attempt has not been reported.
+_ALREADY_RUNNING: Final = "ALREADY_RUNNING"
 
 
 def failed(text: str, structured: Mapping[str, Any] | None = None) -> CallToolResult:
@@ -30,8 +32,8 @@ def unreachable(error: GavelError) -> CallToolResult:
 
 def unknown(error: GavelError) -> CallToolResult:
     """Return the answer to a call that was begun, and whose outcome could not be recorded."""
-    text = f"The call may have been made: it was begun, but its outcome could not be recorded ({describe_error(error)}). A person has to look at it."
-    return failed(text)
+    text = f"The call may have been made: it was begun, but its outcome could not be recorded ({describe_error(error)})."
+    return failed(f"{text} A person has to look at it.")
 
 
 def closed(reason: str) -> CallToolResult:
@@ -49,11 +51,17 @@ def refused(answer: Refused) -> CallToolResult:
 
 
 def pending(answer: Pending) -> CallToolResult:
-    """Return the answer to a call that waits for a person or for another attempt."""
-    text = (
-        f"{answer.message()}\nThe call was not made yet. Call {STATUS_TOOL} with decision_id {answer.decision_id} to learn how it stands, and "
-        "make the same call again, with the same arguments, once it is approved."
-    )
+    """Return the answer to a call that waits for a person, or for the end of an attempt that another proxy has begun."""
+    if answer.reason == _ALREADY_RUNNING:
+        text = (
+            "The same call has been begun before, and its outcome is not known yet: it may have been made. Do not make it in another way. "
+            f"Call {STATUS_TOOL} with decision_id {answer.decision_id} to learn how it stands."
+        )
+    else:
+        text = (
+            f"{answer.message()}\nCall {STATUS_TOOL} with decision_id {answer.decision_id} to learn how it stands. Once it is approved, "
+            "make the same call again, with the same arguments."
+        )
     return failed(text, {"status": "PENDING", "decision_id": answer.decision_id, "reason_code": answer.reason, "status_tool": STATUS_TOOL})
 
 

@@ -1,18 +1,17 @@
 """Calls with effects: each becomes a proposal, and is made once if it is approved.
 
-The gate proposes the call, begins its execution and reports how it ended; the runtime of tools makes it within the lease, with the params of
-the decision. The effect of a call runs to its end even if the client that made it goes away.
+The gate proposes the call, begins its execution and reports how it ended. The runtime of tools makes the call within the lease, with the
+params of the decision. The effect of a call runs to its end even if the client that made it goes away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import Execution
@@ -39,7 +38,7 @@ DECISION_MS_MAX: Final = 20_000
 LEASE_MARGIN_MS: Final = 15_000
 TOOL_ERROR: Final = "TOOL_ERROR"
 
-_logger = logging.getLogger(__name__)
+_Outcome = TypeVar("_Outcome")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Effects:
             return Turn(caller.trace_id, caller.turn)
         return self._open_calls.open(call.agent.id, call.definition.name, call.arguments, caller.trace_id)
 
-    async def _to_its_end(self, making: Any) -> Any:
+    async def _to_its_end(self, making: Coroutine[Any, Any, _Outcome]) -> _Outcome:
         """Await a call in a task of its own, which a client that goes away does not stop."""
         task = asyncio.create_task(making)
         self._running.add(task)

@@ -88,9 +88,9 @@ class Expression:
 def to_subject(text: str) -> str:
     """Return the subject for a text "type/id", whose id may hold any characters; "" if the text has another form.
 
-    In the id, a character that no subject may hold becomes `~` and two hex digits for each of its bytes in UTF-8, and so does `~` itself; an
-    empty part between slashes becomes `~`. So the absolute path "file//etc/hosts" is "file/~/etc/hosts". A subject that would be too long
-    has `~` and the SHA-256 of the text as its id. Different texts have different subjects.
+    In the id, a character that no subject may hold becomes `~` and two hex digits for each of its bytes in UTF-8, as does `~` itself. An
+    empty part between slashes becomes `~`, so the absolute path "file//etc/hosts" is "file/~/etc/hosts". A subject that would be too
+    long has `~` and the SHA-256 of the text as its id. Different texts have different subjects.
     """
     kind, _, identity = text.partition("/")
     if not _TYPE.fullmatch(kind) or not identity:

@@ -2,14 +2,14 @@
 
     tools/call ─▶ definition ─▶ pin ─▶ read: witness, or effect: gate ─▶ upstream server
 
-Whatever goes wrong before the upstream server is called ends as a tool error without effect. While Gavel cannot be reached, no call is made.
+What goes wrong before the upstream server is called ends as a tool error without effect. While Gavel cannot be reached, no call is made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +48,7 @@ STOP_GRACE_MS: Final = 10_000
 _STATUS_DEFINITION: Final = Tool(
     name=STATUS_TOOL,
     title="Status of a decision",
-    description="Says how a decision about an earlier call stands: whether a person has approved it, why it was refused, whether it was made.",
+    description="Says how a decision about an earlier call stands: whether a person approved it, why it was refused, whether it was made.",
     input_schema={
         "type": "object",
         "required": ["decision_id"],
@@ -62,8 +62,8 @@ _logger = logging.getLogger(__name__)
 class Proxy:
     """Governs the calls of agents to upstream servers. `async with` connects the servers; the methods answer requests.
 
-    `client` records tool events, contracts and drifts. `agent_clients` propose, observe and execute, by the id of the agent; an agent without
-    one uses `client`. `folder` is that of the configuration. With `observe` refused calls are made too.
+    `client` records tool events, contracts and drifts. `agent_clients` propose, observe and execute, by the id of the agent; an agent
+    without one uses `client`. `folder` is that of the configuration. With `observe` refused calls are made too.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Proxy:
             return Pending(decision.event_id, "TOOL_CLOSED", decision)
         return await self._effects.resume(decision.event_id, self._effect_call(definition, from_struct(content.params), caller))
 
-    async def _guarded(self, call: Callable[[], Any]) -> Any:
+    async def _guarded(self, call: Callable[[], Awaitable[CallToolResult | Pending]]) -> CallToolResult | Pending:
         """Return the answer of a call; what prevents it becomes a tool error."""
         try:
             return await call()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from gavel.v1.arbitration_service_pb2 import WaitDecisionResponse
@@ -30,8 +29,8 @@ from gavel_client.rpc.errors import GavelError, describe_error
 
 NAME: Final = "gavel"
 INSTRUCTIONS: Final = (
-    "Calls that change something are decided by Gavel before they are made. A refusal says what is missing; a call that waits for a person can "
-    "be made again once gavel_decision_status says that it is approved."
+    "Calls that change something are decided by Gavel before they are made. A refusal says what is missing. A call that waits for a person "
+    "can be made again once gavel_decision_status says that it is approved."
 )
 
 _Context = ServerRequestContext[Any, Any]
@@ -96,12 +95,12 @@ class _Handlers:
         except GavelError as error:
             raise _unreachable(error) from None
 
-    async def update_task(self, context: _Context, params: TaskParams) -> Mapping[str, Any]:
+    async def update_task(self, context: _Context, params: TaskParams) -> dict[str, Any]:
         """Answer tasks/update: no task asks its client for anything."""
         await self._task(context, params)
         return {}
 
-    async def cancel_task(self, context: _Context, params: TaskParams) -> Mapping[str, Any]:
+    async def cancel_task(self, context: _Context, params: TaskParams) -> dict[str, Any]:
         """Answer tasks/cancel."""
         await self._task(context, params)
         self._tasks.cancel(params.task_id)
@@ -112,7 +111,7 @@ class _Handlers:
         try:
             caller = caller_of(context, self._agent, self._process)
             if not caller.has_tasks:
-                required = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+                required: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
                 raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, "the client has not declared the Tasks extension", required)
             state = await self._proxy.decision(params.task_id, caller)
         except CallerError as error:
