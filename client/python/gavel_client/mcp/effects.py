@@ -23,9 +23,9 @@ from gavel_client.handlers import HandlerResult
 from gavel_client.mcp import answers
 from gavel_client.mcp.caller import Caller
 from gavel_client.mcp.configuration import ToolSettings
-from gavel_client.mcp.definitions import ToolDefinition
 from gavel_client.mcp.open_calls import OpenCalls, Turn
-from gavel_client.mcp.provider import MAY_HAVE_ACTED, REPORTED, result_of
+from gavel_client.mcp.upstreams.definitions import ToolDefinition
+from gavel_client.mcp.upstreams.provider import MAY_HAVE_ACTED, REPORTED, result_of
 from gavel_client.mcp.witness import MARGIN_MS, Agent, Witness, failure_result, read_fields, subject_of
 from gavel_client.rpc.errors import GavelError
 from gavel_client.tools import ToolContext, ToolOutcome, ToolRuntime

@@ -17,7 +17,7 @@ from gavel_client.envelopes import new_execution_id
 from gavel_client.evidence.store import EvidenceStore
 from gavel_client.gate import Pending, Refused
 from gavel_client.mcp.effects import EffectCall
-from gavel_client.mcp.provider import UpstreamProvider, result_of
+from gavel_client.mcp.upstreams.provider import UpstreamProvider, result_of
 from gavel_client.mcp.witness import MARGIN_MS, failure_result
 from gavel_client.rpc.client import GavelClient
 from gavel_client.tools import ToolContext, ToolFailure

@@ -24,14 +24,14 @@ from gavel_client.mcp import answers
 from gavel_client.mcp.answers import STATUS_TOOL
 from gavel_client.mcp.caller import Caller
 from gavel_client.mcp.configuration import Configuration
-from gavel_client.mcp.definitions import ToolDefinition
 from gavel_client.mcp.effects import EffectCall, Effects
 from gavel_client.mcp.errors import ExpressionError
 from gavel_client.mcp.observation import Observation
 from gavel_client.mcp.open_calls import OpenCalls
-from gavel_client.mcp.pins import Pins
-from gavel_client.mcp.provider import UpstreamProvider
-from gavel_client.mcp.upstream import Upstream
+from gavel_client.mcp.upstreams.connection import Upstream
+from gavel_client.mcp.upstreams.definitions import ToolDefinition
+from gavel_client.mcp.upstreams.pins import Pins
+from gavel_client.mcp.upstreams.provider import UpstreamProvider
 from gavel_client.mcp.witness import Agent, Witness
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelClientError, GavelError, describe_error

@@ -22,10 +22,10 @@ from gavel_client.envelopes import observation_envelope
 from gavel_client.mcp import answers
 from gavel_client.mcp.caller import Caller
 from gavel_client.mcp.configuration import ToolSettings
-from gavel_client.mcp.definitions import ToolDefinition, digest_key, listing_name
 from gavel_client.mcp.errors import ExpressionError
 from gavel_client.mcp.expressions import DATA_LENGTH_MAX, Expression
-from gavel_client.mcp.provider import REPORTED, result_of
+from gavel_client.mcp.upstreams.definitions import ToolDefinition, digest_key, listing_name
+from gavel_client.mcp.upstreams.provider import REPORTED, result_of
 from gavel_client.rpc.backoff import is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gavel_client.mcp.configuration import Configuration
-    from gavel_client.mcp.definitions import ToolDefinition
+    from gavel_client.mcp.upstreams.definitions import ToolDefinition
 
 
 def accept(
@@ -41,8 +41,8 @@ def accept(
 async def _accept(names: list[str], configuration: Configuration, folder: Path, server: str, bus: str) -> None:
     from gavel_client import GavelError
     from gavel_client.mcp.errors import DefinitionError
-    from gavel_client.mcp.pins import Pins
     from gavel_client.mcp.proxy import PRODUCER_ID
+    from gavel_client.mcp.upstreams.pins import Pins
 
     from gavel_server.cli.connection import command_error
     from gavel_server.cli.rendering import output

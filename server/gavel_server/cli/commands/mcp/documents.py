@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from gavel_client.mcp.configuration import ServerSettings
-    from gavel_client.mcp.definitions import ToolDefinition
+    from gavel_client.mcp.upstreams.definitions import ToolDefinition
 
 RULE_SET: Final = "mcp-tools"
 REASON_CODE: Final = "TOOL_NEEDS_A_PERSON"
@@ -184,7 +184,7 @@ def _samples(rules: str) -> dict[str, dict[str, Any]]:
 
 
 def _listing(definition: ToolDefinition) -> str:
-    from gavel_client.mcp.definitions import listing_name
+    from gavel_client.mcp.upstreams.definitions import listing_name
 
     return listing_name(definition.server)
 

@@ -14,7 +14,7 @@ from gavel_server.cli.options import Debug
 
 if TYPE_CHECKING:
     from gavel_client.mcp.configuration import ServerSettings
-    from gavel_client.mcp.definitions import ToolDefinition
+    from gavel_client.mcp.upstreams.definitions import ToolDefinition
 
 TESTS: Final = "{stem}_test.yaml"
 
@@ -80,7 +80,7 @@ async def list_tools(servers: list[tuple[str, ServerSettings]], folder: Path) ->
     """Return what each server lists; `folder` is that of their paths. Raises CommandError for a server that cannot be used."""
     import asyncio
 
-    from gavel_client.mcp.upstream import Upstream
+    from gavel_client.mcp.upstreams.connection import Upstream
 
     listed: list[tuple[str, ServerSettings, list[ToolDefinition]]] = []
     for name, settings in servers:

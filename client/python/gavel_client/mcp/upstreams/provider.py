@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from mcp_types import CallToolResult
 
-from gavel_client.mcp.definitions import ToolDefinition, listing_name, provider_id
 from gavel_client.mcp.errors import UpstreamError
-from gavel_client.mcp.upstream import Upstream
+from gavel_client.mcp.upstreams.connection import Upstream
+from gavel_client.mcp.upstreams.definitions import ToolDefinition, listing_name, provider_id
 from gavel_client.tools.errors import CONFLICT, TOOL, ToolError
 from gavel_client.tools.invocation import ToolData, ToolInvocation
 

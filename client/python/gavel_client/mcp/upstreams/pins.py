@@ -17,8 +17,8 @@ from gavel.v1.tool_pb2 import ToolContract, ToolProvider
 
 from gavel_client.envelopes import diagnostic_envelope
 from gavel_client.mcp.configuration import Configuration
-from gavel_client.mcp.definitions import READ_EFFECT, WRITE_EFFECT, ToolDefinition, listing_name, provider_id
 from gavel_client.mcp.errors import DefinitionError
+from gavel_client.mcp.upstreams.definitions import READ_EFFECT, WRITE_EFFECT, ToolDefinition, listing_name, provider_id
 from gavel_client.rpc.backoff import is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError

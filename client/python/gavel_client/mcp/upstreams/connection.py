@@ -26,8 +26,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, Implementation, InputRequiredResult, Tool
 
 from gavel_client.mcp.configuration import Secret, ServerSettings
-from gavel_client.mcp.definitions import ToolDefinition, define
 from gavel_client.mcp.errors import UpstreamError
+from gavel_client.mcp.upstreams.definitions import ToolDefinition, define
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.tools.errors import LOST, QUOTA, TIMEOUT, TOOL
 

@@ -1,0 +1,1 @@
+"""Upstream servers: their connections, the definitions of their tools, and the pins of the definitions."""
