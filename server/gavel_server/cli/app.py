@@ -27,10 +27,10 @@ from gavel_server.cli.commands.grants.test import run_grant_suites
 from gavel_server.cli.commands.identity.certs import dev
 from gavel_server.cli.commands.identity.context import context
 from gavel_server.cli.commands.identity.token import create as create_token
-from gavel_server.cli.commands.operations.export import export
 from gavel_server.cli.commands.mcp.accept import accept
 from gavel_server.cli.commands.mcp.proxy import proxy
 from gavel_server.cli.commands.mcp.scaffold import scaffold
+from gavel_server.cli.commands.operations.export import export
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
 from gavel_server.cli.commands.people.accept_clock import accept_clock

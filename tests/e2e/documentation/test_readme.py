@@ -1,4 +1,4 @@
-"""The sessions in the documentation, executed: the README's sessions, the tutorial, and the Python example."""
+"""The sessions in the documentation, executed: the README's, those of other pages, and the Python example."""
 
 from __future__ import annotations
 

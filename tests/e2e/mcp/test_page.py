@@ -1,4 +1,7 @@
-"""The session of docs/mcp.md, executed. Programs on the path stand in for npx: the pinned server, and a client with the inspector's options."""
+"""The session of docs/mcp.md, executed.
+
+A program stands in for npx: it runs the pinned server, or the official client with the options of the inspector.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,7 @@ sys.exit(5 if getattr(result, "is_error", False) else 0)
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(SESSION_TIMEOUT_SECONDS + 20)
 def test_page(npm_servers: Path, tmp_path: Path) -> None:
     """The page runs to its end, from nothing to a governed agent, and prints what it shows."""
