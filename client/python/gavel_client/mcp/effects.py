@@ -36,6 +36,9 @@ from gavel_client.values import from_struct
 DECISION_MS_MAX: Final = 20_000
 # Time of a lease beyond that of the call, to record the result and the report.
 LEASE_MARGIN_MS: Final = 15_000
+# Proposals of one call, if the evidence of an approval changes before the start.
+PROPOSALS_MAX: Final = 3
+_SUPERSEDED: Final = frozenset({"FACT_SUPERSEDED", "STALE_FACT"})
 TOOL_ERROR: Final = "TOOL_ERROR"
 
 _Outcome = TypeVar("_Outcome")
@@ -76,11 +79,15 @@ class Effects:
 
         Raises GavelError if Gavel cannot be reached, ExpressionError for a call without a subject, OSError if the state cannot be written.
         """
-        turn = self._turn(call, caller)
-        answer = await self._to_its_end(self._decide_and_make(call, caller, turn))
-        is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
-        if is_final and not caller.idempotency_key:
-            self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
+        for _ in range(PROPOSALS_MAX):
+            turn = self._turn(call, caller)
+            answer = await self._to_its_end(self._decide_and_make(call, caller, turn))
+            is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
+            if is_final and not caller.idempotency_key:
+                self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
+            # The evidence changed between the decision and the start: nothing was made, and a new proposal cites what is there now.
+            if caller.idempotency_key or caller.turn or not (isinstance(answer, Refused) and answer.reason in _SUPERSEDED):
+                break
         return answer
 
     async def resume(self, decision_id: str, call: EffectCall) -> CallToolResult | Pending | Refused:

@@ -6,9 +6,11 @@ authentication such an observation is of tier 2 only if the runtime and the agen
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,6 +60,8 @@ class Witness:
 
     def __init__(self, runtime: ToolRuntime) -> None:
         self._runtime: Final = runtime
+        # One digest is stated at a time: a second observation would supersede the one that another call has just cited.
+        self._stating: Final[defaultdict[str, asyncio.Lock]] = defaultdict(asyncio.Lock)
 
     async def read(
         self,
@@ -84,6 +88,10 @@ class Witness:
 
         A proposal cites it, and rules may read it. Return why the tool cannot be called; "" if it can. Raises GavelError.
         """
+        async with self._stating[definition.server]:
+            return await self._state_digest(definition, subject, trace_id, agent, timeout_ms)
+
+    async def _state_digest(self, definition: ToolDefinition, subject: str, trace_id: str, agent: Agent, timeout_ms: int) -> str:
         if await self._has_digest(definition, subject, agent):
             return ""
         context = ToolContext(subject, trace_id=trace_id, agent_id=agent.id, timeout_ms=timeout_ms + MARGIN_MS)
