@@ -11,9 +11,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from tests.e2e.runs import forker
@@ -43,12 +44,12 @@ with grpc.insecure_channel(address) as channel:
 """
 
 # Replaces `gavel` in long sessions, where the starts of the program would take most of the time. `serve` and `executor`, which the shell
-# sends signals to, still run the installed program.
+# sends signals to, and `mcp proxy`, which another program starts, still run the installed program.
 GAVEL: Final = f"""#!{sys.executable} -IS
 import json, os, socket, sys
 
 arguments = sys.argv[1:]
-if arguments[0] in ("serve", "executor"):
+if arguments[0] in ("serve", "executor") or arguments[:2] == ["mcp", "proxy"]:
     os.execv("{BIN}/gavel", ["gavel", *arguments])
 here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 request = json.dumps({{"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}})
@@ -73,11 +74,16 @@ def free_address() -> str:
 
 
 @contextmanager
-def shell(script: str, directory: Path, address: str, installed: bool) -> Iterator[subprocess.Popen[str]]:
-    """Run a script in a shell and kill everything that it started. `installed`: whether `gavel` is the installed program, or GAVEL."""
+def shell(
+    script: str, directory: Path, address: str, installed: bool, programs: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a script in a shell and kill everything that it started. `installed`: whether `gavel` is the installed program, or GAVEL.
+
+    `programs` has more scripts for the path, by name.
+    """
     tools = directory / "tools"
     tools.mkdir()
-    for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": GAVEL})}.items():
+    for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": GAVEL}), **programs}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")} | {
@@ -107,12 +113,21 @@ def shell(script: str, directory: Path, address: str, installed: bool) -> Iterat
         process.wait()
 
 
-def assert_shown(page: Path, script: str, directory: Path, address: str, *, installed: bool, section: str = "") -> None:
+def assert_shown(
+    page: Path,
+    script: str,
+    directory: Path,
+    address: str,
+    *,
+    installed: bool,
+    section: str = "",
+    programs: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Run the script of a page, or of a section of it; its output must have the lines that the page shows, in their order.
 
     The page may cut a line short with "…" and lay columns out closer; times differ.
     """
-    with shell(script, directory, address, installed) as process:
+    with shell(script, directory, address, installed, programs) as process:
         output, _ = process.communicate(timeout=SESSION_TIMEOUT_SECONDS)
 
     assert process.returncode == 0, output
