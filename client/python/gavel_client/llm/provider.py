@@ -10,12 +10,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeVar
 
 from gavel_client.llm.errors import LLMProviderError
-from gavel_client.llm.models import JsonObject, LLMProviderMeta, LLMResponse, LLMSegment, LLMStreamChunk, LLMStreamError, LLMStreamEvent
+from gavel_client.llm.models import (
+    JsonObject,
+    LLMProviderMeta,
+    LLMResponse,
+    LLMSegment,
+    LLMStreamChunk,
+    LLMStreamError,
+    LLMStreamEvent,
+    LLMUsage,
+)
 from gavel_client.llm.requests import LLMRequest
 
 PROVIDER_TIMEOUT_MS_DEFAULT: Final = 120_000
@@ -135,7 +144,7 @@ class ModelProvider:
         """Return the model's answer."""
         started_at = time.monotonic()
         raw = await self._within(self._transport.post(self._body(request), timeout_ms / 1000), timeout_ms, started_at)
-        return self._response(raw, [self._wire.redact(raw)], started_at)
+        return self._response(raw, [self._redact(raw)], started_at)
 
     async def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncIterator[LLMStreamEvent]:
         """Yield the answer as it comes. `timeout_ms` covers the whole stream."""
@@ -149,10 +158,11 @@ class ModelProvider:
                     raw = await self._within(transport_events.__anext__(), timeout_ms, started_at)
                 except StopAsyncIteration:
                     break
-                redacted = self._wire.redact(raw)
+                redacted = self._redact(raw)
                 raw_events.append(redacted)
                 with _format_errors(self._name, redacted):
                     events = assembly.feed(raw)
+                    _check_texts(text for event in events for text in _texts_of_event(event))
                 for event in events:
                     yield dataclasses.replace(event, raw_event=redacted)
             final = assembly.result()
@@ -170,6 +180,11 @@ class ModelProvider:
         """Close the provider's connections."""
         await self._transport.close()
 
+    def _redact(self, raw: JsonObject) -> JsonObject:
+        # What cannot be redacted is not shown.
+        with _format_errors(self._name, {}):
+            return self._wire.redact(raw)
+
     def _body(self, request: LLMRequest) -> dict[str, Any]:
         return self._wire.body(request, self._model, self._name) | dict(self._options)
 
@@ -182,6 +197,8 @@ class ModelProvider:
     def _response(self, raw: JsonObject, raw_events: list[JsonObject], started_at: float) -> LLMResponse:
         with _format_errors(self._name, raw_events[-1]):
             response = self._wire.response(raw, self._name)
+            _check_texts(_texts_of_response(response))
+            _check_usage(response.usage)
         latency_ms = (time.monotonic() - started_at) * 1000
         return dataclasses.replace(
             response,
@@ -210,6 +227,31 @@ def _format_errors(provider: str, raw: JsonObject) -> Iterator[None]:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         message = f"its answer lacks what its format requires ({type(error).__name__}: {error})"
         raise LLMProviderError(provider, "malformed", message, raw=raw) from error
+
+
+def _check_texts(texts: Iterable[object]) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"a {type(text).__name__} in place of a text")
+
+
+def _check_usage(usage: LLMUsage | None) -> None:
+    numbers = () if usage is None else (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.cached_input_tokens)
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise TypeError(f"a {type(number).__name__} in place of a number of tokens")
+
+
+def _texts_of_response(response: LLMResponse) -> Iterator[object]:
+    yield from (response.id, response.model)
+    yield from (segment.content for segment in response.segments)
+    yield from (text for call in response.tool_calls for text in (call.call_id, call.name, call.arguments))
+
+
+def _texts_of_event(event: LLMStreamEvent) -> Iterator[object]:
+    chunk = event.chunk
+    yield from (chunk.text_delta, chunk.reasoning_delta, chunk.refusal_delta, chunk.arguments_delta, chunk.call_id, chunk.tool_name)
+    yield from (segment.content for segment in event.segments)
 
 
 async def _close(events: AsyncIterator[JsonObject]) -> None:

@@ -1,0 +1,124 @@
+"""Whatever a provider sends, the provider layer gives a response or an error of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+from gavel_client.llm import LLMError, LLMProviderError, LLMRequest, LLMResponse, ModelProvider, UserMessage
+from gavel_client.llm.provider import WireFormat
+from gavel_client.llm.providers.anthropic_messages import MessagesFormat
+from gavel_client.llm.providers.chat_completions import ChatCompletionsFormat
+from gavel_client.llm.providers.openai_responses import ResponsesFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.llm.transcripts import stream_events, transcript, transcripts
+
+QUESTION = LLMRequest([UserMessage("-")])
+FORMATS: dict[str, WireFormat] = {
+    "responses": ResponsesFormat(),
+    "chat_completions": ChatCompletionsFormat("max_completion_tokens", usage_in_streams=True),
+    "messages": MessagesFormat(),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+class Memory:
+    """A transport that answers from memory."""
+
+    def __init__(self, body: Mapping[str, Any], events: list[Any]) -> None:
+        self._body = body
+        self._events = events
+
+    async def post(self, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+        """Return the body."""
+        return self._body
+
+    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the events."""
+        for event in self._events:
+            yield event
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths to all values within JSON."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, item in items for found in places(item, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return JSON with another value at a path."""
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+async def ask(provider: ModelProvider) -> tuple[LLMResponse | LLMError, LLMResponse | LLMError]:
+    """Return what `complete` and `stream` give."""
+    try:
+        complete: LLMResponse | LLMError = await provider.complete(QUESTION)
+    except LLMError as error:
+        complete = error
+    events = []
+    try:
+        async for event in provider.stream(QUESTION):
+            events.append(event)  # noqa: PERF401 (the events before an error count)
+    except LLMError as error:
+        return complete, error
+    assert "response.completed" == events[-1].event_type
+    assert events[-1].chunk.response is not None
+    return complete, events[-1].chunk.response
+
+
+@given(st.data(), st.sampled_from(transcripts()), JSON)
+def test_altered_answers(data: st.DataObject, name: tuple[str, str], value: Any) -> None:
+    """One value anywhere in a body and in a stream is replaced: there is a response of proper types, or an error of the layer."""
+    api, _ = name
+    body = json.loads(transcript(*name, ".json").read_bytes())
+    events = stream_events(*name)
+    altered_body = replaced(body, data.draw(st.sampled_from(places(body)[1:])), value)
+    number = data.draw(st.integers(0, len(events) - 1))
+    altered = replaced(events[number], data.draw(st.sampled_from(places(events[number])[1:])), value)
+    provider = ModelProvider("p", "m", FORMATS[api], Memory(altered_body, [*events[:number], altered, *events[number + 1 :]]), {})
+    for answer in asyncio.run(ask(provider)):
+        if isinstance(answer, LLMResponse):
+            texts = [
+                answer.id,
+                answer.model,
+                answer.text,
+                *(part for call in answer.tool_calls for part in (call.call_id, call.name, call.arguments)),
+            ]
+            assert {str} == {type(text) for text in texts}
+            assert answer.usage is None or isinstance(answer.usage.total_tokens, int)
+            assert all(isinstance(segment.content, str) for segment in answer.segments)
+
+
+@given(st.data(), st.sampled_from(transcripts()))
+def test_events_out_of_order(data: st.DataObject, name: tuple[str, str]) -> None:
+    """Events that are missing, doubled or in another order give a response, or an error of the layer."""
+    events = stream_events(*name)
+    order = data.draw(st.lists(st.integers(0, len(events) - 1), max_size=len(events)) | st.permutations(range(len(events))))
+    provider = ModelProvider("p", "m", FORMATS[name[0]], Memory({}, [events[number] for number in order]), {})
+    asyncio.run(ask(provider))
+
+
+@pytest.mark.parametrize("api", FORMATS)
+def test_an_empty_stream_is_an_error(api: str) -> None:
+    """No event is no answer."""
+    complete, streamed = asyncio.run(ask(ModelProvider("p", "m", FORMATS[api], Memory({}, []), {})))
+    assert isinstance(complete, LLMProviderError)
+    assert isinstance(streamed, LLMProviderError)
+    assert ("malformed", "incomplete_stream") == (complete.code, streamed.code)
