@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel_client import FactNeed, FactProviders, GavelClient, GavelError, ProposalLoop, StopReason, fact_envelope
 from gavel_client.llm import (
@@ -34,7 +35,7 @@ from gavel_client.llm import (
 from gavel_client.tools import FunctionProvider, ToolInvocation, ToolRuntime
 from gavel_client.values import to_struct
 
-from tests.integration.services.world import AGENT, ORDERS, World
+from tests.integration.services.world import AGENT, ORDERS, World, report
 from tests.support.llm.transcripts import APIS, Reply, TranscriptServer
 
 AMOUNT = {"type": "object", "required": ["amount"], "additionalProperties": False, "properties": {"amount": {"type": "number"}}}
@@ -217,17 +218,28 @@ async def test_a_refused_proposal_teaches_the_model(
 
 
 async def test_a_run_that_is_repeated_does_no_work_twice(
-    client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
+    world: World, client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
 ) -> None:
-    """The model may repeat a call, and a process a run: there is one proposal and one decision. Another run is other work."""
-    async with agent(client, models, await tools_of(client, runtime)) as asked:
-        models.replies.extend([Reply("refund"), Reply("refund")])
+    """The model may repeat a call, and a process a run: there is one proposal and one decision."""
+    tools = await tools_of(client, runtime)
+    models.replies.extend([Reply("refund"), Reply("refund")])
+    async with agent(client, models, tools) as asked:
         first = await asked.respond(TASK, cause=complaint)
-        models.replies.append(Reply("refund"))
-        await asked.respond(TASK, cause=complaint)
-    approved = [event for event in (await trace_of(client, complaint)).values() if event.decision.outcome == OUTCOME_APPROVED]
+    [decision] = [event for event in (await trace_of(client, complaint)).values() if event.decision.outcome == OUTCOME_APPROVED]
+    started = await world.begin(decision)
+    await world.report(report(decision, started, EXECUTION_STATUS_SUCCESS))
+    # The work is done, and another provider gives the call another id.
+    models.replies.append(Reply("refund"))
+    async with agent(client, models, tools, "responses") as asked:
+        again = await asked.respond(TASK, cause=complaint)
+    trace = (await trace_of(client, complaint)).values()
+    approved = [event for event in trace if event.decision.outcome == OUTCOME_APPROVED]
     assert 1 == len(approved)
-    assert first.turns[0].tool_results[0].event_ids[-1] == first.turns[1].tool_results[0].event_ids[-1]
+    # The first proposal lacked evidence.
+    assert 2 == len([event for event in trace if event.HasField("proposal")])
+    results = [turn.tool_results[0] for turn in (*first.turns[:2], again.turns[0])]
+    assert [(None, approved[0].event_id)] * 3 == [(result.error, result.event_ids[-1]) for result in results]
+    assert results[0].call.call_id != results[2].call.call_id
 
 
 @pytest.mark.parametrize(("model", "cause"), [("length", "length"), ("refusal", "refusal")])
@@ -347,6 +359,22 @@ async def test_a_tool_with_effects_is_not_offered(client: GavelClient, runtime: 
         await runtime_tool(client, runtime, "mail.send", "Sends mail")
     with pytest.raises(GavelError, match="orders"):
         await runtime_tool(client, runtime, "order.status", "Status")
+
+
+async def test_a_tool_that_gets_effects_later_is_refused(
+    client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
+) -> None:
+    """The guard is asked at every call: a contract that changed under a running agent opens nothing."""
+    models.replies.append(Reply("parallel_tools"))
+    async with agent(client, models, await tools_of(client, runtime)) as asked:
+        schema = to_struct({"type": "object", "required": ["order"], "properties": {"order": {"type": "string"}}})
+        changed = ToolContract(name="orders.status", version="2", side_effects=["external.write"], default_provider="orders")
+        changed.argument_schema.CopyFrom(schema)
+        await client.register_contract(changed)
+        response = await asked.respond(TASK, cause=complaint)
+    refused = response.turns[0].tool_results[0]
+    assert "E_PERMISSION" == refused.error
+    assert "ToolCallRefused" == (await trace_of(client, complaint))[refused.event_ids[1]].event_name
 
 
 async def test_readings_belong_to_what_the_call_is_about(
