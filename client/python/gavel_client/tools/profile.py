@@ -29,7 +29,7 @@ from gavel_client.tools.providers.bridge_local import BridgeLocal
 from gavel_client.tools.providers.processes import OUTPUT_BYTES_MAX
 from gavel_client.tools.providers.workspace import FILE_BYTES_MAX, Workspace
 from gavel_client.tools.providers.workspace_command import ENVIRONMENT_DEFAULT, WorkspaceCommand
-from gavel_client.tools.runtime import ToolRuntime
+from gavel_client.tools.runtime import ToolRuntime, aliases_are_on
 
 _KEYS: Final[Mapping[str, type]] = {"runtime": str, "evidence": str, "aliases": bool, "providers": dict}
 _DIRECTORY_KEYS: Final[Mapping[str, type]] = {"directory": str}
@@ -58,19 +58,20 @@ class ToolProfile:
 
     def open_runtime(self, client: GavelClient, hooks: Sequence[ToolHook] = ()) -> ToolRuntime:
         """Make the providers and the runtime. Raises ToolProfileError."""
-        providers = [self._provider(name, configuration) for name, configuration in self.providers.items()]
+        aliases = aliases_are_on() if self.aliases is None else self.aliases
+        providers = [self._provider(name, configuration, aliases) for name, configuration in self.providers.items()]
         store = EvidenceStore(self._store_url()) if self.evidence else None
-        return ToolRuntime(client, self.runtime, providers=providers, evidence=store, hooks=hooks, aliases=self.aliases)
+        return ToolRuntime(client, self.runtime, providers=providers, evidence=store, hooks=hooks, aliases=aliases)
 
     def _store_url(self) -> str:
         return self.evidence if "://" in self.evidence else str(self.directory / self.evidence)
 
-    def _provider(self, name: str, configuration: Mapping[str, Any]) -> Provider:
+    def _provider(self, name: str, configuration: Mapping[str, Any], aliases: bool) -> Provider:
         make = _SHIPPED.get(name)
         try:
             if make is None:
                 return load_plugin(name, configuration)
-            return make(self.directory / configuration["directory"], configuration, self.aliases is not False)
+            return make(self.directory / configuration["directory"], configuration, aliases)
         except (ValueError, TypeError) as error:
             raise ToolProfileError(f"providers.{name}: {error}") from error
         except OSError as error:

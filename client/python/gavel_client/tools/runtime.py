@@ -70,7 +70,7 @@ class ToolRuntime:
         producer = Producer(type=PRODUCER_TYPE_TOOL_RUNTIME, id=producer_id, version=producer_version)
         recorder = ToolRecorder(client, producer, evidence, lease_margin_ms)
         self._client: Final = client
-        self._aliases: Final = _aliases_are_on() if aliases is None else aliases
+        self._aliases: Final = aliases_are_on() if aliases is None else aliases
         self._parts: Final = CallParts(recorder, by_id, tuple(hooks), Schemas())
         self._lost_calls: Final = LostCalls(client, recorder)
         self._closing: asyncio.Task[None] | None = None
@@ -141,7 +141,8 @@ class ToolRuntime:
                 running.cancel()
 
 
-def _aliases_are_on() -> bool:
+def aliases_are_on() -> bool:
+    """Return whether the environment lets runtimes know aliases. Raises ValueError for a value that is neither true nor false."""
     value = os.environ.get(ALIASES_VARIABLE, "true").lower()
     if value not in ("true", "false"):
         raise ValueError(f"{ALIASES_VARIABLE} is {value!r}; set it to true or false")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gavel.v1.tool_pb2 import ToolContract
 from gavel_client import GavelClient
-from gavel_client.tools import FunctionProvider, ToolContext, ToolInvocation
+from gavel_client.tools import FunctionProvider, ToolContext, ToolInvocation, profile
 from gavel_client.tools.plugins import find_plugins, load_plugin
 from gavel_client.tools.profile import ToolProfileError, load_profile
+from gavel_client.tools.providers.bridge_local import BridgeLocal
 
 PLUGIN = """
 from gavel_client.tools import FunctionProvider
@@ -73,6 +75,24 @@ async def test_a_runtime_has_what_its_profile_names(tmp_path: Path) -> None:
     file.write_text("{runtime: tools-1, providers: {workspace: {directory: none}}}")
     with pytest.raises(ToolProfileError, match=r"providers\.workspace: .*none: No such file"):
         load_profile(file).open_runtime(GavelClient("127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(("key", "variable", "expected"), [("", "true", True), ("", "false", False), ("aliases: true, ", "false", True)])
+async def test_aliases_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, variable: str, expected: bool) -> None:
+    """The environment decides about aliases of tools and of the shell, unless the profile does."""
+    monkeypatch.setenv("GAVEL_TOOL_ALIASES", variable)
+    file = tmp_path / "tools.yaml"
+    file.write_text(f"{{runtime: t, {key}providers: {{bridge-local: {{directory: ., shell: true}}}}}}")
+    aliases: list[bool] = []
+
+    def make(*_: object, **options: Any) -> BridgeLocal:
+        aliases.append(options["aliases"])
+        return BridgeLocal(tmp_path)
+
+    monkeypatch.setattr(profile, "BridgeLocal", make)
+    runtime = load_profile(file).open_runtime(GavelClient("127.0.0.1:1"))
+    await runtime.close()
+    assert [expected] == aliases
 
 
 @pytest.mark.parametrize(
