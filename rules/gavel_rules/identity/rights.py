@@ -62,6 +62,9 @@ RPCS_OF_RIGHT: Final[Mapping[Right, tuple[str, ...]]] = {
         "gavel.v1.ToolService/ListContracts",
         "gavel.v1.ToolService/ListProviders",
         "gavel.v1.ToolService/ListBindings",
+        # Also needs `replay` to make decisions again.
+        "gavel.v1.AuditService/AuditTrace",
+        "gavel.v1.AuditService/AuditDecision",
     ),
     "subscribe": ("gavel.v1.EventService/SubscribeEvents",),
     "deploy": ("gavel.v1.RuleSetService/ValidateRuleSet", "gavel.v1.RuleSetService/DeployRuleSet"),

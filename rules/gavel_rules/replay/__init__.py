@@ -6,6 +6,7 @@ Passes that are fed one record at a time, so that the caller decides how to read
 
 from gavel_rules.replay.counter_fills import FillProof
 from gavel_rules.replay.differences import field_differences
+from gavel_rules.replay.drift_report import DriftReport
 from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
 from gavel_rules.replay.integrity import Integrity, decode
 from gavel_rules.replay.recomputation import Recomputation
@@ -13,6 +14,7 @@ from gavel_rules.replay.recomputation import Recomputation
 __all__ = [
     "DamagedError",
     "DivergedError",
+    "DriftReport",
     "FillProof",
     "Integrity",
     "Recomputation",

@@ -11,20 +11,22 @@ from collections.abc import Callable
 
 from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import EventReference
-from gavel.v1.decision_pb2 import Engine
+from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
 from google.protobuf.message import DecodeError
 
 from gavel_rules.arbitration.contest import EarlyJudging
 from gavel_rules.arbitration.evaluation import evaluator
+from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.authorization import principal_of
 from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent, cited_event
+from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.replay.counter_fills import RecordedFill
 from gavel_rules.replay.differences import field_differences
 from gavel_rules.replay.errors import DivergedError
@@ -79,6 +81,18 @@ class Recomputation:
         if isinstance(due, OpenContest) and not unjudged_candidates(recorded):
             self._early_judging = EarlyJudging(self.state, due, now_ms, evaluator(self.state, self.state.head + 1, self._engine))
         return self._early_judging
+
+    def decide_under(self, envelope_bytes: bytes, actions: tuple[CompiledAction, ...]) -> Decision | str:
+        """Return the decision on the proposal that is fed next, if `actions` governed it, or why it is not known."""
+        recorded = Envelope.FromString(envelope_bytes)
+        if recorded.proposal.HasField("contest"):
+            return "it competed in a contest"
+        counters = [counter for action in actions for counter in (*action.read_counters, *action.reserving_counters)]
+        if any(counter.digest not in self.state.counters for counter in counters):
+            return "the rule sets that are active now have counters that nobody kept then"
+        evaluate = evaluator(self.state, recorded.sequence_number + 1, self._engine)
+        now_ms = milliseconds(recorded.recorded_at)
+        return arbitrate(self.state, ProposalView(recorded), self._cited_events, now_ms, evaluate, actions)
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> Envelope:
         """Recompute one event and return its recorded envelope.

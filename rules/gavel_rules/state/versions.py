@@ -99,7 +99,7 @@ class TraceVersions:
                 for mismatch in self.differing(binding, number):
                     if not any(one[:2] == mismatch[:2] for one in mismatches):
                         mismatches = (*mismatches, mismatch)[-items_max:]
-        schemas = _schemas_of(envelope, payload)
+        schemas = schemas_of(envelope, payload)
         if schemas is not None and not any(one[:4] == schemas[:4] for one in tools):
             tools = (*tools, schemas)[-items_max:]
         answer = answer_of(envelope, payload)
@@ -126,7 +126,7 @@ def answer_of(envelope: Envelope, payload: str) -> ModelAnswer | None:
     )
 
 
-def _schemas_of(envelope: Envelope, payload: str) -> ToolSchemas | None:
+def schemas_of(envelope: Envelope, payload: str) -> ToolSchemas | None:
     """Return the schemas that a tool event names, or None."""
     if payload == "tool_call":
         call = envelope.tool_call

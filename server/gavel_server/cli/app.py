@@ -43,6 +43,7 @@ from gavel_server.cli.commands.processes.serve import serve
 from gavel_server.cli.commands.proofs.notary import notary
 from gavel_server.cli.commands.proofs.proof import proof
 from gavel_server.cli.commands.proofs.verify import verify
+from gavel_server.cli.commands.reads.audit import audit
 from gavel_server.cli.commands.reads.log import log
 from gavel_server.cli.commands.reads.pending import pending
 from gavel_server.cli.commands.reads.projection import projection
@@ -142,6 +143,7 @@ app.add_typer(review, name="review")
 app.add_typer(notary, name="notary")
 app.add_typer(work, name="work")
 app.add_typer(log, name="log")
+app.add_typer(audit, name="audit")
 app.add_typer(rules, name="rules")
 app.add_typer(grants, name="grants")
 app.add_typer(buses, name="bus")

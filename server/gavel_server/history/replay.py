@@ -21,7 +21,7 @@ from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict,
 from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress, SimulateRuleSetResponse, SimulationSummary
 from gavel_rules.authoring.simulate import Simulation
 from gavel_rules.language.rule_set import CompiledRuleSet
-from gavel_rules.replay import DamagedError, DivergedError, FillProof, Integrity, Recomputation, VersionNotImplementedError
+from gavel_rules.replay import DamagedError, DivergedError, DriftReport, FillProof, Integrity, Recomputation, VersionNotImplementedError
 
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
@@ -61,30 +61,23 @@ async def verify(
         integrity = Integrity(log.bus)
         async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-        precompiler = Precompiler(documents=True)
-        recomputation = Recomputation(
-            log.bus,
-            engine=engine or decision_pb2.ENGINE_RETE,
-            compare_from=max(from_sequence_number, 1),
-            compiled=precompiler.compile_document,
-        )
+        recomputation, prepare = replay_part(log.bus, engine=engine, compare_from=from_sequence_number)
+        report = DriftReport()
         comparison = SnapshotComparison(snapshots)
         await comparison.load(log, last)
         fed = 0
 
         def feed(record: Record) -> None:
             nonlocal fed
-            recomputation.feed(record.sequence_number, record.envelope)
+            event = recomputation.feed(record.sequence_number, record.envelope)
             fed = record.sequence_number
+            if fed >= from_sequence_number:
+                report.note(event, recomputation.state)
 
         async def before(envelope: bytes) -> None:
             if comparison.is_due(fed):
                 await comparison.compare(fed, recomputation.state)
-            await precompiler.before(recomputation.state, envelope)
-            early_judging = recomputation.early_judging(envelope)
-            time_slice = call_slice(SLICE_EVENTS, INTERNAL)
-            while early_judging is not None and early_judging.step():
-                await time_slice.spend(1)
+            await prepare(envelope)
 
         async for number in pages(log, last, feed, before):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
@@ -106,13 +99,29 @@ async def verify(
             decisions=decisions,
             derived_facts=recomputation.derived_facts,
             snapshots=comparison.compared,
+            drifts=report.drifts(recomputation.state),
             message=f"proved: {events} events, {decisions} decisions recomputed equal" + _and_snapshots(comparison.compared),
         )
     )
 
 
-def _and_snapshots(count: int) -> str:
-    return f", {count} snapshot{'s' if count > 1 else ''} confirmed" if count else ""
+def replay_part(
+    bus: str, *, engine: Engine.ValueType = decision_pb2.ENGINE_UNSPECIFIED, compare_from: int = 0
+) -> tuple[Recomputation, Callable[[bytes], Awaitable[None]]]:
+    """Return a recomputation that compares from a sequence number on (0: the start), and what to await before each event is fed."""
+    precompiler = Precompiler(documents=True)
+    recomputation = Recomputation(
+        bus, engine=engine or decision_pb2.ENGINE_RETE, compare_from=max(compare_from, 1), compiled=precompiler.compile_document
+    )
+
+    async def before(envelope: bytes) -> None:
+        await precompiler.before(recomputation.state, envelope)
+        early_judging = recomputation.early_judging(envelope)
+        time_slice = call_slice(SLICE_EVENTS, INTERNAL)
+        while early_judging is not None and early_judging.step():
+            await time_slice.spend(1)
+
+    return recomputation, before
 
 
 async def impact(
@@ -154,6 +163,27 @@ async def impact(
     yield SimulateRuleSetResponse(summary=summary)
 
 
+async def pages(
+    log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None]] | None = None
+) -> AsyncGenerator[int, None]:
+    """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
+    number = 0
+    time_slice = call_slice(SLICE_EVENTS, INTERNAL)
+    while number < last:
+        records = await log.read(number + 1, last, PAGE_EVENTS_MAX)
+        if not records:
+            message = f"event {number + 1} is missing; the log ends before its head"
+            raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
+        for record in records:
+            if before is not None:
+                await before(record.envelope)
+            feed(record)
+            await time_slice.spend(1)
+        number = records[-1].sequence_number
+        yield number
+        await asyncio.sleep(0)
+
+
 def verdict_of(error: DamagedError | DivergedError | VersionNotImplementedError | LogCorruptError) -> ReplayVerdict:
     """Return the verdict on a log that could not be proved."""
     match error:
@@ -192,22 +222,5 @@ async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: i
     return head, last
 
 
-async def pages(
-    log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None]] | None = None
-) -> AsyncGenerator[int, None]:
-    """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
-    number = 0
-    time_slice = call_slice(SLICE_EVENTS, INTERNAL)
-    while number < last:
-        records = await log.read(number + 1, last, PAGE_EVENTS_MAX)
-        if not records:
-            message = f"event {number + 1} is missing; the log ends before its head"
-            raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
-        for record in records:
-            if before is not None:
-                await before(record.envelope)
-            feed(record)
-            await time_slice.spend(1)
-        number = records[-1].sequence_number
-        yield number
-        await asyncio.sleep(0)
+def _and_snapshots(count: int) -> str:
+    return f", {count} snapshot{'s' if count > 1 else ''} confirmed" if count else ""

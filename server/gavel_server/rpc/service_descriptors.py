@@ -7,6 +7,7 @@ from typing import Any, Final
 from gavel.v1 import (
     administration_service_pb2,
     arbitration_service_pb2,
+    audit_service_pb2,
     event_service_pb2,
     execution_service_pb2,
     projection_service_pb2,
@@ -31,7 +32,8 @@ ADMINISTRATION: Final[ServiceDescriptor] = administration_service_pb2.DESCRIPTOR
 PROOF: Final[ServiceDescriptor] = proof_service_pb2.DESCRIPTOR.services_by_name["ProofService"]
 TOOL: Final[ServiceDescriptor] = tool_service_pb2.DESCRIPTOR.services_by_name["ToolService"]
 WORK: Final[ServiceDescriptor] = work_service_pb2.DESCRIPTOR.services_by_name["WorkService"]
-SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, ADMINISTRATION, TOOL, WORK, PROOF)
+AUDIT: Final[ServiceDescriptor] = audit_service_pb2.DESCRIPTOR.services_by_name["AuditService"]
+SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, AUDIT, ADMINISTRATION, TOOL, WORK, PROOF)
 
 HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTIONS: Final[tuple[Any, ...]] = (reflection.V1, reflection.V1ALPHA)

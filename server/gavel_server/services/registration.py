@@ -17,6 +17,7 @@ from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.services.administration import AdministrationServicer
 from gavel_server.services.arbitration import Arbitration
+from gavel_server.services.audit import AuditServicer
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
 from gavel_server.services.projection import ProjectionServicer
@@ -54,6 +55,7 @@ def register_services(
     projection = ProjectionServicer(buses, supervisor or Supervisor(), interceptor.quotas, access)
     interceptor.register(server, service_descriptors.PROJECTION, projection)
     interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
+    interceptor.register(server, service_descriptors.AUDIT, AuditServicer(buses, slots, scan_slots(), access))
     interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer(buses))
     interceptor.register(server, service_descriptors.WORK, WorkServicer(buses, access.refusals))

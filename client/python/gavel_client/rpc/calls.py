@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 import grpc
 from gavel.v1 import administration_service_pb2 as administration
 from gavel.v1 import arbitration_service_pb2 as arbitration
+from gavel.v1 import audit_service_pb2 as audits
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import execution_service_pb2 as executions
 from gavel.v1 import projection_service_pb2 as projections
@@ -26,6 +27,7 @@ from gavel.v1 import tool_service_pb2 as tools
 from gavel.v1 import work_service_pb2 as work
 from gavel.v1.administration_service_pb2_grpc import AdministrationServiceStub
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
+from gavel.v1.audit_service_pb2_grpc import AuditServiceStub
 from gavel.v1.common_pb2 import EventCategory, Producer, VersionBinding
 from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine, Outcome
 from gavel.v1.envelope_pb2 import Envelope
@@ -53,6 +55,8 @@ WRITE_TIMEOUT_MS: Final = 30_000
 COMPILE_TIMEOUT_MS: Final = 60_000
 # The first proof of a long log reads the whole log.
 PROOF_TIMEOUT_MS: Final = 300_000
+# An audit reads the log from its start, twice if it makes decisions again.
+AUDIT_TIMEOUT_MS: Final = 300_000
 # The longest wait of one WaitDecision.
 WAIT_TIMEOUT_MS: Final = 60_000
 
@@ -311,6 +315,22 @@ def get_trace(trace_id: str, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
     """Read the events of a trace, with tool calls paired to their results (constitution 001)."""
     request = events.GetTraceRequest(bus=bus, trace_id=trace_id)
     return _unary(EventServiceStub, lambda stub: stub.GetTrace, request, timeout_ms)
+
+
+def audit_trace(
+    trace_id: str, *, without_recomputation: bool = False, bus: str = "", timeout_ms: int = AUDIT_TIMEOUT_MS
+) -> UnaryCall[audits.AuditTraceResponse]:
+    """Audit a trace: models, tools, rule sets, facts, people, drift, and its decisions made again unless `without_recomputation`."""
+    request = audits.AuditTraceRequest(bus=bus, trace_id=trace_id, without_recomputation=without_recomputation)
+    return _unary(AuditServiceStub, lambda stub: stub.AuditTrace, request, timeout_ms)
+
+
+def audit_decision(
+    decision_id: str, *, without_recomputation: bool = False, bus: str = "", timeout_ms: int = AUDIT_TIMEOUT_MS
+) -> UnaryCall[audits.AuditDecisionResponse]:
+    """Audit the decisions on one proposal; see `audit_trace`."""
+    request = audits.AuditDecisionRequest(bus=bus, decision_id=decision_id, without_recomputation=without_recomputation)
+    return _unary(AuditServiceStub, lambda stub: stub.AuditDecision, request, timeout_ms)
 
 
 def begin_execution(

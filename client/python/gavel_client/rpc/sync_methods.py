@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from gavel.v1 import administration_service_pb2 as administration
 from gavel.v1 import arbitration_service_pb2 as arbitration
+from gavel.v1 import audit_service_pb2 as audits
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import execution_service_pb2 as executions
 from gavel.v1 import projection_service_pb2 as projections
@@ -26,6 +27,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gavel_client.rpc import calls
 from gavel_client.rpc.calls import (
+    AUDIT_TIMEOUT_MS,
     COMPILE_TIMEOUT_MS,
     PROOF_TIMEOUT_MS,
     READ_TIMEOUT_MS,
@@ -216,6 +218,18 @@ class SyncMethods(ABC):
     def get_trace(self, trace_id: str, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> events.GetTraceResponse:
         """Read the events of a trace, with tool calls paired to their results (constitution 001)."""
         return self._call(calls.get_trace(trace_id, bus=bus, timeout_ms=timeout_ms))
+
+    def audit_trace(
+        self, trace_id: str, *, without_recomputation: bool = False, bus: str = "", timeout_ms: int = AUDIT_TIMEOUT_MS
+    ) -> audits.AuditTraceResponse:
+        """Audit a trace: models, tools, rule sets, facts, people, drift, and its decisions made again unless `without_recomputation`."""
+        return self._call(calls.audit_trace(trace_id, without_recomputation=without_recomputation, bus=bus, timeout_ms=timeout_ms))
+
+    def audit_decision(
+        self, decision_id: str, *, without_recomputation: bool = False, bus: str = "", timeout_ms: int = AUDIT_TIMEOUT_MS
+    ) -> audits.AuditDecisionResponse:
+        """Audit the decisions on one proposal; see `audit_trace`."""
+        return self._call(calls.audit_decision(decision_id, without_recomputation=without_recomputation, bus=bus, timeout_ms=timeout_ms))
 
     def begin_execution(
         self,

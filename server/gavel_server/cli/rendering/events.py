@@ -13,6 +13,7 @@ from gavel.v1.common_pb2 import EventCategory, ProducerType
 from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome, ReviewPolicy
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation, ShadowVerdict
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import ToolPair, ToolPairState
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 from gavel.v1.fact_pb2 import Fact, ReviewVerdict, ReviewVoted
 from gavel.v1.observation_pb2 import Observation
@@ -158,6 +159,20 @@ def requirement_line(row: FactRequirement) -> str:
         required.append(f"from {' or '.join(row.sources)}")
     requirement = f" (required: {', '.join(required)})" if required else ""
     return f"{row.key} {_STATE_WORDS.get(row.state, enum_name(FactRequirementState, row.state))}{requirement}"
+
+
+def pair_state(pair: ToolPair) -> str:
+    """Return how a tool call and a result were matched, e.g. "paired by name"."""
+    state = enum_name(ToolPairState, pair.state).lower().replace("_", " ")
+    return f"{state}: {printable(pair.result_tool_name)}" if pair.result_tool_name else state
+
+
+def describe_pair(pair: ToolPair, result: Envelope, call: Envelope | None) -> str:
+    """Return in one line which call a tool result answers."""
+    if call is None:
+        return f"{pair_state(pair)}: no call of this trace has its execution_id or tool"
+    duration_ms = result.recorded_at.ToMilliseconds() - call.recorded_at.ToMilliseconds()
+    return f"{pair_state(pair)}: answers #{call.sequence_number} ({printable(pair.tool_name)}) after {format_duration(duration_ms)}"
 
 
 def category_name(envelope: Envelope) -> str:

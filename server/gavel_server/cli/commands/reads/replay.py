@@ -190,6 +190,7 @@ def _print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:
     from gavel_rules.text import printable
 
     from gavel_server.cli.rendering import output
+    from gavel_server.cli.rendering.audit import print_drifts
 
     if as_json:
         output.print_json(VerifyReplayResponse(verdict=verdict))
@@ -205,6 +206,7 @@ def _print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:
                 ("input", "event_id"),
                 ((f"#{reference.sequence_number}", reference.event_id) for reference in divergence.inputs),
             )
+        print_drifts(verdict.drifts, title="Drift since the log was recorded; it does not affect the verdict")
         output.print_line(printable(verdict.message))
     return exit_status(verdict)
 

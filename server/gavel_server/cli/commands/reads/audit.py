@@ -1,0 +1,58 @@
+"""`gavel audit trace|decision`: who and what led to decisions, and whether they come out the same, on one screen."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gavel_server.cli.connection import connect
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server
+
+audit = typer.Typer(help="Answer an auditor's questions about a decision or a trace.", no_args_is_help=True)
+
+WithoutRecomputation = Annotated[
+    bool, typer.Option("--without-recomputation", help="Make no decision again. Needs the right read alone, and half the time.")
+]
+
+
+@audit.command("trace")
+def audit_trace(
+    trace_id: Annotated[str, typer.Argument(metavar="TRACE_ID", help="The trace.")],
+    without_recomputation: WithoutRecomputation = False,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print which models, tools, rules, facts and people led to the decisions of a trace, and whether they come out the same."""
+    from gavel_server.cli.rendering import output
+    from gavel_server.cli.rendering.audit import print_audit
+
+    with connect(server, bus) as client:
+        response = client.audit_trace(trace_id, without_recomputation=without_recomputation)
+    if as_json:
+        output.print_json(response)
+    else:
+        print_audit(response.audit)
+
+
+@audit.command("decision")
+def audit_decision(
+    decision_id: Annotated[str, typer.Argument(metavar="DECISION", help="The decision's id.")],
+    without_recomputation: WithoutRecomputation = False,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print which models, tools, rules, facts and people led to a decision, and whether it comes out the same."""
+    from gavel_server.cli.rendering import output
+    from gavel_server.cli.rendering.audit import print_audit
+
+    with connect(server, bus) as client:
+        response = client.audit_decision(decision_id, without_recomputation=without_recomputation)
+    if as_json:
+        output.print_json(response)
+    else:
+        print_audit(response.audit)
