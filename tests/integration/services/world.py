@@ -12,6 +12,7 @@ import pytest
 from gavel.v1 import (
     administration_service_pb2_grpc,
     arbitration_service_pb2_grpc,
+    audit_service_pb2_grpc,
     common_pb2,
     event_service_pb2_grpc,
     execution_service_pb2_grpc,
@@ -116,6 +117,7 @@ class World:
         self.clock = clock
         self.administration = administration_service_pb2_grpc.AdministrationServiceStub(channel)
         self.arbitration = arbitration_service_pb2_grpc.ArbitrationServiceStub(channel)
+        self.audits = audit_service_pb2_grpc.AuditServiceStub(channel)
         self.events = event_service_pb2_grpc.EventServiceStub(channel)
         self.executions = execution_service_pb2_grpc.ExecutionServiceStub(channel)
         self.rule_sets = rule_set_service_pb2_grpc.RuleSetServiceStub(channel)

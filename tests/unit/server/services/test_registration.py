@@ -12,6 +12,7 @@ from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.services.administration import AdministrationServicer
 from gavel_server.services.arbitration import Arbitration
+from gavel_server.services.audit import AuditServicer
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
 from gavel_server.services.projection import ProjectionServicer
@@ -25,6 +26,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 SERVICERS: dict[ServiceDescriptor, type[object]] = {
     service_descriptors.ADMINISTRATION: AdministrationServicer,
+    service_descriptors.AUDIT: AuditServicer,
     service_descriptors.EVENT: EventServicer,
     service_descriptors.EXECUTION: ExecutionServicer,
     service_descriptors.RULE_SET: RuleSetServicer,

@@ -1,0 +1,179 @@
+"""AuditService over real gRPC: people and executors, old decisions, decisions that do not come out again, and rights."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from gavel.v1 import execution_pb2, fact_pb2, replay_service_pb2
+from gavel.v1.administration_service_pb2 import DeployGrantsRequest
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest
+from gavel.v1.audit_service_pb2 import Audit, AuditDecisionRequest, AuditTraceRequest
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import BatchPublishEventsRequest, PublishEventRequest
+from gavel_rules.identity.principal import Principal
+from gavel_server.history.audit.findings import MODELS_MAX
+from gavel_server.log import Record
+
+from tests.integration.services.identity.callers import ADMIN, KnowingInterceptor, by
+from tests.integration.services.world import AGENT, EXECUTOR, RULE_SET, World, fact, proposal, refusal, report, running_world, tool_call
+from tests.support.hashes import sha256_of
+
+DAY_MS = 24 * 60 * 60 * 1000
+CONTESTED = RULE_SET.replace("decision_ttl_ms", "contest_window_ms: 1000\n    decision_ttl_ms")
+
+
+async def audit_decision(world: World, decision: Envelope) -> Audit:
+    """Audit a decision."""
+    return (await world.audits.AuditDecision(AuditDecisionRequest(decision_id=decision.event_id))).audit
+
+
+async def test_people_and_executors(world_with_rules: World) -> None:
+    """An audit shows who resolved a review and why, who proposed and who carried out, and makes later decisions again too."""
+    world = world_with_rules
+    event = await world.publish(fact("order/1", "order.status", "delivered"))
+    review = await world.propose(proposal("order/1", amount=5_000, cites=[event]))
+    request = ResolveReviewRequest(
+        decision_id=review.event_id, verdict=fact_pb2.REVIEW_VERDICT_APPROVE, reviewer="ruth", reason="customer is known"
+    )
+    approval = (await world.arbitration.ResolveReview(request)).decision
+    started = await world.begin(approval)
+    await world.report(report(approval, started, execution_pb2.EXECUTION_STATUS_SUCCESS))
+
+    audit = await audit_decision(world, approval)
+
+    first, second = audit.decisions
+    (act,) = first.people
+    assert ("ruth", "customer is known", fact_pb2.REVIEW_VERDICT_APPROVE) == (act.name, act.reason, act.verdict)
+    assert (AGENT, EXECUTOR) == (first.proposer, second.executor)
+    assert (review.event_id, approval.event_id) == (first.decision_id, second.decision_id)
+    assert [True, False] == [one.HasField("today") for one in audit.decisions]
+    assert [replay_service_pb2.REPLAY_STATUS_PROVED] * 2 == [one.recomputation.status for one in audit.decisions]
+    assert ["order.status"] == [use.key for use in second.facts]
+
+
+async def test_a_rejection_shows_what_its_proposal_cited(world_with_rules: World) -> None:
+    """A decision that rests on nothing shows the facts that its proposal cites, with their age."""
+    world = world_with_rules
+    event = await world.publish(fact("order/1", "order.status", "cancelled"))
+    world.clock.now_ms += 1_500
+    audit = await audit_decision(world, await world.propose(proposal("order/1", cites=[event])))
+    (use,) = audit.decisions[0].facts
+    assert ("cancelled", 1_500, event.event_id) == (use.value.string_value, use.age_ms, use.event_id)
+
+
+async def test_a_decision_whose_id_is_forgotten(world_with_rules: World) -> None:
+    """A decision older than the idempotency window is found in the log."""
+    world = world_with_rules
+    decision = await world.approve()
+    world.clock.now_ms += 9 * DAY_MS
+    await world.publish(fact("order/2", "order.status", "paid"))
+    audit = await audit_decision(world, decision)
+    assert [decision.event_id, decision.event_id] == [audit.decisions[0].decision_id, audit.decisions[1].previous_decision_id]
+
+
+async def test_a_decision_that_does_not_come_out_again(world_with_rules: World) -> None:
+    """If the log holds another decision than the rules make, its recomputation diverges, and names the fields."""
+    world = world_with_rules
+    decision = await world.approve()
+    records: list[Record] = (await world.buses.open("")).log._records  # type: ignore[attr-defined]  # what an attacker would do
+    stored = records[decision.sequence_number - 1]
+    forged = Envelope.FromString(stored.envelope)
+    forged.decision.rule_id = "large"
+    records[decision.sequence_number - 1] = Record(decision.sequence_number, forged.SerializeToString(), stored.chain_hash)
+    recomputation = (await audit_decision(world, decision)).decisions[0].recomputation
+    assert replay_service_pb2.REPLAY_STATUS_DIVERGED == recomputation.status
+    assert "decision.rule_id" in recomputation.message
+
+
+async def test_a_decision_of_a_contest(world: World) -> None:
+    """What a candidate of a contest would get is known as long as the same rule sets are active."""
+    await world.activate(CONTESTED)
+    event = await world.publish(fact("order/1", "order.status", "delivered"))
+    waiting = asyncio.ensure_future(world.propose(proposal("order/1", cites=[event])))
+    while await world.head() == event.sequence_number:  # noqa: ASYNC110  # the log has no notification of new events
+        await asyncio.sleep(0.001)
+    world.clock.now_ms += 2_000
+    await world.publish(fact("order/2", "order.status", "paid"))  # a command lets the contest close
+    decision = await waiting
+    today = (await audit_decision(world, decision)).decisions[0].today
+    assert (False, decision.decision.outcome) == (today.differs, today.outcome)
+    await world.activate(CONTESTED.replace("version: 1", "version: 2"))
+    today = (await audit_decision(world, decision)).decisions[0].today
+    assert (True, 0, True) == (today.differs, today.outcome, "contest" in today.message)
+
+
+async def test_an_audit_is_cut_at_its_limits(world_with_rules: World) -> None:
+    """A trace with more model calls than an audit has is cut, and the audit says so."""
+    world = world_with_rules
+    invocation = LlmInvocation(requested_model="m", llm_model="m", llm_provider="p", prompt_hash=sha256_of("prompt"))
+    diagnostic = AgentDiagnostic(kind="LlmInvocationCommitted", llm_invocation=invocation)
+    envelope = Envelope(subject="order/1", trace_id="long", producer=AGENT, agent_diagnostic=diagnostic)
+    await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=[envelope] * (MODELS_MAX + 1)))
+    audit = (await world.audits.AuditTrace(AuditTraceRequest(trace_id="long"))).audit
+    assert (MODELS_MAX, True) == (len(audit.models), audit.truncated)
+
+
+async def test_tools_by_what_they_recorded(world_with_rules: World) -> None:
+    """Calls of a tool are counted by version, provider and schemas; open calls are counted too."""
+    world = world_with_rules
+    for version in ("1", "1", "2"):
+        call = tool_call("t", tool="scan")
+        call.tool_call.tool_version = version
+        await world.publish(call)
+    audit = (await world.audits.AuditTrace(AuditTraceRequest(trace_id="t"))).audit
+    assert [("1", 2, 2), ("2", 1, 1)] == [(use.tool_version, use.calls, use.open) for use in audit.tools]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "reason"),
+    [
+        ("AuditTrace", AuditTraceRequest(trace_id=""), "INVALID_REQUEST"),
+        ("AuditTrace", AuditTraceRequest(trace_id="nobody"), "EVENT_NOT_FOUND"),
+        ("AuditDecision", AuditDecisionRequest(decision_id="x"), "INVALID_REQUEST"),
+        ("AuditDecision", AuditDecisionRequest(decision_id="00000000-0000-4000-8000-000000000000"), "DECISION_NOT_FOUND"),
+    ],
+)
+async def test_requests_that_name_nothing(world_with_rules: World, method: str, request_: object, reason: str) -> None:
+    """A malformed name is INVALID_REQUEST, a trace or decision that does not exist is NOT_FOUND."""
+    assert reason == (await refusal(getattr(world_with_rules.audits, method)(request_))).reason
+
+
+async def test_a_fact_is_no_decision(world_with_rules: World) -> None:
+    """An event that is not a decision has no audit of a decision."""
+    event = await world_with_rules.publish(fact("order/1", "order.status", "delivered"))
+    problem = await refusal(world_with_rules.audits.AuditDecision(AuditDecisionRequest(decision_id=event.event_id)))
+    assert (grpc.StatusCode.NOT_FOUND, "DECISION_NOT_FOUND") == (problem.code, problem.reason)
+
+
+async def test_rights() -> None:
+    """An audit needs `read`; making decisions again also needs `replay`."""
+    grants = """
+gavel: v1
+name: main
+version: 1
+grants:
+  - {to: [ada], may: [grant, publish], produce: {types: [database_snapshot], ids: [orders-db]}}
+  - {to: [rita], may: [read]}
+  - {to: [aude], may: [read, replay]}
+  - {to: [rex], may: [replay]}
+"""
+    async with running_world(interceptor=KnowingInterceptor(), admins=["ada"]) as world:
+        await world.deploy()  # opens the bus
+        await world.administration.DeployGrants(DeployGrantsRequest(document=grants, reason="first"), metadata=by(ADMIN))
+        envelope = fact("order/1", "order.status", "delivered", trace_id="t")
+        await world.events.PublishEvent(PublishEventRequest(envelope=envelope), metadata=by(ADMIN))
+
+        async def outcome(name: str, *, short: bool) -> str:
+            request = AuditTraceRequest(trace_id="t", without_recomputation=short)
+            try:
+                await world.audits.AuditTrace(request, metadata=by(Principal(name, "token", credential_id=name)))
+            except grpc.aio.AioRpcError as error:
+                return str(error.code().name)
+            return "OK"
+
+        denied = "PERMISSION_DENIED"
+        expected = {"rita": (denied, "OK"), "aude": ("OK", "OK"), "rex": (denied, denied)}
+        assert expected == {name: (await outcome(name, short=False), await outcome(name, short=True)) for name in expected}
