@@ -83,11 +83,12 @@ class Allowed:
         if self._attempt is None:
             return await tool()
         try:
-            async with timeout(self._attempt.seconds_left()) as limit:
+            async with timeout(self._attempt.seconds_left()):
                 value = await tool()
         except BaseException as error:
+            is_overdue = isinstance(error, asyncio.TimeoutError) and self._attempt.seconds_left() <= 0
+            result = unknown("the tool did not end within its lease", LEASE_OVER) if is_overdue else failure(error)
             is_cancelled = isinstance(error, asyncio.CancelledError)
-            result = unknown("the tool did not end within its lease", LEASE_OVER) if limit.expired() else failure(error)
             await asyncio.shield(self.report(result, timeout_ms=LAST_RECORD_MS if is_cancelled else REPORT_MS))
             raise
         await asyncio.shield(self.report(output(value)))
