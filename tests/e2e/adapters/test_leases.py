@@ -78,7 +78,7 @@ async def test_the_lease_of_a_dead_process_lapses(pair: Any, client: GavelClient
 async def test_a_call_that_runs_elsewhere_is_pending_at_the_deadline(pair: Any, client: GavelClient) -> None:
     """A call whose attempt another process holds for longer than the gate may wait is pending, and does not run."""
     await die(client, pair[0].address, 600_000)
-    answer = await gate(client, deadline_ms=5_000)(CALL)
+    answer = await gate(client, deadline_ms=6_000)(CALL)
     assert isinstance(answer, Pending)
     assert "ALREADY_RUNNING" == answer.reason
 
