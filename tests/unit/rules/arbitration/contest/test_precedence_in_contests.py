@@ -7,6 +7,7 @@ IMPOSSIBLE lists the obstacles that cannot concern a single candidate, each with
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -62,9 +63,18 @@ def stricter(obstacle: str) -> str:
             rules.insert(0, {"id": "much", "when": f"params.amount > {AMOUNT_OF_WINNER}", "effect": "reject", "reason_code": "TOO_MUCH"})
         case "error":
             rules.insert(0, {"id": "errs-too", "when": f"1 / (int(params.amount) - {int(AMOUNT_OF_LOSER)}) > 5", "effect": "approve"})
+        case "counter":
+            rules.insert(0, {"id": "counts", "when": "history.notes(subject) < 0", "effect": "reject", "reason_code": "NEVER"})
+            return _with_counter(rule_set(2, rules))
         case "silence":
             rules[-1] = {**rules[-1], "when": f"params.amount <= {AMOUNT_OF_WINNER} && {rules[-1]['when']}"}
     return rule_set(2, rules, facts, **action)
+
+
+def _with_counter(text: str) -> str:
+    """Return a rule set with a counter of different notes about a subject, of which one has room."""
+    notes = {"of": "facts", "fact": "k.note", "by": "subject", "distinct": "string(value)", "window_ms": 3_600_000, "distinct_max": 1}
+    return json.dumps({**json.loads(text), "gavel": "v2", "counters": {"notes": notes}})
 
 
 IMPOSSIBLE = {
@@ -138,6 +148,10 @@ def _happens(core: Core, obstacle: str, loser: Envelope, cited: Envelope, eviden
             core.fact("k.typed", 7, subject=LOSER)
         case "superseded":
             core.fact("k.cited", "x", subject=LOSER)
+        case "counter":
+            core.activate(stricter(obstacle))
+            core.fact("k.note", "x", subject=LOSER)
+            core.fact("k.note", "y", subject=LOSER)
         case "params" | "versions" | "tier" | "rule" | "error" | "silence":
             core.activate(stricter(obstacle))
 
