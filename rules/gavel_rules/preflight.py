@@ -86,6 +86,6 @@ def explain(state: State, proposal: ProposalView, now_ms: int, actions: tuple[Co
             view = view_action(state, action, actions, proposal, now_ms)
             case = case_of(state, proposal, now_ms, view)
             if action.has_counters:
-                case = case.with_history(read_history(state, action, case, now_ms).numbers)
+                case = case.with_history(read_history(state, action, case, now_ms, proposal.event_id).numbers)
             explanations.extend(action.explain(case))
     return explanations

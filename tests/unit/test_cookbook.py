@@ -57,7 +57,7 @@ def _merge(base: Any, piece: Any) -> Any:
     return merged
 
 
-RULE_SETS = [recipe for recipe in RECIPES if "gavel" in recipe.piece]
+RULE_SETS = [recipe for recipe in RECIPES if "rule_set" in recipe.piece]
 
 
 def _suite(recipe: Recipe) -> Suite:

@@ -24,8 +24,11 @@ class HistoryReading:
         self.full: list[str] = []
 
 
-def read_history(state: State, action: CompiledAction, case: Case, now_ms: int) -> HistoryReading:
-    """Return what the counters of an action give for a case. A read whose key has no value is left out, like an absent fact."""
+def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, proposal_id: str) -> HistoryReading:
+    """Return what the counters of an action give for the case of a proposal, which they do not count.
+
+    A read whose key has no value is left out, like an absent fact.
+    """
     reading = HistoryReading()
     keys = action.counter_keys(case) if action.counter_reads else []
     for position, key in enumerate(keys):
@@ -33,7 +36,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int) 
             continue
         counter = action.read_counters[position]
         table = state.counters.get(counter.digest)
-        found = table.read(key, now_ms) if table is not None else None
+        found = table.read(key, now_ms, proposal_id) if table is not None else None
         if found is None:
             reading.full.append(counter.name)
             continue

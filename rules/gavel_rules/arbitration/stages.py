@@ -324,7 +324,7 @@ def apply_rules(context: Context) -> bool:
         match_fragments = action.text_match_fragments() if as_text else action.match_fragments
         case = case_of(context.state, context.proposal, context.now_ms, view)
         if action.has_counters:
-            history = read_history(context.state, action, case, context.now_ms)
+            history = read_history(context.state, action, case, context.now_ms, context.proposal.event_id)
             add_rows(decision, history.rows)
             if history.full:
                 return refuse_for_counters(decision, action.policy_id, history.full)

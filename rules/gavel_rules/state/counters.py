@@ -74,8 +74,11 @@ class CounterTable:
         """Whether it has counted a log from its beginning, and heeds no event that opens, fills or drops counters."""
         return self.flags.get("pinned", False)
 
-    def read(self, group: str, now_ms: int) -> Reading | None:
-        """Return what the counter gives for a group at a time, not before the last event's; None if it cannot tell."""
+    def read(self, group: str, now_ms: int, without: str = "") -> Reading | None:
+        """Return what the counter gives for a group at a time, not before the last event's; None if it cannot tell.
+
+        `without` is the event_id of a proposal that is being decided: one that waits for its contest has been counted already.
+        """
         if not self.is_filled or self.is_full(group, now_ms):
             return None
         lapses = self.lapses_by_group.get(group)
@@ -83,6 +86,9 @@ class CounterTable:
             return Reading(0, 0)
         lapsed = [entry_id for _, entry_id in lapses.irange(maximum=(now_ms, _HIGHEST))]
         frees_at_ms = lapses[len(lapsed)][0] if len(lapsed) < len(lapses) else 0
+        own = self.entries.get(without)
+        if own is not None and own.group == group and own.lapses_at_ms > now_ms:
+            lapsed.append(without)
         return Reading(self.counter.number(self._value(group, lapsed)), 0 if frees_at_ms == NEVER_MS else frees_at_ms)
 
     def is_full(self, group: str, now_ms: int) -> bool:

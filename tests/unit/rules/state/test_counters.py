@@ -284,3 +284,23 @@ def test_a_refusal_tells_when_there_will_be_room() -> None:
     reserved = Orders(counted(RESERVED, over=over))
     reserved.approve(900)
     assert 0 == reserved.propose(500).retry_hint.retry_after_ms
+
+
+def test_a_proposal_does_not_count_for_itself() -> None:
+    """A counter of proposals gives the same for a proposal decided at once as for one that waits for its contest and is counted by then."""
+    counter = {"of": "proposals", "action": "*", "window_ms": DAY_MS}
+    never = {**NEVER, "when": "history.spent() > 1"}
+    for window_ms in (0, 1_000):
+        orders = Orders(counted(counter, over=never, contest_window_ms=window_ms))
+        core = orders.core
+        outcomes = []
+        for number in range(3):
+            subject = f"order/{number}"
+            status = core.fact("order.status", "delivered", subject=subject)
+            changes: dict[str, Any] = {"subject": subject, "trace_id": subject, "params": {"amount": 1, "customer_id": "ann"}}
+            core.run(core.proposal([status], **changes))
+            core.tick(window_ms)
+            (decision,) = [event.decision for event in core.events if event.HasField("decision") and event.subject == subject]
+            outcomes.append(decision.reason_code)
+        assert ["", "", "DAILY_BUDGET"] == outcomes
+        core.prove()
