@@ -61,9 +61,9 @@ async def test_the_support_agent_is_governed_and_auditable(
         (attempt.llm_provider, attempt.error_code) for attempt in calls[0].attempts
     ]
     store = EvidenceStore(str(tmp_path / "evidence"))
-    kept = [json.loads(store.get(call.evidence_hash)) for call in calls]
-    assert '{"order":"order/7","amount":40}' == kept[0]["output"]["text"]
-    assert {"role": "user", "text": "order/7: It is broken"} in kept[0]["prompt"]["messages"]
+    texts = [json.loads(store.get(call.evidence_hash)) for call in calls]
+    assert '{"order":"order/7","amount":40}' == texts[0]["output"]["text"]
+    assert {"role": "user", "text": "order/7: It is broken"} in texts[0]["prompt"]["messages"]
     decision = next(event for event in trace if event.HasField("decision"))
     assert OUTCOME_APPROVED == decision.decision.outcome
     assert {"order.status", "order.total"} == {fact.key for fact in decision.decision.pinned_facts}

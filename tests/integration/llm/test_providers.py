@@ -42,23 +42,23 @@ QUESTION = LLMRequest([UserMessage("-")])
 @asynccontextmanager
 async def provider(server: TranscriptServer, api: str, model: str, **options: Any) -> AsyncIterator[ModelProvider]:
     """Yield a provider, and close its connections."""
-    made = server.provider(api, model, **options)
+    target = server.provider(api, model, **options)
     try:
-        yield made
+        yield target
     finally:
-        await made.close()
+        await target.close()
 
 
-async def collect(asked: ModelProvider, timeout_ms: int = 60_000) -> list[LLMStreamEvent]:
+async def collect(target: ModelProvider, timeout_ms: int = 60_000) -> list[LLMStreamEvent]:
     """Return the events of a stream."""
-    return [event async for event in asked.stream(QUESTION, timeout_ms=timeout_ms)]
+    return [event async for event in target.stream(QUESTION, timeout_ms=timeout_ms)]
 
 
-async def read(asked: ModelProvider) -> tuple[list[LLMStreamEvent], LLMError | None]:
+async def read(target: ModelProvider) -> tuple[list[LLMStreamEvent], LLMError | None]:
     """Return the events of a stream, and the error that ended it."""
     events: list[LLMStreamEvent] = []
     try:
-        async for event in asked.stream(QUESTION):
+        async for event in target.stream(QUESTION):
             events.append(event)  # noqa: PERF401 (the events before an error count)
     except LLMError as error:
         return events, error
@@ -68,9 +68,9 @@ async def read(asked: ModelProvider) -> tuple[list[LLMStreamEvent], LLMError | N
 @pytest.mark.parametrize(("api", "name"), transcripts())
 async def test_a_collected_stream_equals_the_answer_in_one_piece(api: str, name: str, server: TranscriptServer) -> None:
     """The last event has the response that `complete` returns; deltas and completed calls add up to it."""
-    async with provider(server, api, name) as asked:
-        complete = await asked.complete(QUESTION)
-        events = await collect(asked)
+    async with provider(server, api, name) as target:
+        complete = await target.complete(QUESTION)
+        events = await collect(target)
     response = events[-1].chunk.response
     assert complete == response
     assert "response.completed" == events[-1].event_type
@@ -88,9 +88,9 @@ async def test_a_collected_stream_equals_the_answer_in_one_piece(api: str, name:
 @pytest.mark.parametrize(("api", "name"), transcripts())
 async def test_raw_events_are_those_of_the_provider(api: str, name: str, server: TranscriptServer) -> None:
     """The response keeps every event of the provider, in order, but for credentials and identifiers of users."""
-    async with provider(server, api, name) as asked:
-        streamed = (await collect(asked))[-1].chunk.response
-        complete = await asked.complete(QUESTION)
+    async with provider(server, api, name) as target:
+        streamed = (await collect(target))[-1].chunk.response
+        complete = await target.complete(QUESTION)
     assert streamed is not None
     assert [_without_secrets(event) for event in stream_events(api, name)] == list(streamed.raw_events)
     assert [_without_secrets(json.loads(transcript(api, name, ".json").read_bytes()))] == list(complete.raw_events)
@@ -101,22 +101,22 @@ async def test_raw_events_are_those_of_the_provider(api: str, name: str, server:
 async def test_a_cut_stream_is_an_error_or_complete(api: str, name: str, server: TranscriptServer) -> None:
     """A stream that is cut at any event, or within one, gives the complete response or raises; it never gives less."""
     frames = stream_frames(api, name)
-    async with provider(server, api, name) as asked:
-        complete = await asked.complete(QUESTION)
+    async with provider(server, api, name) as target:
+        complete = await target.complete(QUESTION)
         ends = [0, *itertools.accumulate(len(frame) for frame in frames)]
         cuts = [
             cut for end, frame in zip(ends, frames, strict=False) for cut in (end, end + 1 + end % (len(frame) - 1), end + len(frame) - 1)
         ]
-        outcomes = [await _outcome(asked, server, Reply(name, cut=cut, aborts=bool(cut % 2))) for cut in dict.fromkeys(cuts)]
+        outcomes = [await _outcome(target, server, Reply(name, cut=cut, aborts=bool(cut % 2))) for cut in dict.fromkeys(cuts)]
     # A cut within a character is "malformed".
     assert [] == [outcome for outcome in outcomes if outcome not in (complete, "incomplete_stream", "connection", "malformed")]
     assert "incomplete_stream" in outcomes
 
 
-async def _outcome(asked: ModelProvider, server: TranscriptServer, reply: Reply) -> LLMResponse | str:
+async def _outcome(target: ModelProvider, server: TranscriptServer, reply: Reply) -> LLMResponse | str:
     """Return the response of a stream, or the code of its failure, which its last event has too."""
     server.replies.append(reply)
-    events, error = await read(asked)
+    events, error = await read(target)
     last = events[-1]
     if error is None:
         assert last.chunk.response is not None
@@ -131,8 +131,8 @@ async def _outcome(asked: ModelProvider, server: TranscriptServer, reply: Reply)
 async def test_a_cut_within_a_character_is_an_error(api: str, server: TranscriptServer) -> None:
     """Half a character of UTF-8 at the end of a stream is a failure like any other cut."""
     cut = transcript(api, "text", ".sse").read_bytes().index("✅".encode()) + 1
-    async with provider(server, api, "text") as asked:
-        assert await _outcome(asked, server, Reply("text", cut=cut)) in ("malformed", "incomplete_stream")
+    async with provider(server, api, "text") as target:
+        assert await _outcome(target, server, Reply("text", cut=cut)) in ("malformed", "incomplete_stream")
 
 
 def _without_secrets(raw: dict[str, Any]) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def _without_secrets(raw: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name not in ("user", "safety_identifier", "prompt_cache_key")} | {"tools": tools}
 
 
-async def _failure(asked: ModelProvider) -> LLMProviderError:
+async def _failure(target: ModelProvider) -> LLMProviderError:
     with pytest.raises(LLMProviderError) as caught:
-        await asked.complete(QUESTION)
+        await target.complete(QUESTION)
     return caught.value
 
 
@@ -155,8 +155,8 @@ async def _failure(asked: ModelProvider) -> LLMProviderError:
 async def test_an_error_within_a_stream_ends_it(api: str, server: TranscriptServer) -> None:
     """An error after the first output is the event response.error, followed by an exception with the same code."""
     codes = {"responses": "rate_limit", "chat_completions": "server", "messages": "overloaded"}
-    async with provider(server, api, "error") as asked:
-        events, error = await read(asked)
+    async with provider(server, api, "error") as target:
+        events, error = await read(target)
     assert isinstance(error, LLMProviderError)
     assert codes[api] == error.code
     assert "Let me" == "".join(event.chunk.text_delta for event in events)[:6]
@@ -166,10 +166,10 @@ async def test_an_error_within_a_stream_ends_it(api: str, server: TranscriptServ
 
 async def test_a_failed_response_is_an_error(server: TranscriptServer) -> None:
     """A response of status failed raises in both forms."""
-    async with provider(server, "responses", "failed") as asked:
-        assert "server" == (await _failure(asked)).code
+    async with provider(server, "responses", "failed") as target:
+        assert "server" == (await _failure(target)).code
         with pytest.raises(LLMProviderError, match="An error occurred"):
-            await collect(asked)
+            await collect(target)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ async def test_a_failed_response_is_an_error(server: TranscriptServer) -> None:
 )
 async def test_what_an_adapter_does_not_list_raises(api: str, name: str, what: str, value: object, server: TranscriptServer) -> None:
     """Unknown events, deltas, items and reasons raise UnknownProviderEvent, streamed or not; none is skipped or guessed."""
-    async with provider(server, api, name) as asked:
+    async with provider(server, api, name) as target:
         with pytest.raises(UnknownProviderEvent) as caught:
-            await collect(asked)
+            await collect(target)
         assert (what, value) == (caught.value.what, caught.value.value)
         if transcript(api, name, ".json").exists():
             with pytest.raises(UnknownProviderEvent) as caught:
-                await asked.complete(QUESTION)
+                await target.complete(QUESTION)
             assert (what, value) == (caught.value.what, caught.value.value)
 
 
@@ -212,9 +212,9 @@ async def test_what_an_adapter_does_not_list_raises(api: str, name: str, what: s
 async def test_statuses_have_codes(api: str, status: int, kind: str, code: str, is_retryable: bool, server: TranscriptServer) -> None:
     """A refused or failed call has a code of the closed set, its status, and the provider's advice; the SDK does not retry it."""
     body = {"type": "error", "error": {"type": kind, "message": "told", "code": None, "param": None}}
-    async with provider(server, api, "text") as asked:
+    async with provider(server, api, "text") as target:
         server.replies.append(Reply(status=status, body=body, headers={"retry-after": "3"}))
-        error = await _failure(asked)
+        error = await _failure(target)
     assert (code, status, 3_000, is_retryable) == (error.code, error.status, error.retry_after_ms, error.is_retryable)
     assert "told" in error.message
     assert 1 == len(server.requests)
@@ -222,23 +222,23 @@ async def test_statuses_have_codes(api: str, status: int, kind: str, code: str, 
 
 async def test_an_account_without_credit_is_not_retried(server: TranscriptServer) -> None:
     """OpenAI reports a used-up quota with the status of a rate limit; it is no rate limit."""
-    async with provider(server, "responses", "text") as asked:
+    async with provider(server, "responses", "text") as target:
         body = {"error": {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": "insufficient_quota"}}
         server.replies.append(Reply(status=429, body=body))
-        error = await _failure(asked)
+        error = await _failure(target)
     assert ("quota", False) == (error.code, error.is_retryable)
 
 
 @pytest.mark.parametrize("api", APIS.values())
 async def test_a_silent_provider_times_out(api: str, server: TranscriptServer) -> None:
     """No answer within the timeout is a failure with the code timeout."""
-    async with provider(server, api, "text") as asked:
+    async with provider(server, api, "text") as target:
         server.replies.extend([Reply(hangs=True), Reply(hangs=True)])
         with pytest.raises(LLMProviderError) as caught:
-            await asked.complete(QUESTION, timeout_ms=300)
+            await target.complete(QUESTION, timeout_ms=300)
         assert "timeout" == caught.value.code
         with pytest.raises(LLMProviderError) as caught:
-            await collect(asked, timeout_ms=300)
+            await collect(target, timeout_ms=300)
         assert "timeout" == caught.value.code
 
 
@@ -246,9 +246,9 @@ async def test_a_silent_provider_times_out(api: str, server: TranscriptServer) -
 async def test_an_unreachable_provider_is_a_failure(api: str) -> None:
     """A refused connection has the code connection."""
     with TranscriptServer() as gone:
-        asked = gone.provider(api, "text")
-    assert "connection" == (await _failure(asked)).code
-    await asked.close()
+        target = gone.provider(api, "text")
+    assert "connection" == (await _failure(target)).code
+    await target.close()
 
 
 async def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,8 +267,8 @@ async def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) ->
     await keyless.close()
 
 
-async def _stream_error(asked: ModelProvider) -> LLMProviderError:
-    _, error = await read(asked)
+async def _stream_error(target: ModelProvider) -> LLMProviderError:
+    _, error = await read(target)
     assert isinstance(error, LLMProviderError)
     return error
 
@@ -289,8 +289,8 @@ async def test_a_conversation_goes_on_with_any_provider(api: str, answered_by: s
         answer = await first.complete(CONVERSATION)
     outputs = [ToolMessage(call.call_id, call.name, "delivered") for call in answer.tool_calls]
     follow_up = dataclasses.replace(CONVERSATION, messages=[*CONVERSATION.messages, AssistantMessage(answer), *outputs])
-    async with provider(server, api, "text") as asked:
-        await asked.complete(follow_up)
+    async with provider(server, api, "text") as target:
+        await target.complete(follow_up)
     body = server.requests[-1].body
     _validate(api, body)
     text = json.dumps(body)
@@ -308,8 +308,8 @@ async def test_items_go_back_to_their_own_provider_only(server: TranscriptServer
     """Another provider of the same API, which does not know the ids of the items, gets text and tool calls."""
     async with provider(server, "responses", "parallel_tools", name="azure") as first:
         answer = await first.complete(CONVERSATION)
-    async with provider(server, "responses", "text") as asked:
-        await asked.complete(dataclasses.replace(CONVERSATION, messages=[*CONVERSATION.messages, AssistantMessage(answer)]))
+    async with provider(server, "responses", "text") as target:
+        await target.complete(dataclasses.replace(CONVERSATION, messages=[*CONVERSATION.messages, AssistantMessage(answer)]))
     assert ["function_call", "function_call"] == [item["type"] for item in server.requests[-1].body["input"][2:]]
     assert "gAAAAABk-encrypted" not in json.dumps(server.requests[-1].body)
 
@@ -330,18 +330,18 @@ def _validate(api: str, body: dict[str, Any]) -> None:
 
 async def test_options_reach_the_provider(server: TranscriptServer) -> None:
     """Options are fields of the request, and part of the recorded settings."""
-    async with provider(server, "messages", "text", options={"thinking": {"type": "adaptive"}}) as asked:
-        await asked.complete(QUESTION)
+    async with provider(server, "messages", "text", options={"thinking": {"type": "adaptive"}}) as target:
+        await target.complete(QUESTION)
         assert {"type": "adaptive"} == server.requests[-1].body["thinking"]
-        assert {"max_tokens": 8192, "thinking": {"type": "adaptive"}} == asked.settings(QUESTION)
+        assert {"max_tokens": 8192, "thinking": {"type": "adaptive"}} == target.settings(QUESTION)
 
 
 async def test_servers_without_newer_parts_of_chat_completions(server: TranscriptServer) -> None:
     """The older name of the limit and streams without usage are supported, if the caller says so."""
-    async with provider(server, "chat_completions", "text", max_tokens_field="max_tokens", usage_in_streams=False) as asked:
+    async with provider(server, "chat_completions", "text", max_tokens_field="max_tokens", usage_in_streams=False) as target:
         cut = sum(len(frame) for frame in stream_frames("chat_completions", "text")[:-2])
         server.replies.append(Reply("text", cut=cut))
-        response = (await collect(asked))[-1].chunk.response
+        response = (await collect(target))[-1].chunk.response
     assert response is not None
     assert ("Damaged goods are refunded within 30 days. ✅", None) == (response.text, response.usage)
     assert 8192 == server.requests[-1].body["max_tokens"]
@@ -350,13 +350,13 @@ async def test_servers_without_newer_parts_of_chat_completions(server: Transcrip
 
 async def test_a_stream_that_is_left_is_closed(server: TranscriptServer) -> None:
     """A caller that stops reading releases the connection, so the provider can be used again."""
-    async with provider(server, "messages", "text") as asked:
+    async with provider(server, "messages", "text") as target:
         for _ in range(3):
-            events = asked.stream(QUESTION)
+            events = target.stream(QUESTION)
             async for _event in events:
                 break
-            await asyncio.wait_for(events.aclose(), 30)  # type: ignore[attr-defined]
-        assert "stop" == (await asked.complete(QUESTION)).finish_reason
+            await asyncio.wait_for(events.aclose(), 30)
+        assert "stop" == (await target.complete(QUESTION)).finish_reason
 
 
 @pytest.mark.parametrize(

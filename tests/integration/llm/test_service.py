@@ -43,8 +43,8 @@ async def service(server: TranscriptServer, apis: Sequence[str], model: str = "t
     """Yield a service of providers, one for each API, that are named after it."""
     providers = [server.provider(api, model, name=api) for api in apis]
     policy = RetryPolicy(**({"backoff": Backoff(1, 2.0, 5, random.Random(1))} | limits))
-    async with LLMService(providers, policy=policy) as asked:
-        yield asked
+    async with LLMService(providers, policy=policy) as models:
+        yield models
 
 
 def outcomes(provider_meta: Sequence[LLMProviderMeta]) -> list[tuple[str, int, str]]:
@@ -52,11 +52,11 @@ def outcomes(provider_meta: Sequence[LLMProviderMeta]) -> list[tuple[str, int, s
     return [(meta.provider_name, meta.extra["attempt"], meta.extra.get("error", {}).get("code", "")) for meta in provider_meta]
 
 
-async def read(asked: LLMService) -> tuple[list[LLMStreamEvent], Exception | None]:
+async def read(models: LLMService) -> tuple[list[LLMStreamEvent], Exception | None]:
     """Return the events of a stream, and the error that ended it."""
     events: list[LLMStreamEvent] = []
     try:
-        async for event in asked.stream(QUESTION):
+        async for event in models.stream(QUESTION):
             events.append(event)  # noqa: PERF401 (the events before an error count)
     except LLMFailedError as error:
         return events, error
@@ -66,8 +66,8 @@ async def read(asked: LLMService) -> tuple[list[LLMStreamEvent], Exception | Non
 async def test_every_attempt_is_in_the_response(server: TranscriptServer) -> None:
     """A provider is asked again after a failure that may pass, then the next one; the response tells all attempts."""
     server.replies.extend([OVERLOADED, OVERLOADED])
-    async with service(server, ["messages", "responses"]) as asked:
-        response = await asked.complete(QUESTION)
+    async with service(server, ["messages", "responses"]) as models:
+        response = await models.complete(QUESTION)
     assert [("messages", 1, "overloaded"), ("messages", 2, "overloaded"), ("responses", 3, "")] == outcomes(response.provider_meta)
     assert {"code": "overloaded", "message": "overloaded_error: Overloaded", "status": 529} == response.provider_meta[0].extra["error"]
     assert "gpt-5.2-2026-05-14" == response.model
@@ -77,29 +77,29 @@ async def test_every_attempt_is_in_the_response(server: TranscriptServer) -> Non
 async def test_the_advice_of_a_provider_is_followed(server: TranscriptServer) -> None:
     """The next attempt waits as long as the provider says; advice beyond the deadline is no attempt, but another provider."""
     server.replies.append(dataclasses.replace(OVERLOADED, headers={"retry-after-ms": "300"}))
-    async with service(server, ["messages"]) as asked:
+    async with service(server, ["messages"]) as models:
         began_at = time.monotonic()
-        await asked.complete(QUESTION)
+        await models.complete(QUESTION)
         assert time.monotonic() - began_at >= 0.3
     server.replies.append(dataclasses.replace(OVERLOADED, headers={"retry-after": "3600"}))
-    async with service(server, ["messages", "responses"]) as asked:
-        assert [("messages", 1, "overloaded"), ("responses", 2, "")] == outcomes((await asked.complete(QUESTION)).provider_meta)
+    async with service(server, ["messages", "responses"]) as models:
+        assert [("messages", 1, "overloaded"), ("responses", 2, "")] == outcomes((await models.complete(QUESTION)).provider_meta)
 
 
 async def test_a_refused_request_goes_to_the_next_provider_at_once(server: TranscriptServer) -> None:
     """Credentials that one provider refuses are not sent to it again."""
     server.replies.append(UNAUTHORIZED)
-    async with service(server, ["messages", "chat_completions"]) as asked:
-        response = await asked.complete(QUESTION)
+    async with service(server, ["messages", "chat_completions"]) as models:
+        response = await models.complete(QUESTION)
     assert [("messages", 1, "authentication"), ("chat_completions", 2, "")] == outcomes(response.provider_meta)
 
 
 async def test_no_provider_answers(server: TranscriptServer) -> None:
     """After the last attempt the error has all of them, and the last failure as its cause."""
     server.replies.extend([OVERLOADED, UNAUTHORIZED, OVERLOADED, OVERLOADED])
-    async with service(server, ["messages", "responses"]) as asked:
+    async with service(server, ["messages", "responses"]) as models:
         with pytest.raises(LLMFailedError) as caught:
-            await asked.complete(QUESTION)
+            await models.complete(QUESTION)
     expected = [
         ("messages", 1, "overloaded"),
         ("messages", 2, "authentication"),
@@ -113,18 +113,18 @@ async def test_no_provider_answers(server: TranscriptServer) -> None:
 async def test_the_deadline_ends_the_attempts(server: TranscriptServer) -> None:
     """A provider that does not answer costs the timeout of an attempt; the deadline of the call ends all."""
     server.replies.extend([Reply(hangs=True)] * 9)
-    async with service(server, ["messages", "responses"], attempts_max=9, attempt_timeout_ms=200, deadline_ms=500) as asked:
+    async with service(server, ["messages", "responses"], attempts_max=9, attempt_timeout_ms=200, deadline_ms=500) as models:
         with pytest.raises(LLMFailedError) as caught:
-            await asked.complete(QUESTION)
+            await models.complete(QUESTION)
     assert {"timeout"} == {code for _, _, code in outcomes(caught.value.provider_meta)}
     assert 2 <= len(caught.value.provider_meta) <= 4
 
 
 async def test_an_unknown_event_is_no_reason_to_ask_another(server: TranscriptServer) -> None:
     """UnknownProviderEvent reaches the caller: failover would hide that the adapter has to learn something."""
-    async with service(server, ["messages", "responses"], "unknown_event") as asked:
+    async with service(server, ["messages", "responses"], "unknown_event") as models:
         with pytest.raises(UnknownProviderEvent):
-            async for _ in asked.stream(QUESTION):
+            async for _ in models.stream(QUESTION):
                 pass
     assert 1 == len(server.requests)
 
@@ -133,9 +133,9 @@ async def test_an_unknown_event_is_no_reason_to_ask_another(server: TranscriptSe
 async def test_a_stream_that_breaks_before_its_first_event_is_asked_again(api: str, server: TranscriptServer) -> None:
     """Nothing reached the caller, so the stream of the next attempt is whole, and its response tells both."""
     server.replies.append(Reply("text", cut=0))
-    async with service(server, [api]) as asked:
-        events, error = await read(asked)
-        complete = await asked.complete(QUESTION)
+    async with service(server, [api]) as models:
+        events, error = await read(models)
+        complete = await models.complete(QUESTION)
     assert error is None
     response = events[-1].chunk.response
     assert response is not None
@@ -148,11 +148,11 @@ async def test_a_stream_that_breaks_before_its_first_event_is_asked_again(api: s
 async def test_a_stream_never_fails_over_after_its_first_output(api: str, server: TranscriptServer) -> None:
     """Wherever a stream breaks after its first event, no other provider is asked: the caller gets one answer, or an error."""
     frames = stream_frames(api, "text")
-    async with service(server, [api, "messages"]) as asked:
+    async with service(server, [api, "messages"]) as models:
         for count in range(1, len(frames)):
             server.requests.clear()
             server.replies.append(Reply("text", cut=sum(map(len, frames[:count]))))
-            events, error = await read(asked)
+            events, error = await read(models)
             response = events[-1].chunk.response
             if response is None:
                 assert error is not None
@@ -166,19 +166,19 @@ async def test_a_stream_never_fails_over_after_its_first_output(api: str, server
 
 async def test_a_caller_that_leaves_a_stream_closes_it(server: TranscriptServer) -> None:
     """A stream that is left holds no connection; the service goes on."""
-    async with service(server, ["messages"]) as asked:
-        events = asked.stream(QUESTION)
+    async with service(server, ["messages"]) as models:
+        events = models.stream(QUESTION)
         async for _ in events:
             break
-        await asyncio.wait_for(events.aclose(), 30)  # type: ignore[attr-defined]
-        assert "stop" == (await asked.complete(QUESTION)).finish_reason
+        await asyncio.wait_for(events.aclose(), 30)
+        assert "stop" == (await models.complete(QUESTION)).finish_reason
 
 
 @pytest.mark.parametrize("api", APIS.values())
 async def test_json_is_decoded_and_checked(api: str, server: TranscriptServer) -> None:
     """The value matches the schema, which the provider got too, and comes with its response."""
-    async with service(server, [api], "json_output") as asked:
-        answer = await asked.complete_json(QUESTION, ORDER)
+    async with service(server, [api], "json_output") as models:
+        answer = await models.complete_json(QUESTION, ORDER)
     assert {"order": "order/7", "amount": 40} == answer.value
     assert '{"order":"order/7","amount":40}' == answer.response.text
     assert json.dumps(ORDER) in json.dumps(server.requests[0].body)
@@ -188,8 +188,8 @@ async def test_json_is_decoded_and_checked(api: str, server: TranscriptServer) -
 async def test_output_that_does_not_match_is_sent_back(api: str, server: TranscriptServer) -> None:
     """The model is told what is wrong; the response has the attempts of both calls."""
     server.replies.append(Reply("text"))
-    async with service(server, [api], "json_output") as asked:
-        answer = await asked.complete_json(QUESTION, ORDER)
+    async with service(server, [api], "json_output") as models:
+        answer = await models.complete_json(QUESTION, ORDER)
     assert [(api, 1, "invalid_output"), (api, 1, "")] == outcomes(answer.response.provider_meta)
     assert "the output is not JSON" in json.dumps(server.requests[1].body)
 
@@ -205,9 +205,9 @@ async def test_output_that_does_not_match_is_sent_back(api: str, server: Transcr
 )
 async def test_output_that_never_matches_is_an_error(name: str, schema: dict[str, Any], problem: str, server: TranscriptServer) -> None:
     """Answers that are cut, refused or of another shape are no values; the error has the last response and the problem."""
-    async with service(server, ["messages"], name) as asked:
+    async with service(server, ["messages"], name) as models:
         with pytest.raises(InvalidOutputError) as caught:
-            await asked.complete_json(QUESTION, schema)
+            await models.complete_json(QUESTION, schema)
     assert problem in caught.value.problem
     assert 2 == len(server.requests) == len(caught.value.response.provider_meta)
 

@@ -65,8 +65,8 @@ def read_total(invocation: ToolInvocation) -> dict[str, Any]:
 
 def providers() -> list[LLMProvider]:
     """Return the models in the order in which they are asked."""
-    asked: list[LLMProvider] = [anthropic_messages("claude-opus-4-6")]
-    return [*asked, openai_responses("gpt-5.2")] if "OPENAI_API_KEY" in os.environ else asked
+    first: LLMProvider = anthropic_messages("claude-opus-4-6")
+    return [first, openai_responses("gpt-5.2")] if "OPENAI_API_KEY" in os.environ else [first]
 
 
 async def tools_of(client: GavelClient, runtime: ToolRuntime) -> list[AgentTool]:

@@ -11,7 +11,7 @@ trace of the cause, and what the turn's tools do is caused by that event: an aud
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from gavel.v1.common_pb2 import EventCategory, Producer
@@ -72,7 +72,7 @@ class Agent:
         answers = [result for result in turns[-1].tool_results if result.call.name == FINAL_ANSWER and result.error is None]
         return AgentResponse(tuple(turns), answers[0].output if answers else turns[-1].llm_response.text)
 
-    async def run(self, task: str, *, cause: Envelope, run_key: str = "", session_id: str = "") -> AsyncIterator[AgentTurn]:
+    async def run(self, task: str, *, cause: Envelope, run_key: str = "", session_id: str = "") -> AsyncGenerator[AgentTurn, None]:
         """Yield the turns of one run, each when its tools have ended.
 
         `cause` is the recorded event that begins the work, e.g. a complaint; the run belongs to its subject and trace. `run_key` names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeVar
 
@@ -53,7 +53,7 @@ class LLMProvider(Protocol):
         """Return the model's answer. Raises LLMProviderError for a failure, UnknownProviderEvent for what the adapter does not know."""
         ...
 
-    def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncIterator[LLMStreamEvent]:
+    def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncGenerator[LLMStreamEvent, None]:
         """Yield the answer as it comes. The last event has the response that `complete` returns. Raises what `complete` raises."""
         ...
 
@@ -106,7 +106,7 @@ class Transport(Protocol):
         """Return the body of the answer."""
         ...
 
-    def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncIterator[JsonObject]:
+    def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[JsonObject, None]:
         """Yield the events of a streamed answer."""
         ...
 
@@ -146,7 +146,7 @@ class ModelProvider:
         raw = await self._within(self._transport.post(self._body(request), timeout_ms / 1000), timeout_ms, started_at)
         return self._response(raw, [self._redact(raw)], started_at)
 
-    async def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncIterator[LLMStreamEvent]:
+    async def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncGenerator[LLMStreamEvent, None]:
         """Yield the answer as it comes. `timeout_ms` covers the whole stream."""
         started_at = time.monotonic()
         assembly = self._wire.assembly(self._name)
@@ -173,7 +173,7 @@ class ModelProvider:
             yield error_event(error)
             raise
         finally:
-            await _close(transport_events)
+            await transport_events.aclose()
         yield completed_event(response)
 
     async def close(self) -> None:
@@ -252,9 +252,3 @@ def _texts_of_event(event: LLMStreamEvent) -> Iterator[object]:
     chunk = event.chunk
     yield from (chunk.text_delta, chunk.reasoning_delta, chunk.refusal_delta, chunk.arguments_delta, chunk.call_id, chunk.tool_name)
     yield from (segment.content for segment in event.segments)
-
-
-async def _close(events: AsyncIterator[JsonObject]) -> None:
-    close = getattr(events, "aclose", None)
-    if close is not None:
-        await close()

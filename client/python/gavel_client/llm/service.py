@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +95,7 @@ class LLMService:
             raise
         return await self._record(request, attempts, attempts.succeed(response), context)
 
-    async def stream(self, request: LLMRequest, *, context: LLMContext | None = None) -> AsyncIterator[LLMStreamEvent]:
+    async def stream(self, request: LLMRequest, *, context: LLMContext | None = None) -> AsyncGenerator[LLMStreamEvent, None]:
         """Yield the answer as it comes; the last event has the response that `complete` returns.
 
         Another attempt follows a failure only before the first event: afterwards the caller has seen a part of the answer. Then the last
@@ -108,7 +108,7 @@ class LLMService:
             while answer is None:
                 events = attempts.provider.stream(request, timeout_ms=attempts.begin())
                 try:
-                    async with aclosing(events):  # type: ignore[type-var]  # an asynchronous generator
+                    async with aclosing(events):
                         async for event in events:
                             if event.chunk.response is not None:
                                 answer = event.chunk.response

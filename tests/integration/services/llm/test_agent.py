@@ -127,8 +127,8 @@ async def trace_of(client: GavelClient, cause: Envelope) -> dict[str, Envelope]:
 async def test_a_run(api: str, client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope) -> None:
     """Turns come one by one with whole responses; tools are witnessed; the effect is a proposal that cites what led to it."""
     models.replies.extend([Reply("parallel_tools"), Reply("refund")])
-    async with agent(client, models, await tools_of(client, runtime), api) as asked:
-        turns = [turn async for turn in asked.run(TASK, cause=complaint)]
+    async with agent(client, models, await tools_of(client, runtime), api) as target:
+        turns = [turn async for turn in target.run(TASK, cause=complaint)]
     trace = await trace_of(client, complaint)
     reads, refund, answer = turns
     # The first turn reads twice, at once; one of the tools fails, and the model is told.
@@ -165,8 +165,8 @@ async def test_a_run(api: str, client: GavelClient, models: TranscriptServer, ru
 async def test_the_whole_run_at_once(client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope) -> None:
     """`respond` collects the turns; the final output is that of the final answer."""
     models.replies.append(Reply("refund"))
-    async with agent(client, models, await tools_of(client, runtime)) as asked:
-        response = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, await tools_of(client, runtime)) as target:
+        response = await target.respond(TASK, cause=complaint)
     assert ["refund_create", "final_answer"] == [result.call.name for turn in response.turns for result in turn.tool_results]
     assert "The refund of 40 EUR is approved." == response.final_output
 
@@ -179,8 +179,8 @@ async def test_each_layer_hands_on_the_whole_response(
     provider = models.provider(api, "final_answer")
     below = await provider.complete(LLMRequest([UserMessage("-")]))
     await provider.close()
-    async with agent(client, models, await tools_of(client, runtime), api) as asked:
-        response = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, await tools_of(client, runtime), api) as target:
+        response = await target.respond(TASK, cause=complaint)
     above = response.turns[-1].llm_response
     added = {"gavel_invocation": above.extras["gavel_invocation"]}
     [meta] = below.provider_meta
@@ -197,8 +197,8 @@ async def test_a_text_without_calls_ends_a_run(
     client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
 ) -> None:
     """A model that only talks has answered."""
-    async with agent(client, models, await tools_of(client, runtime), model="text") as asked:
-        response = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, await tools_of(client, runtime), model="text") as target:
+        response = await target.respond(TASK, cause=complaint)
     assert "Damaged goods are refunded within 30 days. ✅" == response.final_output
     assert "text" == response.turns[-1].annotations["end"]
 
@@ -208,8 +208,8 @@ async def test_a_refused_proposal_teaches_the_model(
 ) -> None:
     """What was not approved is an error whose text says why; a person's review is not awaited."""
     models.replies.append(Reply("refund_large"))
-    async with agent(client, models, await tools_of(client, runtime)) as asked:
-        response = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, await tools_of(client, runtime)) as target:
+        response = await target.respond(TASK, cause=complaint)
     [result] = response.turns[0].tool_results
     assert "REVIEW" == result.error
     assert "LARGE_REFUND" in result.output
@@ -223,15 +223,15 @@ async def test_a_run_that_is_repeated_does_no_work_twice(
     """The model may repeat a call, and a process a run: there is one proposal and one decision."""
     tools = await tools_of(client, runtime)
     models.replies.extend([Reply("refund"), Reply("refund")])
-    async with agent(client, models, tools) as asked:
-        first = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, tools) as target:
+        first = await target.respond(TASK, cause=complaint)
     [decision] = [event for event in (await trace_of(client, complaint)).values() if event.decision.outcome == OUTCOME_APPROVED]
     started = await world.begin(decision)
     await world.report(report(decision, started, EXECUTION_STATUS_SUCCESS))
     # The work is done, and another provider gives the call another id.
     models.replies.append(Reply("refund"))
-    async with agent(client, models, tools, "responses") as asked:
-        again = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, tools, "responses") as target:
+        again = await target.respond(TASK, cause=complaint)
     trace = (await trace_of(client, complaint)).values()
     approved = [event for event in trace if event.decision.outcome == OUTCOME_APPROVED]
     assert 1 == len(approved)
@@ -247,9 +247,9 @@ async def test_an_answer_that_is_not_whole_ends_a_run(
     model: str, cause: str, client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
 ) -> None:
     """No call of an answer that was cut or refused is carried out; the error has the turns."""
-    async with agent(client, models, await tools_of(client, runtime), model=model) as asked:
+    async with agent(client, models, await tools_of(client, runtime), model=model) as target:
         with pytest.raises(AgentStoppedError) as caught:
-            await asked.respond(TASK, cause=complaint)
+            await target.respond(TASK, cause=complaint)
     assert cause == caught.value.cause
     assert [()] == [turn.tool_results for turn in caught.value.turns]
     assert [] == [event for event in (await trace_of(client, complaint)).values() if event.HasField("proposal")]
@@ -257,9 +257,9 @@ async def test_an_answer_that_is_not_whole_ends_a_run(
 
 async def test_turns_are_bounded(client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope) -> None:
     """A model that never answers is stopped; its turns are not lost."""
-    async with agent(client, models, await tools_of(client, runtime), model="parallel_tools", turns_max=3) as asked:
+    async with agent(client, models, await tools_of(client, runtime), model="parallel_tools", turns_max=3) as target:
         turns = []
-        run = asked.run(TASK, cause=complaint)
+        run = target.run(TASK, cause=complaint)
         for _ in range(3):
             turns.append(await anext(run))  # noqa: PERF401 (a comprehension of awaits)
         with pytest.raises(AgentStoppedError) as caught:
@@ -271,14 +271,14 @@ async def test_turns_are_bounded(client: GavelClient, models: TranscriptServer, 
 async def test_a_paused_turn_goes_on(client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope) -> None:
     """The provider gets its own paused turn back and continues it."""
     models.replies.append(Reply("pause"))
-    async with agent(client, models, await tools_of(client, runtime)) as asked:
-        response = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, await tools_of(client, runtime)) as target:
+        response = await target.respond(TASK, cause=complaint)
     assert ["pause", "tool_calls"] == [turn.llm_response.finish_reason for turn in response.turns]
     assert "redacted_thinking" == models.requests[-1].body["messages"][-1]["content"][0]["type"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class NoteTool:
     """A tool that notes its arguments."""
 
     definition: LLMTool
@@ -297,8 +297,8 @@ async def test_wrong_calls_are_told_to_the_model(client: GavelClient, models: Tr
     refund = ActionTool(
         "refund_create", "-", schema, action_type="refund.create", loop=ProposalLoop(client, FactProviders()), max_fact_age_ms=60_000
     )
-    async with agent(client, models, [refund]) as asked:
-        response = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, [refund]) as target:
+        response = await target.respond(TASK, cause=complaint)
     errors = [(result.error, result.output) for turn in response.turns[:2] for result in turn.tool_results]
     assert ["E_ARGS"] * 3 == [code for code, _ in errors]
     assert "there is no tool 'orders_status'; the tools are refund_create, final_answer" in errors[0][1]
@@ -306,7 +306,7 @@ async def test_wrong_calls_are_told_to_the_model(client: GavelClient, models: Tr
     assert [] == [event for event in (await trace_of(client, complaint)).values() if event.HasField("proposal")]
 
 
-class Altered:
+class OtherArguments:
     """A provider whose model writes other arguments, one text for each call."""
 
     def __init__(self, provider: ModelProvider, texts: list[str]) -> None:
@@ -326,9 +326,9 @@ async def test_arguments_that_are_no_object_are_told_to_the_model(
 ) -> None:
     """The text that a model wrote as arguments may be anything."""
     seen: list[object] = []
-    tool = Recorded(LLMTool("refund_create", "-", AMOUNT), seen)
-    altered = Altered(models.provider("responses", "refund"), ["{", "[]", "", '{"amount": 40}'])
-    async with LLMService([altered], recorder=InvocationRecorder(client, AGENT)) as service:
+    tool = NoteTool(LLMTool("refund_create", "-", AMOUNT), seen)
+    provider = OtherArguments(models.provider("responses", "refund"), ["{", "[]", "", '{"amount": 40}'])
+    async with LLMService([provider], recorder=InvocationRecorder(client, AGENT)) as service:
         with pytest.raises(AgentStoppedError) as caught:
             await Agent(service, client, AGENT, [tool], turns_max=4).respond(TASK, cause=complaint)
     results = [turn.tool_results[0] for turn in caught.value.turns]
@@ -342,14 +342,14 @@ async def test_a_final_answer_of_a_schema(client: GavelClient, models: Transcrip
     def schema(kind: str) -> dict[str, Any]:
         return {"type": "object", "required": ["answer"], "properties": {"answer": {"type": kind}}}
 
-    async with agent(client, models, [], final_answer=FinalAnswer(schema("string"))) as asked:
-        response = await asked.respond(TASK, cause=complaint)
+    async with agent(client, models, [], final_answer=FinalAnswer(schema("string"))) as target:
+        response = await target.respond(TASK, cause=complaint)
     assert (
         {"answer": "The refund of 40 EUR is approved."} == json.loads(response.final_output) == response.turns[-1].tool_results[0].details
     )
-    async with agent(client, models, [], final_answer=FinalAnswer(schema("number")), turns_max=2) as asked:
+    async with agent(client, models, [], final_answer=FinalAnswer(schema("number")), turns_max=2) as target:
         with pytest.raises(AgentStoppedError) as caught:
-            await asked.respond(TASK, cause=complaint)
+            await target.respond(TASK, cause=complaint)
     assert ["E_ARGS"] * 2 == [turn.tool_results[0].error for turn in caught.value.turns]
 
 
@@ -366,12 +366,12 @@ async def test_a_tool_that_gets_effects_later_is_refused(
 ) -> None:
     """The guard is asked at every call: a contract that changed under a running agent opens nothing."""
     models.replies.append(Reply("parallel_tools"))
-    async with agent(client, models, await tools_of(client, runtime)) as asked:
+    async with agent(client, models, await tools_of(client, runtime)) as target:
         schema = to_struct({"type": "object", "required": ["order"], "properties": {"order": {"type": "string"}}})
         changed = ToolContract(name="orders.status", version="2", side_effects=["external.write"], default_provider="orders")
         changed.argument_schema.CopyFrom(schema)
         await client.register_contract(changed)
-        response = await asked.respond(TASK, cause=complaint)
+        response = await target.respond(TASK, cause=complaint)
     refused = response.turns[0].tool_results[0]
     assert "E_PERMISSION" == refused.error
     assert "ToolCallRefused" == (await trace_of(client, complaint))[refused.event_ids[1]].event_name
@@ -383,8 +383,8 @@ async def test_readings_belong_to_what_the_call_is_about(
     """A model that reads another order cannot pass its values off as those of the run's: the call names the subject."""
     other = (await client.publish_event(fact_envelope("order/8", ORDERS, key="order.complaint", value="broken"))).envelope
     models.replies.append(Reply("parallel_tools"))
-    async with agent(client, models, await tools_of(client, runtime)) as asked:
-        response = await asked.respond(TASK, cause=other)
+    async with agent(client, models, await tools_of(client, runtime)) as target:
+        response = await target.respond(TASK, cause=other)
     trace = await trace_of(client, other)
     assert ["order/7"] * 3 == [trace[event_id].subject for event_id in response.turns[0].tool_results[0].event_ids]
     with pytest.raises(ValueError, match="observe without subject"):
@@ -398,8 +398,8 @@ async def test_bindings_of_a_session_apply(
     await client.register_provider(ToolProvider(provider_id="archive", version="1", tools=["orders.status"]))
     await client.bind_tool(ToolBinding(tool_name="orders.status", provider_id="archive", session_id="s-1"))
     models.replies.append(Reply("parallel_tools"))
-    async with agent(client, models, await tools_of(client, runtime)) as asked:
-        response = await asked.respond(TASK, cause=complaint, session_id="s-1")
+    async with agent(client, models, await tools_of(client, runtime)) as target:
+        response = await target.respond(TASK, cause=complaint, session_id="s-1")
     call = (await trace_of(client, complaint))[response.turns[0].tool_results[0].event_ids[0]]
     assert ("archive", "s-1") == (call.tool_call.provider_id, call.tool_call.session_id)
 

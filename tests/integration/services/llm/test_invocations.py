@@ -57,8 +57,8 @@ async def test_a_call_is_recorded(client: GavelClient, models: TranscriptServer)
     """The event names models, provider, settings, tokens, attempts and hashes; the response names the event; there is no text."""
     complaint = (await client.publish_event(fact_envelope("order/7", ORDERS, key="order.complaint", value="broken"))).envelope
     models.replies.append(OVERLOADED)
-    async with service(client, models) as asked:
-        response = await asked.complete(QUESTION, context=LLMContext.of(complaint))
+    async with service(client, models) as target:
+        response = await target.complete(QUESTION, context=LLMContext.of(complaint))
     event, recorded = await invocation(client, complaint.trace_id)
     assert ("order/7", complaint.event_id, AGENT.id) == (event.subject, event.causation_id, event.producer.id)
     entry = {"event_id": event.event_id, "sequence_number": event.sequence_number, "trace_id": event.trace_id}
@@ -89,8 +89,8 @@ async def test_equal_prompts_have_equal_hashes_with_every_provider(client: Gavel
     hashes = set()
     for number, (api, temperature) in enumerate([("messages", 0.1), ("responses", None), ("chat_completions", 0.9)]):
         request = LLMRequest(QUESTION.messages, settings=LLMSettings(temperature=temperature))
-        async with LLMService([models.provider(api, "text")], recorder=recorder) as asked:
-            await asked.complete(request, context=LLMContext("order/7", f"trace-{number}"))
+        async with LLMService([models.provider(api, "text")], recorder=recorder) as target:
+            await target.complete(request, context=LLMContext("order/7", f"trace-{number}"))
         _, recorded = await invocation(client, f"trace-{number}")
         assert (temperature is not None) == recorded.HasField("llm_temperature")
         hashes.add(recorded.prompt_hash)
@@ -101,8 +101,8 @@ async def test_captured_texts_are_evidence(client: GavelClient, models: Transcri
     """With an evidence store, prompt and output are kept there under the hash in the event; the event still has no text."""
     store = EvidenceStore(str(tmp_path))
     context = LLMContext("order/7", "trace-1", version_binding=VersionBinding(planner_version="7"))
-    async with service(client, models, "parallel_tools", store) as asked:
-        response = await asked.complete(QUESTION, context=context)
+    async with service(client, models, "parallel_tools", store) as target:
+        response = await target.complete(QUESTION, context=context)
     event, recorded = await invocation(client, "trace-1")
     assert {"prompt": prompt_json(QUESTION), "output": output_json(response)} == json.loads(store.get(recorded.evidence_hash))
     assert rfc8785.dumps(json.loads(store.get(recorded.evidence_hash))) == store.get(recorded.evidence_hash)
@@ -113,16 +113,16 @@ async def test_captured_texts_are_evidence(client: GavelClient, models: Transcri
 
 async def test_a_call_without_a_context_is_a_trace_of_its_own(client: GavelClient, models: TranscriptServer) -> None:
     """The event is about the agent, and the response names its trace."""
-    async with service(client, models) as asked:
-        response = await asked.complete(QUESTION)
+    async with service(client, models) as target:
+        response = await target.complete(QUESTION)
     event, _ = await invocation(client, response.extras["gavel_invocation"]["trace_id"])
     assert "agent/agent-1" == event.subject
 
 
 async def test_a_streamed_call_is_recorded_before_its_response(client: GavelClient, models: TranscriptServer) -> None:
     """The last event of a stream names the recorded event."""
-    async with service(client, models) as asked:
-        events = [event async for event in asked.stream(QUESTION, context=LLMContext("order/7", "trace-1"))]
+    async with service(client, models) as target:
+        events = [event async for event in target.stream(QUESTION, context=LLMContext("order/7", "trace-1"))]
     recorded, _ = await invocation(client, "trace-1")
     assert events[-1].chunk.response is not None
     assert recorded.event_id == events[-1].chunk.response.extras["gavel_invocation"]["event_id"]
@@ -131,9 +131,9 @@ async def test_a_streamed_call_is_recorded_before_its_response(client: GavelClie
 async def test_failed_calls_are_recorded(client: GavelClient, models: TranscriptServer) -> None:
     """A call that no provider answered leaves its attempts, without an answering model and an output."""
     models.replies.extend([OVERLOADED] * 4)
-    async with service(client, models) as asked:
+    async with service(client, models) as target:
         with pytest.raises(LLMFailedError):
-            await asked.complete(QUESTION, context=LLMContext("order/7", "trace-1"))
+            await target.complete(QUESTION, context=LLMContext("order/7", "trace-1"))
     _, recorded = await invocation(client, "trace-1")
     assert ["OVERLOADED"] * 4 == [attempt.error_code for attempt in recorded.attempts]
     assert ("", "", "") == (recorded.llm_model, recorded.llm_provider, recorded.output_hash)
@@ -141,17 +141,17 @@ async def test_failed_calls_are_recorded(client: GavelClient, models: Transcript
 
 async def test_a_call_with_an_unknown_event_is_recorded(client: GavelClient, models: TranscriptServer) -> None:
     """The log shows that the adapter did not understand the provider."""
-    async with service(client, models, "unknown_block") as asked:
+    async with service(client, models, "unknown_block") as target:
         with pytest.raises(UnknownProviderEvent):
-            await asked.complete(QUESTION, context=LLMContext("order/7", "trace-1"))
+            await target.complete(QUESTION, context=LLMContext("order/7", "trace-1"))
     _, recorded = await invocation(client, "trace-1")
     assert ["UNKNOWN_EVENT"] == [attempt.error_code for attempt in recorded.attempts]
 
 
 async def test_a_stream_that_is_left_is_recorded(client: GavelClient, models: TranscriptServer) -> None:
     """A caller that stops reading leaves a record all the same."""
-    async with service(client, models) as asked:
-        events: Any = asked.stream(QUESTION, context=LLMContext("order/7", "trace-1"))
+    async with service(client, models) as target:
+        events: Any = target.stream(QUESTION, context=LLMContext("order/7", "trace-1"))
         async for _ in events:
             break
         await events.aclose()
@@ -163,9 +163,9 @@ async def test_a_stream_that_breaks_after_output_is_recorded(client: GavelClient
     """The record of a broken stream has the one attempt."""
     frames = stream_frames("messages", "text")
     models.replies.append(Reply("text", cut=sum(map(len, frames[:5]))))
-    async with service(client, models) as asked:
+    async with service(client, models) as target:
         with pytest.raises(LLMFailedError):
-            async for _ in asked.stream(QUESTION, context=LLMContext("order/7", "trace-1")):
+            async for _ in target.stream(QUESTION, context=LLMContext("order/7", "trace-1")):
                 pass
     _, recorded = await invocation(client, "trace-1")
     assert ["INCOMPLETE_STREAM"] == [attempt.error_code for attempt in recorded.attempts]
@@ -173,7 +173,7 @@ async def test_a_stream_that_breaks_after_output_is_recorded(client: GavelClient
 
 async def test_an_answer_that_cannot_be_recorded_is_not_given_out(client: GavelClient, models: TranscriptServer) -> None:
     """An answer whose event the server refuses does not reach the caller: the call fails closed."""
-    async with service(client, models) as asked:
+    async with service(client, models) as target:
         with pytest.raises(GavelError, match="subject"):
-            await asked.complete(QUESTION, context=LLMContext("not a subject"))
+            await target.complete(QUESTION, context=LLMContext("not a subject"))
     assert 1 == len(models.requests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
@@ -42,7 +42,7 @@ class Memory:
         """Return the body."""
         return self._body
 
-    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncIterator[Mapping[str, Any]]:
+    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield the events."""
         for event in self._events:
             yield event

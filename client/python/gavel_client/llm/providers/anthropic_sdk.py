@@ -5,7 +5,7 @@ The package anthropic (the extra `anthropic` of gavel-client) is imported when a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +60,7 @@ class _Transport:
         response = await self._call(self._client.messages.with_raw_response.create(**_arguments(body), timeout=timeout_s))
         return self._object(response.http_response.json)
 
-    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncIterator[JsonObject]:
+    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[JsonObject, None]:
         """Yield the events of a streamed answer."""
         from anthropic import AsyncStream
 

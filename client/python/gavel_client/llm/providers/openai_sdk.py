@@ -5,7 +5,7 @@ The package openai (the extra `openai` of gavel-client) is imported when a provi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,7 +78,7 @@ class _Transport:
             raise LLMProviderError(self._name, "malformed", "its answer is not JSON") from error
         return _object(answer, self._name)
 
-    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncIterator[JsonObject]:
+    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[JsonObject, None]:
         """Yield the events of a streamed answer."""
         arguments = _arguments(body, {"stream": True, **self._stream_fields})
         stream = await self._call(self._resource().create(**arguments, timeout=timeout_s))
