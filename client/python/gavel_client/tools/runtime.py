@@ -25,6 +25,7 @@ from gavel.v1.common_pb2 import PRODUCER_TYPE_TOOL_RUNTIME, Producer
 from gavel_client.evidence.store import EvidenceStore
 from gavel_client.handlers import ExecutionContext
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.sync import SyncGavelClient
 from gavel_client.tools.call import CANCEL_GRACE_MS, Call, CallParts
 from gavel_client.tools.hooks import ToolHook
 from gavel_client.tools.invocation import TIMEOUT_MS_DEFAULT, ToolContext, ToolOutcome
@@ -64,6 +65,8 @@ class ToolRuntime:
         producer_version: str = "",
         lease_margin_ms: int = LEASE_MARGIN_MS_DEFAULT,
     ) -> None:
+        if isinstance(client, SyncGavelClient):
+            raise TypeError("a SyncGavelClient would block the event loop; use a GavelClient")
         by_id = {provider.provider_id: provider for provider in providers}
         if len(by_id) < len(providers):
             raise ValueError("two providers have the same provider_id; a runtime needs one of each")
