@@ -28,8 +28,9 @@ def mcp_extra() -> None:
     missing = [name for name in ("mcp", "cel_expr_python", "fsspec", "jsonschema_rs", "ruamel") if find_spec(name) is None]
     if missing:
         raise CommandError(f"`gavel mcp` needs {', '.join(missing)}; install it: pip install 'gavel-client[mcp]'")
-    # URLs may hold secrets, which the log of requests would show.
+    # URLs may hold secrets, which the log of requests would show; messages of the SDK quote what servers and clients send.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 
 def load(path: Path) -> Configuration:

@@ -1,0 +1,83 @@
+"""Scaffolded rules, tests and configuration; and observing before enforcing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from gavel.v1.decision_pb2 import OUTCOME_NEEDS_HUMAN_REVIEW
+from gavel_client.mcp.configuration import load_configuration
+
+from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
+from tests.e2e.runs import run_gavel
+
+
+async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> None:
+    """What is scaffolded from three servers passes its tests at once, and reads and effects follow the servers' hints."""
+    rules, config = world.folder / "rules.yaml", world.folder / "proxy.yaml"
+    servers = [
+        "git=mcp-server-git",
+        f"fs=node {npm_servers}/server-filesystem/dist/index.js {world.folder}",
+        f"all=node {npm_servers}/server-everything/dist/index.js",
+    ]
+    arguments = ["mcp", "scaffold", *(part for server in servers for part in ("--server", server)), "--rules", rules, "--config", config]
+
+    scaffold = run_gavel(arguments, os.environ)
+    rules.write_text(scaffold.stdout)
+    tests = run_gavel(["rules", "test", world.folder], os.environ)
+    again = run_gavel(arguments, os.environ)
+
+    assert 0 == scaffold.returncode, scaffold.stderr
+    assert (0, True) == (tests.returncode, "26 of 26 passed" in tests.stdout), tests.stdout
+    configuration = load_configuration(config)
+    modes = {tool: configuration.settings("fs", tool).mode for tool in ("read_text_file", "write_file", "create_directory")}
+    assert {"read_text_file": "read", "write_file": "propose", "create_directory": "propose"} == modes
+    assert "action: fs.write_file, priority: 100, when: 'facts.definition != \"\"', effect: review" in scaffold.stdout
+    assert "action: fs.create_directory, priority: 100, when: 'facts.definition != \"\"', effect: approve" in scaffold.stdout
+    assert (2, True) == (again.returncode, "exist already" in again.stderr)
+
+
+async def test_a_scaffolded_proxy(world: World) -> None:
+    """A scaffolded proxy allows what a server calls read-only, and calls a person for what it does not know."""
+    command = f"{sys.executable} {Path(__file__).with_name('ledger_server.py')} {world.folder}"
+    paths = ["--rules", world.folder / "rules.yaml", "--config", world.folder / "proxy.yaml"]
+    scaffold = run_gavel(["mcp", "scaffold", "--server", f"ledger={command}", *paths], os.environ)
+    await world.deploy(scaffold.stdout)
+
+    async with world.connect() as client:
+        read = await client.call_tool("ledger__peek", {})
+        review = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert (False, "TOOL_NEEDS_A_PERSON", []) == (read.is_error, review.structured_content["reason_code"], world.lines)
+
+
+async def test_scaffold_without_effects(world: World) -> None:
+    """A server that cannot be started is an error that names it; wrong servers and files are errors too."""
+    missing = run_gavel(["mcp", "scaffold", "--server", "no=/nonexistent/server", "--config", world.folder / "a.yaml"], os.environ)
+    wrong = run_gavel(["mcp", "scaffold", "--server", "No Name"], os.environ)
+
+    assert (1, True) == (missing.returncode, "the server no cannot be reached (FileNotFoundError)" in missing.stderr)
+    assert (2, True) == (wrong.returncode, "'No Name' is not a server" in wrong.stderr)
+
+
+async def test_observing(world: World) -> None:
+    """With --observe refused calls and calls for a person are made and recorded, and a simulation shows what enforcing would block."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect("--observe") as client:
+        made = [await client.call_tool("ledger__append", {"text": text}) for text in ("one", "careful", "careful")]
+        read = await client.call_tool("ledger__peek", {})
+    rules = world.folder / "rules.yaml"
+    rules.write_text(LEDGER_RULES.replace("version: 1", "version: 2").replace('params.text.startsWith("careful")', "true"))
+    simulation = run_gavel(["rules", "simulate", rules, "--server", world.server.address, "--bus", world.bus], os.environ)
+
+    assert ["appended"] * 3 == [text_of(result) for result in made]
+    assert ["one", "careful", "careful"] == world.lines
+    assert not read.is_error
+    calls = [event for event in await world.events("tool_call") if event.tool_call.tool_name == "ledger.append"]
+    decisions = {event.event_id: event.decision for event in await world.events("decision")}
+    assert [True, False, False] == [bool(call.tool_call.decision_id) for call in calls]
+    assert OUTCOME_NEEDS_HUMAN_REVIEW == decisions[calls[1].causation_id].outcome
+    assert (1, True) == (simulation.returncode, "APPROVED->NEEDS_HUMAN_REVIEW: 1" in simulation.stdout), simulation.stdout
