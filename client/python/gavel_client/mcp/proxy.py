@@ -165,9 +165,7 @@ class Proxy:
             return answers.failed("The call was not made: the proxy cannot write its state.")
         except Exception as error:  # noqa: BLE001  # a client gets an answer; the text of the error may hold its data
             _logger.error("a call failed unexpectedly: %s", describe_error(error))
-            return answers.failed(
-                "The proxy failed unexpectedly, and it is not known whether the call was made. A person has to look at it."
-            )
+            return answers.failed("The proxy failed unexpectedly; whether the call was made is unknown. A person has to look at it.")
 
     async def _call(self, name: str, arguments: Mapping[str, Any], caller: Caller) -> CallToolResult | Pending:
         if name == STATUS_TOOL:
