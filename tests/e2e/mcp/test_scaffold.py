@@ -21,7 +21,15 @@ async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> Non
         f"fs=node {npm_servers}/server-filesystem/dist/index.js {world.folder}",
         f"all=node {npm_servers}/server-everything/dist/index.js",
     ]
-    arguments = ["mcp", "scaffold", *(part for server in servers for part in ("--server", server)), "--rules", rules, "--config", config]
+    arguments = [
+        "mcp",
+        "scaffold",
+        *(part for server in servers for part in ("--server", server)),
+        "--rules",
+        str(rules),
+        "--config",
+        str(config),
+    ]
 
     scaffold = run_gavel(arguments, os.environ)
     rules.write_text(scaffold.stdout)
@@ -41,7 +49,7 @@ async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> Non
 async def test_a_scaffolded_proxy(world: World) -> None:
     """A scaffolded proxy allows what a server calls read-only, and calls a person for what it does not know."""
     command = f"{sys.executable} {Path(__file__).with_name('ledger_server.py')} {world.folder}"
-    paths = ["--rules", world.folder / "rules.yaml", "--config", world.folder / "proxy.yaml"]
+    paths = ["--rules", str(world.folder / "rules.yaml"), "--config", str(world.folder / "proxy.yaml")]
     scaffold = run_gavel(["mcp", "scaffold", "--server", f"ledger={command}", *paths], os.environ)
     await world.deploy(scaffold.stdout)
 
