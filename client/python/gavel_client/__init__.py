@@ -2,8 +2,8 @@
 
 `GavelClient` (asyncio) and `SyncGavelClient` call the server; `envelopes` builds the events that they send. `executor` carries
 out approved decisions with the functions of `handlers`. `consumers` reads the work queues and derives facts from executions.
-`agents` holds the proposal loop, providers of evidence, and triggers. The package depends on the server's contract only. Its
-import starts no thread and opens no connection.
+`agents` holds the proposal loop, providers of evidence, and triggers. `llm` calls language models and records the calls. The package
+depends on the server's contract only. Its import starts no thread and opens no connection.
 """
 
 from gavel_client.agents.fact_waits import wait_for_facts

@@ -23,6 +23,7 @@ ATTEMPT_TIMEOUT_MS_DEFAULT: Final = 120_000
 DEADLINE_MS_DEFAULT: Final = 300_000
 UNKNOWN_EVENT: Final = "unknown_event"
 CANCELLED: Final = "cancelled"
+INTERNAL: Final = "internal"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Attempts:
             fields = error_fields(error)
         elif isinstance(error, UnknownProviderEvent):
             fields = {"code": UNKNOWN_EVENT, "message": str(error)}
+        elif isinstance(error, Exception):
+            fields = {"code": INTERNAL, "message": f"{type(error).__name__} in the client"}
         else:
             fields = {"code": CANCELLED, "message": "the caller left before the answer was complete"}
         latency_ms = (time.monotonic() - self._attempt_started_at) * 1000

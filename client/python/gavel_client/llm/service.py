@@ -20,7 +20,7 @@ from typing import Any, Final
 from typing_extensions import Self
 
 from gavel_client.llm.attempts import Attempts, RetryPolicy
-from gavel_client.llm.errors import InvalidOutputError, LLMError, LLMFailedError, LLMProviderError
+from gavel_client.llm.errors import InvalidOutputError, LLMFailedError, LLMProviderError
 from gavel_client.llm.invocations import INVOCATION, Invocation, InvocationRecorder, LLMContext
 from gavel_client.llm.models import LLMProviderMeta, LLMResponse, LLMStreamEvent
 from gavel_client.llm.provider import LLMProvider, completed_event, error_event
@@ -90,7 +90,7 @@ class LLMService:
                     break
                 except LLMProviderError as error:
                     await attempts.fail(error)
-        except (LLMError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:
             await self._record_failure(request, attempts, error, context)
             raise
         return await self._record(request, attempts, attempts.succeed(response), context)
@@ -122,7 +122,7 @@ class LLMService:
                     attempts.end(error)
                     yield error_event(error, attempts.provider_meta)
                     raise LLMFailedError(attempts.provider_meta) from error
-        except (LLMError, asyncio.CancelledError, GeneratorExit) as error:
+        except (Exception, asyncio.CancelledError, GeneratorExit) as error:
             await self._record_failure(request, attempts, error, context)
             raise
         yield completed_event(await self._record(request, attempts, attempts.succeed(answer), context))
@@ -171,14 +171,14 @@ class LLMService:
     async def _record(self, request: LLMRequest, attempts: Attempts, response: LLMResponse, context: LLMContext | None) -> LLMResponse:
         if self._recorder is None:
             return response
-        event = await self._recorder.record(self._invocation(request, attempts, response), context)
+        # A caller that leaves meanwhile does not stop the recording, here and below.
+        event = await asyncio.shield(self._recorder.record(self._invocation(request, attempts, response), context))
         entry = {"event_id": event.event_id, "sequence_number": event.sequence_number, "trace_id": event.trace_id}
         return dataclasses.replace(response, extras={**response.extras, INVOCATION: entry})
 
     async def _record_failure(self, request: LLMRequest, attempts: Attempts, error: BaseException, context: LLMContext | None) -> None:
         attempts.abandon(error)
         if self._recorder is not None:
-            # The caller may be leaving: the event is recorded all the same.
             await asyncio.shield(self._recorder.record(self._invocation(request, attempts, None), context))
 
     def _invocation(self, request: LLMRequest, attempts: Attempts, response: LLMResponse | None) -> Invocation:

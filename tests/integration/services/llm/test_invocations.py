@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -157,6 +158,37 @@ async def test_a_stream_that_is_left_is_recorded(client: GavelClient, models: Tr
         await events.aclose()
     _, recorded = await invocation(client, "trace-1")
     assert ["CANCELLED"] == [attempt.error_code for attempt in recorded.attempts]
+
+
+async def test_a_call_that_is_cancelled_is_recorded(client: GavelClient, models: TranscriptServer) -> None:
+    """A task that is cancelled while the provider is silent leaves a record of the attempt."""
+    models.replies.append(Reply(hangs=True))
+    async with service(client, models) as target:
+        call = asyncio.create_task(target.complete(QUESTION, context=LLMContext("order/7", "trace-1")))
+        while not models.requests:  # noqa: ASYNC110 (the server of transcripts runs in a thread)
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    _, recorded = await invocation(client, "trace-1")
+    assert ["CANCELLED"] == [attempt.error_code for attempt in recorded.attempts]
+
+
+async def test_a_call_that_fails_in_the_client_is_recorded(
+    client: GavelClient, models: TranscriptServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody foresaw reaches the caller, and leaves a record too."""
+    provider = models.provider("messages", "text")
+
+    async def fail(*arguments: object, **fields: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(provider, "complete", fail)
+    async with LLMService([provider], recorder=InvocationRecorder(client, AGENT)) as target:
+        with pytest.raises(RuntimeError, match="a bug"):
+            await target.complete(QUESTION, context=LLMContext("order/7", "trace-1"))
+    _, recorded = await invocation(client, "trace-1")
+    assert ["INTERNAL"] == [attempt.error_code for attempt in recorded.attempts]
 
 
 async def test_a_stream_that_breaks_after_output_is_recorded(client: GavelClient, models: TranscriptServer) -> None:
