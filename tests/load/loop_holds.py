@@ -22,8 +22,18 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from gavel.v1.diagnostic_pb2 import LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client import GavelClient, GavelError, fact_envelope, proposal_envelope
+from gavel_client import (
+    GavelClient,
+    GavelError,
+    content_hash,
+    diagnostic_envelope,
+    fact_envelope,
+    proposal_envelope,
+    tool_call_envelope,
+    tool_result_envelope,
+)
 from gavel_client.rpc.paging import pages, whole_projection
 from gavel_rules.limits import BATCH_ITEMS_MAX
 
@@ -274,6 +284,39 @@ async def replay(world: World) -> None:
             for first in range(0, 1_500, 50):
                 await client.batch_submit_proposals(proposals[first : first + 50])
         [_ async for _ in client.verify_replay()]
+
+
+@scenario
+async def audits(world: World) -> None:
+    """Audit a trace of 9,000 events with 4,000 tool calls, other models and 100 decisions, after the rule set has changed."""
+    async with world.client("audits") as client:
+        with _preparation(world):
+            await _ready_bus(client)
+            for first in range(0, 4_000, BATCH_ITEMS_MAX // 2):
+                batch: list[Envelope] = []
+                for number in range(first, first + BATCH_ITEMS_MAX // 2):
+                    schema = content_hash(number)
+                    call = tool_call_envelope(
+                        "parcel/1", AGENT, tool_name=f"tool-{number}", arguments={}, request_schema_hash=schema, trace_id="t"
+                    )
+                    batch += [call, tool_result_envelope(call, result={"number": number})]
+                await client.batch_publish_events(batch)
+            models = [
+                LlmInvocation(requested_model="m", llm_model=f"m-{number}", llm_provider="p", prompt_hash=content_hash(number))
+                for number in range(400)
+            ]
+            await client.batch_publish_events(
+                [diagnostic_envelope("parcel/1", AGENT, kind="LlmInvocationCommitted", llm_invocation=one, trace_id="t") for one in models]
+            )
+            proposals = await _proposals(client, 200, "a")
+            for envelope in proposals:
+                envelope.trace_id = "t"
+            await client.batch_submit_proposals(proposals)
+            await client.deploy_rule_set(rule_set(version=2))
+            await client.activate_rule_set(POLICY, 2)
+        response = await client.audit_trace("t", timeout_ms=CALL_MS)
+        await client.audit_decision(response.audit.decisions[0].decision_id, timeout_ms=CALL_MS)
+        await client.get_trace("t", timeout_ms=CALL_MS)
 
 
 @scenario

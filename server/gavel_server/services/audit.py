@@ -1,7 +1,7 @@
 """AuditService: what led to decisions, and whether they come out the same today and again (constitution 000, §8).
 
-An audit reads the log from its start, because the log has no index by trace, and again to make its decisions anew. Both are done in slices
-and chunks, so that other calls go on. An audit occupies a slot of replays, or of scans if it makes no decision again.
+An audit finds its trace by the index, or by a scan of the log, and reads the log from its start to make decisions again. Both are done in
+slices and chunks, so that other calls go on. An audit occupies a slot of replays, or of scans if it makes no decision again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.audit import findings
 from gavel_server.history.audit.repetition import repeat_decisions
 from gavel_server.history.audit.trace_record import TraceRecord
+from gavel_server.index.event_filter import EventFilter
+from gavel_server.index.event_index import EventIndex
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.services.reads.event_numbers import number_of
 from gavel_server.services.reads.log_reader import envelope_of, read_chunks
+from gavel_server.services.reads.search import search
 from gavel_server.services.reads.trace_reading import DRIFTS_MAX
 
 if TYPE_CHECKING:
@@ -40,8 +43,12 @@ FACTS_READ_MAX: Final = 64
 class AuditServicer:
     """Serves AuditService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry, replay_slots: Slots, scan_slots: Slots, access: AccessControl) -> None:
+    def __init__(
+        self, buses: BusRegistry, replay_slots: Slots, scan_slots: Slots, access: AccessControl, index: EventIndex | None = None
+    ) -> None:
+        """Without `index` a trace is found by a scan of the log."""
         self._buses = buses
+        self._index = index
         self._replay_slots = replay_slots
         self._scan_slots = scan_slots
         self._access = access
@@ -54,7 +61,7 @@ class AuditServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         repeats = not request.without_recomputation
         async with self._slots(sequencer, context, repeats).occupy(context.address):
-            record = await _record(sequencer, trace_id, context.caller)
+            record = await _record(sequencer, self._index, trace_id, context.caller)
             if not record.events:
                 raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, f"bus {sequencer.bus} has no event of trace {trace_id}")
             decisions = [event for event in record.events if event.HasField("decision")]
@@ -68,7 +75,7 @@ class AuditServicer:
         repeats = not request.without_recomputation
         async with self._slots(sequencer, context, repeats).occupy(context.address):
             decision = await _find_decision(sequencer, request.decision_id, context.caller)
-            record = await _record(sequencer, decision.trace_id, context.caller)
+            record = await _record(sequencer, self._index, decision.trace_id, context.caller)
             proposal_id = decision.decision.proposal_id
             decisions = [event for event in record.events if event.HasField("decision") and event.decision.proposal_id == proposal_id]
             ids = {event.event_id for event in decisions}
@@ -89,16 +96,17 @@ class AuditServicer:
         return self._replay_slots
 
 
-async def _record(sequencer: Sequencer, trace_id: str, caller: str) -> TraceRecord:
-    """Read a trace from the log."""
+async def _record(sequencer: Sequencer, index: EventIndex | None, trace_id: str, caller: str) -> TraceRecord:
+    """Read a trace. What people did about its decisions is part of it."""
     record = TraceRecord(trace_id)
     last = (await sequencer.log.head()).sequence_number
     await sequencer.confirm(last)
-    async with aclosing(read_chunks(sequencer.log, 1, last, caller)) as history:
-        async for records in history:
-            selected = [one for one in records if record.concerns(one)]
-            if selected and not record.truncated:
-                await asyncio.to_thread(record.add, selected)
+    async with aclosing(search(sequencer.log, index, EventFilter(trace_id=trace_id), 1, last, caller)) as history:
+        async for found in history:
+            if found.events:
+                await asyncio.to_thread(record.add, [event.content for event in found.events])
+            if record.truncated:
+                break
     return record
 
 

@@ -55,7 +55,7 @@ def register_services(
     projection = ProjectionServicer(buses, supervisor or Supervisor(), interceptor.quotas, access)
     interceptor.register(server, service_descriptors.PROJECTION, projection)
     interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
-    interceptor.register(server, service_descriptors.AUDIT, AuditServicer(buses, slots, scan_slots(), access))
+    interceptor.register(server, service_descriptors.AUDIT, AuditServicer(buses, slots, scan_slots(), access, index))
     interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer(buses))
     interceptor.register(server, service_descriptors.WORK, WorkServicer(buses, access.refusals))

@@ -8,19 +8,16 @@ from typing import Final
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED
 from gavel.v1.fact_pb2 import Fact
-from gavel_rules.events.kinds import SYSTEM_FACT_KEY
 from gavel_rules.limits import TRACE_EVENTS_MAX
-
-from gavel_server.log import Record
 
 # Settings of a model call, and the value of a fact, that an audit shows.
 VALUE_BYTES_MAX: Final = 1024
-# Bytes that the facts of people contain. Their traces are their own.
-_OF_PEOPLE: Final = tuple(SYSTEM_FACT_KEY[name].encode() for name in ("ReviewResolved", "ReviewVoted", "RevocationRequested"))
+# The system facts that record what people do about decisions.
+_ACTS: Final = frozenset({"review_resolved", "review_voted", "revocation_requested"})
 
 
 class TraceRecord:
-    """Collects the events of a trace. Feed every record of the log in order."""
+    """Collects the events of a trace, in the order of the log."""
 
     def __init__(self, trace_id: str) -> None:
         self.trace_id: Final = trace_id
@@ -29,28 +26,21 @@ class TraceRecord:
         self.starts: dict[str, Envelope] = {}  # the last start of an attempt, by decision_id
         self.acts: dict[str, list[Envelope]] = {}  # facts of people, by decision_id
         self.truncated = False
-        self._needle = trace_id.encode()
 
-    def concerns(self, record: Record) -> bool:
-        """Return whether a record may be of the trace, or about its decisions. Fast."""
-        envelope = record.envelope
-        return self._needle in envelope or any(needle in envelope for needle in _OF_PEOPLE)
-
-    def add(self, records: Iterable[Record]) -> None:
-        """Take records that `concerns` selected. Takes milliseconds for large events: call it in a thread."""
-        for record in records:
-            envelope = Envelope.FromString(record.envelope)
-            if envelope.fact.WhichOneof("system") in ("review_resolved", "review_voted", "revocation_requested"):
+    def add(self, contents: Iterable[bytes]) -> None:
+        """Take events of the trace, serialized. Takes milliseconds for large events: call it in a thread."""
+        for content in contents:
+            if len(self.events) == TRACE_EVENTS_MAX:
+                self.truncated = True
+                return
+            envelope = _without_contents(Envelope.FromString(content))
+            self.events.append(envelope)
+            if envelope.HasField("proposal"):
+                self.proposals[envelope.event_id] = envelope
+            elif envelope.execution.status == EXECUTION_STATUS_STARTED:
+                self.starts[envelope.execution.decision_id] = envelope
+            elif envelope.fact.WhichOneof("system") in _ACTS:
                 self.acts.setdefault(_decision_of(envelope.fact), []).append(envelope)
-            elif envelope.trace_id == self.trace_id:
-                if len(self.events) == TRACE_EVENTS_MAX:
-                    self.truncated = True
-                    return
-                self.events.append(_without_contents(envelope))
-                if envelope.HasField("proposal"):
-                    self.proposals[envelope.event_id] = envelope
-                elif envelope.execution.status == EXECUTION_STATUS_STARTED:
-                    self.starts[envelope.execution.decision_id] = envelope
 
 
 def _decision_of(fact: Fact) -> str:

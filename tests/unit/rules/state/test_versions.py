@@ -1,0 +1,46 @@
+"""What is remembered beside the evidence: counts of candidates, ids of tool calls, and versions of traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from gavel.v1.common_pb2 import VersionBinding
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.tool_pb2 import ToolCall
+from gavel_rules.limits import TRACE_VERSIONS_MAX
+from gavel_rules.state.versions import TraceVersions
+from hypothesis import HealthCheck, given, settings
+
+from tests.support.histories.plays import STEPS, Step, play
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(STEPS)
+def test_counts_and_ids_follow_from_the_other_tables(steps: Sequence[Step]) -> None:
+    """After any log, candidates are counted by their tool results, readings exist only for those, and call ids name their traces."""
+    state = play(steps).state
+    store = state.store
+    candidates = [one for keys in store.evidence.values() for row in keys.values() for one in row]
+    assert Counter(one.evidence_ref for one in candidates if one.evidence_ref) == store.candidate_counts
+    remembered = {event_id for results in store.tool_results.values() for event_id in results}
+    assert store.readings.keys() == remembered | store.outliving_results.keys()
+    assert store.outliving_results.keys() <= store.candidate_counts.keys() - remembered
+    assert {name: trace_id for trace_id, calls in store.tool_calls.items() for name in calls} == store.trace_of_execution
+
+
+@pytest.mark.parametrize("count", [1, TRACE_VERSIONS_MAX, TRACE_VERSIONS_MAX + 5])
+def test_the_last_versions_of_a_trace_are_remembered(count: int) -> None:
+    """Of each kind the last TRACE_VERSIONS_MAX different ones are remembered; the bound versions never change."""
+    versions = TraceVersions(1)
+    for number in range(count + 1):
+        call = ToolCall(tool_name="t", request_schema_hash=f"sha256:{number:064x}")
+        binding = VersionBinding(planner_version=str(number))
+        for repeated in range(2):
+            envelope = Envelope(sequence_number=2 * number + repeated + 1, version_binding=binding, tool_call=call)
+            versions = versions.with_event(envelope, "tool_call")
+    assert [("planner_version", "0", 1)] == [tuple(bound) for bound in versions.bound]
+    assert min(count, TRACE_VERSIONS_MAX) == len(versions.mismatches)
+    assert str(count) == versions.mismatches[-1].version
+    assert min(count + 1, TRACE_VERSIONS_MAX) == len(versions.tools)
