@@ -28,6 +28,11 @@ def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expre
     """Yield the warnings about a valid document."""
     for name in expressions.unused_variables():
         yield DocumentWarning(("variables", name), True, "variable-never-used", f"no expression uses {name}", "remove it")
+    read = {one.counter for action in actions.values() for one in action.environment.counter_reads.all()}
+    for name in part.counters:
+        if name not in read:
+            hint = "it is still counted; remove it, or read it in a condition"
+            yield DocumentWarning(("counters", name), True, "counter-never-read", f"no rule and no score reads {name}", hint)
     for name, action in actions.items():
         yield from _action_warnings(name, part.actions[name], action)
     for index, rule in enumerate(part.rules):
@@ -81,12 +86,15 @@ def _review_warnings(path: Path, review: ReviewPart) -> Iterator[DocumentWarning
 
 
 def _names_in_use(action: CheckedAction) -> set[str]:
-    """Return every name that the rules, the score and the subject templates of an action read or test."""
+    """Return every name that the rules, the score, the keys of counters and the subject templates of an action read or test."""
     expressions = [condition for _, condition in action.rules]
     if action.score is not None:
         expressions.append(action.score)
     names = {name for expression in expressions for name, _ in find_variables(expression.tree, action.environment.types)}
     names.update(path for expression in expressions for path in find_presence_tests(expression.tree))
+    for read in action.environment.counter_reads.all():
+        key = action.environment.tree(read.key or '""')
+        names.update(name for name, _ in find_variables(key, action.environment.types))
     for subject in action.subjects.values():
         names.update(f"facts.{name}" for name in find_dependencies(action.subject_environment, subject))
     return names

@@ -74,6 +74,7 @@ MISTAKES: Final[Mapping[str, str]] = {
 # Warnings never refuse a deployment.
 WARNINGS: Final[Mapping[str, str]] = {
     "contest-outlasts-fact": "A fact is stale before a contest of the action can close.",
+    "counter-never-read": "No rule and no score reads a counter.",
     "fact-never-read": "No rule and no subject reads a declared fact.",
     "needless-escalation": "An escalation of reviews lets nobody vote who could not before.",
     "never-approves": "No rule approves an action.",

@@ -123,3 +123,9 @@ def test_a_guarded_key() -> None:
     compiled = compile_changed("history.calls() > 5", "has(facts.owner) && history.spent(facts.owner) > 1.0")
     reads: list[Any] = [read.key for read in compiled.actions["refund.create"].counter_reads]
     assert ["params.customer", "facts.owner"] == reads
+
+
+def test_warnings() -> None:
+    """A counter that no rule reads is a warning; a fact that only the key of a counter reads is none."""
+    compiled = compile_changed("history.calls() > 5", "has(facts.owner) && history.spent(facts.owner) > 1.0")
+    assert ["counter-never-read: no rule and no score reads calls"] == [f"{one.code}: {one.message}" for one in compiled.warnings]
