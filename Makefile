@@ -130,6 +130,11 @@ intruders: compiled front
 sanitize: compiled
 	$(COMPILED) $(BIN)/python -m tests.campaigns.sanitize $(CAMPAIGN)
 
+# Counters against a recount of the log, over a million random events; half an hour.
+.PHONY: recount
+recount: compiled
+	$(COMPILED) $(BIN)/python -m tests.campaigns.recount $(CAMPAIGN)
+
 build/ghz:
 	@command -v go >/dev/null || { echo "gavel: make bench needs Go to build ghz; install Go, or put ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }
 	GOBIN="$(CURDIR)/build" go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)

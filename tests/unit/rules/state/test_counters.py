@@ -13,6 +13,7 @@ from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, Fi
 from gavel_rules.state.snapshot.encoding import state_sha256
 from gavel_rules.values import python_to_value
 
+from tests.support.counted_plays import FACTS, OK, PARAMS
 from tests.support.driver import Core, compile_cached, document
 from tests.support.state.snapshots import restore, tables
 
@@ -21,12 +22,6 @@ SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
 FAILED = execution_pb2.EXECUTION_STATUS_FAILED
 PARTIAL = execution_pb2.EXECUTION_STATUS_PARTIAL
 
-PARAMS: dict[str, Any] = {
-    "type": "object",
-    "required": ["amount", "customer_id"],
-    "properties": {"amount": {"type": "number"}, "customer_id": {"type": "string", "maxLength": 40}},
-}
-FACTS: dict[str, Any] = {"status": {"key": "order.status", "type": "string", "max_age_ms": 10 * DAY_MS}}
 BUDGET: dict[str, Any] = {
     "of": "approvals",
     "action": "refund.create",
@@ -42,7 +37,6 @@ OVER = {
     "reason_code": "DAILY_BUDGET",
 }
 NEVER = {**OVER, "when": "history.spent() > 1000"}
-OK = {"id": "ok", "when": 'facts.status == "delivered"', "effect": "approve"}
 
 
 def counted(counter: dict[str, Any] = RESERVED, *, over: dict[str, Any] = OVER, version: int = 1, **changes: Any) -> str:

@@ -1,0 +1,88 @@
+"""Histories of a bus with counters of every kind, played step by step on the core and compared with a recount of the log."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Any
+
+from gavel.v1 import execution_pb2
+from gavel_rules.commands import LeasedAttempt
+
+from tests.support.driver import Core, document
+from tests.support.recount import recount
+
+WINDOW_MS = 60_000
+CUSTOMERS = ("ann", "bob")
+COUNTERS: dict[str, dict[str, Any]] = {
+    "approved": {"of": "approvals", "sum": "params.amount"},
+    "reserved": {"of": "approvals", "sum": "params.amount", "keep": "reserved"},
+    "proposed": {"of": "proposals"},
+    "rejected": {"of": "rejections", "max": "params.amount"},
+    "smallest": {"of": "approvals", "min": "params.amount"},
+    "latest": {"of": "proposals", "last": "params.amount"},
+    "different": {"of": "proposals", "distinct": "string(params.amount)"},
+}
+SMALL = {"id": "large", "when": "params.amount > 50.0", "effect": "reject", "reason_code": "LARGE"}
+STATUSES = [execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_ABORTED]
+
+PARAMS: dict[str, Any] = {
+    "type": "object",
+    "required": ["amount", "customer_id"],
+    "properties": {"amount": {"type": "number"}, "customer_id": {"type": "string", "maxLength": 40}},
+}
+FACTS: dict[str, Any] = {"status": {"key": "order.status", "type": "string", "max_age_ms": 864_000_000}}
+OK = {"id": "ok", "when": 'facts.status == "delivered"', "effect": "approve"}
+
+Step = tuple[str, Any, Any]
+AMOUNTS = (0.1, 7.25, 30.0, 51.0)
+PAUSES_MS = (1, 4_999, WINDOW_MS // 2, WINDOW_MS - 1, WINDOW_MS)
+
+
+def rule_set(version: int) -> str:
+    """Return a rule set with all counters, which its rules read so that they are in force."""
+    common = {"action": "refund.create", "by": "params.customer_id", "window_ms": WINDOW_MS}
+    counters = {name: {**common, **counter} for name, counter in COUNTERS.items()}
+    reads = " || ".join(f"history.{name}(params.customer_id) < {'0' if name in ('proposed', 'different') else '0.0'}" for name in COUNTERS)
+    never = {"id": "never", "when": reads, "effect": "reject", "reason_code": "NEVER"}
+    text = document(FACTS, [never, SMALL, OK], params=PARAMS, version=version, decision_ttl_ms=5_000)
+    return json.dumps({**json.loads(text), "gavel": "v2", "counters": counters})
+
+
+# Both versions have the same counters, and `without` has none: what activates them again has to fill them.
+WITH = (rule_set(1), rule_set(3))
+WITHOUT = document(FACTS, [SMALL, OK], params=PARAMS, version=2, decision_ttl_ms=5_000)
+
+
+def play(core: Core, step: Step, number: int) -> None:
+    """Carry out one step. Steps about decisions choose one by its place; one that the core refuses changes nothing."""
+    kind, first, second = step
+    approvals = core.events_named("DecisionApproved")
+    match kind:
+        case "propose":
+            subject = f"order/{number}"
+            fact = core.fact("order.status", "delivered", subject=subject)
+            params = {"amount": second, "customer_id": first}
+            core.decide([fact], subject=subject, trace_id=f"trace-{number}", params=params, max_fact_age_ms=10 * WINDOW_MS)
+        case "report" if approvals:
+            answer = core.begin(approvals[first % len(approvals)])
+            if isinstance(answer, LeasedAttempt):
+                core.derive(core.report(answer.envelope, second))
+        case "revoke" if approvals:
+            core.run(core.revocation(approvals[first % len(approvals)]))
+        case "pass":
+            core.tick(first)
+        case "reactivate":
+            core.activate(WITHOUT)
+            core.activate(WITH[first])
+
+
+def compare(core: Core) -> None:
+    """Compare every counter in every group with the recount."""
+    for table in core.state.counters.values():
+        counter = {**COUNTERS[table.counter.name], "window_ms": WINDOW_MS}
+        for customer in CUSTOMERS:
+            reading = table.read(customer, core.now_ms)
+            assert reading is not None
+            expected = recount(core.events, counter, customer, core.now_ms)
+            assert expected == Fraction(str(reading.value)), (table.counter.name, customer)
