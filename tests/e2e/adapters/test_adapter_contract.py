@@ -23,7 +23,7 @@ from tests.e2e.adapters.agents.openai_agents import OpenAIAgent
 from tests.e2e.adapters.agents.pydantic_ai import PydanticAIAgent
 from tests.e2e.adapters.agents.temporal import ActivityAgent, TemporalAgent
 from tests.e2e.languages.toolchains import BUILD_SECONDS_MAX
-from tests.e2e.world import PATIENT_MS, prove
+from tests.e2e.world import PATIENT_MS, prove, publish_status
 from tests.support.ports import free_port
 
 AGENTS = [GateAgent, SyncGateAgent, LangGraphAgent, SyncLangGraphAgent, OpenAIAgent, AdkAgent, PydanticAIAgent, ActivityAgent]
@@ -81,7 +81,9 @@ async def world(request: pytest.FixtureRequest, client: GavelClient, sync_client
         settings: Any = {**ACTORS, "deadline_ms": UNREACHABLE_MS if server else PATIENT_MS}
         gate: Gate | SyncGate
         if issubclass(kind, SyncAgent):
-            gate = SyncGate(SyncGavelClient(server, bus=client.bus) if server else sync_client, actions(), **settings)
+            caller = SyncGavelClient(server, bus=client.bus) if server else sync_client
+            request.addfinalizer(caller.close)
+            gate = SyncGate(caller, actions(), **settings)
         else:
             other = GavelClient(server, bus=client.bus) if server else client
             others.append(other)
@@ -149,6 +151,18 @@ async def test_a_review_stops_the_tool_and_resuming_asks_again(world: World) -> 
     assert ["1"] == world.depot.effects
     assert "sent 1" in turn.text
     await prove(world.client)
+
+
+async def test_evidence_that_changes_after_an_approval_refuses_the_call(world: World) -> None:
+    """A call that a person has approved does not run if its evidence is superseded before it is resumed."""
+    agent = world.agent()
+    assert (await agent.start([HEAVY])).paused
+    await agent.suspend()
+    await world.approve_review()
+    await publish_status(world.client, ["parcel/1"], "lost")
+    turn = await agent.resume()
+    assert [] == world.depot.effects
+    assert "FACT_SUPERSEDED" in turn.text
 
 
 async def test_two_equal_calls_of_one_turn_run_once(world: World) -> None:

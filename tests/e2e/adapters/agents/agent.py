@@ -91,6 +91,9 @@ class Agent(ABC):
     async def repeat(self) -> Turn:
         """Run the calls again, as the framework does after a crash."""
 
+    async def suspend(self) -> None:  # noqa: B027  # most agents do nothing while they are paused
+        """Do nothing until `resume`."""
+
     async def interrupt(self, work: asyncio.Task[Turn]) -> None:
         """Cancel work whose tool is running, as the framework does."""
         work.cancel()

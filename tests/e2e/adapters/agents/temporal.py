@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from gavel_client.adapters.temporal import PENDING, GavelInterceptor
-from gavel_client.gate import Gate
+from gavel_client.gate import Answer, Call, Gate
 from temporalio import activity, workflow
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import RetryPolicy
@@ -89,11 +89,24 @@ class SendParcels:
         return text
 
 
+class _OrderedGate:
+    """A gate that answers one call at a time, and none while another task has its `turn`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.turn = asyncio.Lock()
+        self._gate = gate
+
+    async def __call__(self, call: Call) -> Answer:
+        async with self.turn:
+            return await self._gate(call)
+
+
 class TemporalAgent(Agent):
     """A workflow that has the name of the task, and a worker of its own."""
 
     def __init__(self, gate: Gate, depot: Depot, task: str, server: str) -> None:
         super().__init__(gate, depot, task)
+        self.gate = _OrderedGate(gate)
         self._server = server
         self._worker: Worker | None = None
 
@@ -106,8 +119,13 @@ class TemporalAgent(Agent):
 
     async def resume(self) -> Turn:
         """Wait for the calls that Temporal retries by itself."""
-        retries = await self._retries()
-        return await self._outcome(retries)
+        if self.gate.turn.locked():
+            self.gate.turn.release()
+        return await self._outcome(await self._retries())
+
+    async def suspend(self) -> None:
+        """Let the gate answer nothing, since Temporal retries by itself."""
+        await self.gate.turn.acquire()
 
     async def repeat(self) -> Turn:
         """Let the same workflow make the calls again, on a new worker if there is none."""
