@@ -125,7 +125,7 @@ class EvidenceCollector:
             outcome = await provider.runtime.invoke(provider.tool_name, provider.arguments(need), context)
         except GavelError as error:
             raise ProviderError(error.reason or error.code.name, describe_error(error)) from error
-        self._round.published += [outcome.call, outcome.result]
+        self._round.published += [event for event in (outcome.call, outcome.result) if event.sequence_number]
         if outcome.error is not None:
             raise ProviderError(outcome.error.code, outcome.error.message)
         data = outcome.data or {}

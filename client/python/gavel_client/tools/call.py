@@ -68,7 +68,9 @@ class Call:
             self._step.cancel()
 
     async def run(self) -> ToolOutcome:
-        """Go through the steps. Raises GavelError if an event cannot be recorded; CancelledError if cancelled before the TOOL_CALL."""
+        """Go through the steps. Raises GavelError if nothing was carried out for lack of the server, and CancelledError if the call was
+        cancelled before its TOOL_CALL.
+        """
         failure: ToolFailure | None = None
         try:
             await self._prepare()
@@ -80,7 +82,13 @@ class Call:
         began_at = time.monotonic()
         answer = failure or await self._carry_out()
         duration_ms = int((time.monotonic() - began_at) * 1000)
-        return await self._parts.recorder.record_result(self._invocation, call, answer, duration_ms)
+        try:
+            return await self._parts.recorder.record_result(self._invocation, call, answer, duration_ms)
+        except GavelError as error:
+            if failure is not None:
+                raise
+            # The tool may have taken effect, so the caller must not take this for a call that never was.
+            return self._parts.recorder.unrecorded(self._invocation, call, error)
 
     async def _prepare(self) -> None:
         """Check the arguments, ask the guard, and let hooks patch the arguments. Raises ToolError, or _RefusedError of the guard."""

@@ -13,7 +13,7 @@ PERMISSION: Final = "E_PERMISSION"  # the provider may not, or must not, do this
 TIMEOUT: Final = "E_TIMEOUT"  # the time of the call is over
 TOOL: Final = "E_TOOL"  # the tool failed for another reason
 ARGS: Final = "E_ARGS"  # the arguments are not valid
-LOST: Final = "E_LOST"  # the runtime ended before the tool did
+LOST: Final = "E_LOST"  # the runtime ended before the tool did, or its result could not be recorded
 
 CODES: Final = frozenset({PATH, CONFLICT, QUOTA, PERMISSION, TIMEOUT, TOOL, ARGS, LOST})
 

@@ -153,7 +153,7 @@ class ToolOutcome:
     call: Envelope
     """The TOOL_CALL as recorded."""
     result: Envelope
-    """The TOOL_RESULT as recorded: the evidence of observations."""
+    """The TOOL_RESULT as recorded: the evidence of observations. Its sequence_number is 0 if the server did not take it."""
 
     def handler_result(self) -> HandlerResult:
         """Return the outcome of an attempt whose action is this call. After E_TIMEOUT, E_LOST and E_TOOL the effect is unknown."""

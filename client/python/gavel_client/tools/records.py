@@ -21,7 +21,7 @@ from gavel_client.envelopes import content_hash, tool_call_envelope, tool_result
 from gavel_client.evidence.store import EvidenceError, EvidenceStore
 from gavel_client.rpc.calls import WRITE_TIMEOUT_MS
 from gavel_client.rpc.client import GavelClient
-from gavel_client.rpc.errors import GavelError
+from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.tools.errors import LOST, TOOL
 from gavel_client.tools.invocation import ToolData, ToolFailure, ToolInvocation, ToolOutcome
 from gavel_client.tools.redaction import redact
@@ -113,6 +113,12 @@ class ToolRecorder:
             else:
                 raise
         return _outcome(invocation, call, result, answer)
+
+    def unrecorded(self, invocation: ToolInvocation, call: Envelope, error: GavelError) -> ToolOutcome:
+        """Return the outcome of a call whose result the server did not take: E_LOST. Its `result` is not in the log."""
+        problem = describe_error(error)
+        failure = ToolFailure(LOST, f"the result could not be recorded ({problem}); whether the call took effect is unknown")
+        return _outcome(invocation, call, _result_envelope(invocation, call, failure, _Kept("", "", ""), 0), failure)
 
     async def record_lost(self, call: Envelope) -> None:
         """Record that the result of a call is lost, unless it has a result. Raises GavelError."""

@@ -7,7 +7,7 @@
 A call goes through fixed steps: the server resolves the name, the arguments are checked, the guard is asked, hooks patch the arguments,
 the TOOL_CALL is recorded, the provider acts, the result is checked, hooks patch it, the evidence is kept, the TOOL_RESULT is recorded. A
 call that fails leaves both events too. Nothing is carried out before its TOOL_CALL is in the log, and no result is given out before its
-TOOL_RESULT is. If the server is away, calls raise GavelError.
+TOOL_RESULT is. If the server is away, calls raise GavelError; if it goes while a tool acts, the outcome is E_LOST.
 
 A process that dies leaves its calls open. Every runtime of the same producer closes such calls as E_LOST when their lease has lapsed.
 """
@@ -107,8 +107,9 @@ class ToolRuntime:
     async def invoke(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutcome:
         """Call a tool by its canonical name or an alias, and return the outcome.
 
-        A failure of the tool, invalid arguments and a refusal by the guard are outcomes. Raises GavelError if no tool has the name
-        (TOOL_NOT_FOUND, with the nearest names), or the server cannot be reached. A cancelled call is recorded as E_TIMEOUT.
+        A failure of the tool, invalid arguments and a refusal by the guard are outcomes. Raises GavelError, before anything is carried out,
+        if no tool has the name (TOOL_NOT_FOUND, with the nearest names), or the server cannot be reached. If the server does not take the
+        result, the outcome is E_LOST. A cancelled call is recorded as E_TIMEOUT.
         """
         resolution = await self._client.resolve_tool(name, session_id=context.session_id, canonical_only=not self._aliases)
         call = Call(self._parts, name, arguments, context, resolution)

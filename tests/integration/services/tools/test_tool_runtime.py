@@ -351,6 +351,21 @@ async def test_a_server_that_is_away_means_no_effect(
     assert [] == called
 
 
+async def test_a_server_that_goes_while_a_tool_acts(
+    world: World, client: GavelClient, store: EvidenceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that cannot be recorded is not given out, and the outcome says that the effect is unknown."""
+    monkeypatch.setattr(records, "WRITE_TIMEOUT_MS", 500)
+
+    async def act(_: ToolInvocation) -> dict[str, object]:
+        await world.buses.stop()
+        return {"n": 8}
+
+    outcome = await (await runtime_of(client, store, act)).invoke("num.double", {"n": 4}, context())
+    assert outcome.error is not None
+    assert (None, errors.LOST, 0) == (outcome.data, outcome.error.code, outcome.result.sequence_number)
+
+
 async def test_every_provider_leaves_the_same_records(client: GavelClient, store: EvidenceStore, tmp_path: Path) -> None:
     """With a bridge and without one a call has the same result and the same fields in the log, but for the provider's name."""
     (tmp_path / "a.txt").write_text("hello")
