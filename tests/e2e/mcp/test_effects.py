@@ -194,3 +194,4 @@ rules:
     assert (False, True) == (made.is_error, refused.is_error)
     assert ["a.md"] == sorted(path.name for path in world.folder.iterdir() if path.name.startswith("a."))
     assert "NO_RULE_MATCHED" == refused.structured_content["reason_code"]
+    assert text_of(refused).startswith("The call was not made.\nfs.write_file on file/~/"), text_of(refused)

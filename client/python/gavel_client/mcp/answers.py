@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gavel.v1.arbitration_service_pb2 import DecisionPhase, WaitDecisionResponse
+from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import ExecutionStatus
 from mcp_types import CallToolResult, TextContent
 
@@ -44,10 +45,13 @@ def closed(reason: str) -> CallToolResult:
 def refused(answer: Refused) -> CallToolResult:
     """Return a refusal. Its `structuredContent` is the retry hint, with the decision and the reason code."""
     structured: dict[str, Any] = {"reason_code": answer.reason}
+    text = answer.message()
     if answer.decision is not None:
+        if answer.decision.decision.outcome == OUTCOME_REJECTED:
+            text = f"The call was not made.\n{explain(answer.decision)}"
         structured["decision_id"] = answer.decision.event_id
         structured["terminal"] = answer.decision.decision.terminal
-    return failed(answer.message(), {**structured, **(to_dict(answer.hint) if answer.hint is not None else {})})
+    return failed(text, {**structured, **(to_dict(answer.hint) if answer.hint is not None else {})})
 
 
 def pending(answer: Pending) -> CallToolResult:
