@@ -13,6 +13,8 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.limits import TRACE_VERSIONS_MAX
 
+# Payloads that may name versions beside their envelope's.
+PAYLOADS_WITH_VERSIONS: Final = frozenset({"tool_call", "tool_result", "agent_diagnostic"})
 # The fields of VersionBinding that bind a trace. `schema_version` is that of each producer's own state.
 BOUND_FIELDS: Final = ("execution_version", "planner_version", "tool_registry_version")
 
@@ -94,11 +96,16 @@ class TraceVersions:
         if payload != "decision" and envelope.HasField("version_binding"):
             binding = envelope.version_binding
             if not bound:
-                bound = tuple([BoundVersion(field, getattr(binding, field), number) for field in BOUND_FIELDS if getattr(binding, field)])
+                named = [(field, getattr(binding, field)) for field in BOUND_FIELDS]
+                bound = tuple([BoundVersion(field, version, number) for field, version in named if version])
             else:
                 for mismatch in self.differing(binding, number):
                     if not any(one[:2] == mismatch[:2] for one in mismatches):
                         mismatches = (*mismatches, mismatch)[-items_max:]
+        if payload not in PAYLOADS_WITH_VERSIONS:
+            if bound is self.bound and mismatches is self.mismatches:
+                return self
+            return TraceVersions(self.sequence_number, bound, mismatches, tools, answers)
         schemas = schemas_of(envelope, payload)
         if schemas is not None and not any(one[:4] == schemas[:4] for one in tools):
             tools = (*tools, schemas)[-items_max:]

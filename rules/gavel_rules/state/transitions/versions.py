@@ -12,18 +12,16 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.limits import PROMPTS_MAX, VERSIONED_TRACES_MAX
 from gavel_rules.state.store import Store
-from gavel_rules.state.versions import TraceVersions, answer_of
+from gavel_rules.state.versions import PAYLOADS_WITH_VERSIONS, TraceVersions, answer_of
 
 # Bound once: docs/performance.md#module-constants.
 _has_field: Final = Envelope.HasField
-# Payloads that may name a version without a version_binding.
-_NAMING: Final = frozenset({"tool_call", "tool_result", "agent_diagnostic"})
 
 
 def note_versions(store: Store, event: RecordedEvent) -> None:
     """Note the versions that an event names, in its trace, and the answer of a model that it records."""
     envelope, payload = event.envelope, event.payload
-    if payload not in _NAMING and (payload == "decision" or not _has_field(envelope, "version_binding")):
+    if payload not in PAYLOADS_WITH_VERSIONS and (payload == "decision" or not _has_field(envelope, "version_binding")):
         return
     old = store.trace_versions.get(event.trace_id)
     before = TraceVersions(event.sequence_number) if old is None else old

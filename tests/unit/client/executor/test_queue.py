@@ -43,10 +43,11 @@ async def test_decision_under_review_is_acknowledged(
     assert {} == executions.reports
 
 
-async def test_unknown_refusal_is_left_pending(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
-    """After an unknown refusal the entry stays pending and the decision is tried again."""
+@pytest.mark.parametrize("reason_code", ["EXECUTION_VERSION_MISMATCH", "SOMETHING_NEW"])
+async def test_refusals_that_others_may_not_get(reason_code: str, executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """After a refusal of its versions, or an unknown one, the entry stays pending and the decision is tried again."""
     fake = executions.add(approved_decision(7, bus))
-    fake.refusal = "SOMETHING_NEW"
+    fake.refusal = reason_code
     await queue.add(approved_decision(7, bus))
     executor = make(succeed, min_idle_ms=SHORT_MS)
     async with running(executor):
