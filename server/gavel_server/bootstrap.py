@@ -19,6 +19,8 @@ import uvloop
 from gavel_client.supervision import Supervisor
 from grpc_health.v1 import health_pb2
 
+from gavel_server.archive.archived_log import ArchivedLog
+from gavel_server.archive.archives import Archives, open_archive
 from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
@@ -34,7 +36,7 @@ from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.identity.identity import Identity, IdentityError
 from gavel_server.index.event_index import BusHead, EventIndex
 from gavel_server.listening import EndpointSecurity, Listening, listen
-from gavel_server.log import LogError
+from gavel_server.log import EventLog, LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
@@ -185,6 +187,7 @@ async def _serve_on(
         if reactors is not None:
             await reactors.stop_bus(sequencer.bus)
 
+    archives = Archives(settings.archive, settings.archive_after_days, redis_logs) if settings.archive else None
     buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed, names=redis_logs.names, creates=settings.create_buses)
     security = _security(settings)
     behind_front = security.program is not None
@@ -196,8 +199,9 @@ async def _serve_on(
         authentication=security.of_calls(),
     )
     security.on_refused = interceptor.note_unauthenticated
-    access = AccessControl(buses, settings.admins, closed_grants=ClosedGrants(redis_logs.grants_number, redis_logs.envelope))
-    index = EventIndex(settings.data, redis_url, settings.index_from)
+    envelope = redis_logs.envelope if archives is None else archives.envelope
+    access = AccessControl(buses, settings.admins, closed_grants=ClosedGrants(redis_logs.grants_number, envelope))
+    index = EventIndex(settings.data, redis_url, settings.index_from, settings.archive)
     methods = register_services(listener, interceptor, buses, supervisor, access, settings.data / "proofs", index)
     states = _register_libraries(listener, interceptor, buses, access, is_required=security.identity.authenticator is not None)
     async with _listening(settings, listener, security, methods, supervisor) as listening:
@@ -215,6 +219,7 @@ async def _serve_on(
             supervisor.start("event index", partial(index.follow_forever, partial(_heads, buses)), problem=lambda: index.problem),
             supervisor.start("snapshots", partial(write_forever, buses.all)),
             supervisor.start("refused calls", access.refusals.record_forever),
+            *([supervisor.start("archive", partial(archives.run_forever, clock.now_ms))] if archives is not None else []),
             supervisor.start("free memory", return_free_pages_forever),
         ]
         if security.identity.is_watched:
@@ -310,7 +315,10 @@ async def open_sequencer(
 
     `opens`: open the bus if it is new. `is_observed`: measure and trace its batches.
     """
-    log = await redis_logs.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledge_replicas=settings.ack_replicas)
+    live = await redis_logs.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledge_replicas=settings.ack_replicas)
+    log: EventLog = live
+    if settings.archive:
+        log = ArchivedLog(live, await open_archive(settings.archive, bus))
     sequencer = Sequencer(
         log,
         clock,
@@ -323,7 +331,7 @@ async def open_sequencer(
         snapshots=BusSnapshots(SnapshotFiles(settings.data, bus), settings.snapshot_every),
     )
     try:
-        await _check_durability(log, settings)
+        await _check_durability(live, settings)
         await sequencer.start(opens=opens)
     except BaseException:
         await log.close()
@@ -337,6 +345,8 @@ async def complete_opening(sequencer: Sequencer) -> None:
     Consumer groups are created here. Reads need none, and executors create a missing one themselves, so a failure is only logged.
     """
     log = sequencer.log
+    if isinstance(log, ArchivedLog):
+        log = log.live
     if isinstance(log, RedisLog):
         # The window is recorded in the bus's first event; the setting only applies to new buses.
         log.idempotency_window_ms = sequencer.replica.state.idempotency_window_ms

@@ -41,6 +41,7 @@ IDEMPOTENCY_WINDOW_DAYS_MAX: Final = 365
 REPLICAS_MAX: Final = 16
 SNAPSHOT_EVERY_DEFAULT: Final = 100_000
 INDEX_FROM_DEFAULT: Final = 10_000
+ARCHIVE_AFTER_DAYS_DEFAULT: Final = 30
 # An empty Redis takes about 1 MiB.
 REDIS_MEMORY_MIB_MIN: Final = 16
 DAY_MS: Final = 24 * 60 * 60 * 1000
@@ -117,6 +118,10 @@ class Settings(BaseSettings):
     """After how many events of a bus its state is written to the data directory. 0: never."""
     index_from: int = Field(INDEX_FROM_DEFAULT, ge=1)
     """How many events a bus must have to get an index in the data directory. Reads scan the log of a smaller one."""
+    archive: str = ""
+    """Directory or URL (s3://BUCKET/PATH) of the archive of logs. Empty: logs are not archived."""
+    archive_after_days: int = Field(ARCHIVE_AFTER_DAYS_DEFAULT, ge=1)
+    """Age in days from which events are in the archive only."""
     front: FrontSetting = "auto"
     """What speaks gRPC: native (a process of its own) or none (this process). auto: native if it is installed, on several processors."""
     fdr: bool = True

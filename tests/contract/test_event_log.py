@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
+from gavel_server.archive.archive import Archive
+from gavel_server.archive.archived_log import ArchivedLog
+from gavel_server.archive.storage import Directory
 from gavel_server.log import (
     Entry,
     EventIdTakenError,
@@ -33,8 +37,8 @@ HOUR_MS = 3_600_000
 OpenLog = Callable[[], Awaitable[EventLog]]
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def open_log(request: pytest.FixtureRequest, redis_url: str, bus: str) -> AsyncIterator[OpenLog]:
+@pytest.fixture(params=["memory", "redis", "archived"])
+async def open_log(request: pytest.FixtureRequest, redis_url: str, bus: str, tmp_path: Path) -> AsyncIterator[OpenLog]:
     """Open the log of one bus; every call returns another handle on it, as another server would have."""
     memory = MemoryLog(bus, clock=lambda: NOW_MS)
     opened: list[EventLog] = []
@@ -43,6 +47,8 @@ async def open_log(request: pytest.FixtureRequest, redis_url: str, bus: str) -> 
         log: EventLog = memory
         if request.param == "redis":
             log = await RedisLog.connect(redis_url, bus)
+        elif request.param == "archived":
+            log = ArchivedLog(await RedisLog.connect(redis_url, bus), Archive(Directory(tmp_path), bus))
         opened.append(log)
         return log
 
@@ -306,6 +312,32 @@ async def test_clock_and_groups(log: EventLog) -> None:
     assert await log.time_ms() > 1_700_000_000_000
     await log.ensure_groups()
     await log.ensure_groups()
+
+
+async def test_trimmed(open_log: OpenLog, bus: str) -> None:
+    """Trimming removes events from the start for every server; the rest is read and appended to as before, and the newest event stays."""
+    one, other = await open_log(), await open_log()
+    entries = entries_after(empty_head(bus), 10)
+    await one.append(empty_head(bus), entries, NOW_MS, [])
+    await one.trim(4)
+    await one.trim(4)
+    await other.trim(2)
+    assert records_of(entries)[3:] == await other.read(1, 10)
+    assert records_of(entries)[4:6] == await other.read(5, 6)
+    assert records_of(entries)[3:5] == await other.read(2, 10, 2)
+    assert [] == await other.read(1, 3)
+    assert {4: records_of(entries)[3]} == await other.read_many([1, 3, 4])
+    assert head_of(entries) == await other.head()
+    more = entries_after(head_of(entries), 2)
+    await other.append(head_of(entries), more, NOW_MS, [])
+    await one.trim(1000)
+    assert (records_of(more)[1:], head_of(more)) == (await one.read(1, 1000), await one.head())
+
+
+async def test_trimming_an_empty_log(log: EventLog, bus: str) -> None:
+    """Trimming an empty log changes nothing."""
+    await log.trim(5)
+    assert empty_head(bus) == await log.head()
 
 
 async def test_published_checkpoint(open_log: OpenLog, bus: str) -> None:

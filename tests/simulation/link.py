@@ -82,6 +82,10 @@ class Link:
         """See EventLog."""
         return await self._call(self._log.time_ms)
 
+    async def trim(self, before: int) -> None:
+        """See EventLog."""
+        await self._call(lambda: self._log.trim(before))
+
     async def published_checkpoint(self) -> bytes | None:
         """See EventLog."""
         return await self._call(self._log.published_checkpoint)

@@ -30,6 +30,7 @@ from gavel_server.cli.commands.identity.token import create as create_token
 from gavel_server.cli.commands.mcp.accept import accept
 from gavel_server.cli.commands.mcp.proxy import proxy
 from gavel_server.cli.commands.mcp.scaffold import scaffold
+from gavel_server.cli.commands.operations.archive import archive, backup, restore
 from gavel_server.cli.commands.operations.export import export
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
@@ -135,6 +136,9 @@ app.command("replay")(replay)
 app.command("proof")(proof)
 app.command("verify")(verify)
 app.command("export")(export)
+app.command("archive")(archive)
+app.command("backup")(backup)
+app.command("restore")(restore)
 app.command("executor")(executor)
 app.command("fdr")(fdr)
 app.command("redis-acl")(redis_acl)

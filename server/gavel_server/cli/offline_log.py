@@ -1,6 +1,6 @@
 """A log without a server: the Redis of a data directory, started while it is read, or any Redis by URL.
 
-Where a server runs on the directory, its Redis is read instead. Nothing here writes.
+Where a server runs on the directory, its Redis is read instead.
 """
 
 from __future__ import annotations
@@ -18,6 +18,38 @@ from gavel_server.log.redis.log import RedisLog
 
 # Redis's append-only log: a file up to 6.2, a directory from 7.0 on.
 _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
+
+
+@asynccontextmanager
+async def open_log(data: Path, url: str, bus: str, archive: str = "") -> AsyncIterator[EventLog]:
+    """Yield the log of `bus` in the Redis at `url`, "" for that of a data directory, across the seam with `archive`, "" for none.
+
+    Raises CommandError, LogError.
+    """
+    from gavel_server.log.redis.connection import mask_url
+
+    async with open_redis(url, bus, mask_url(url)) if url else open_directory(data, bus) as log:
+        if not archive:
+            yield log
+            return
+        from gavel_server.archive.archived_log import ArchivedLog
+        from gavel_server.archive.archives import open_archive
+
+        yield ArchivedLog(log, await open_archive(archive, bus))
+
+
+@asynccontextmanager
+async def open_target(data: Path, url: str, bus: str) -> AsyncIterator[EventLog]:
+    """Yield the log of `bus`, which may be empty, to write to it; in a data directory no server may run. Raises CommandError, LogError."""
+    async with AsyncExitStack() as stack:
+        if not url:
+            url = (await stack.enter_async_context(EmbeddedRedis(data))).url
+        try:
+            log = await RedisLog.connect(url, bus)
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from error
+        stack.push_async_callback(log.close)
+        yield log
 
 
 @asynccontextmanager

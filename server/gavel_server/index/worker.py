@@ -2,9 +2,9 @@
 
     python -m gavel_server.index.worker
 
-It is started by `event_index` and talks in lines of JSON. The first line of its input has the URL of the Redis and the data directory;
-further ones name buses to follow. Each line of its output says how far the index of a bus goes, or what keeps it from going on. It
-ends with its input, that is with its server.
+It is started by `event_index` and talks in lines of JSON. The first line of its input has the URL of the Redis, the data directory and
+the archive; further ones name buses to follow. Each line of its output says how far the index of a bus goes, or what keeps it from
+going on. It ends with its input, that is with its server.
 
 The rows of an index may only come from the log that the bus has now. Before the first row is added, the log must have the index's
 chain hash at its head, and each further event is chained. An index that is damaged or of another log is removed and written anew.
@@ -24,6 +24,8 @@ from typing import Final
 
 from gavel_rules.events.hash_chain import chain
 
+from gavel_server.archive.archived_log import ArchivedLog
+from gavel_server.archive.archives import open_archive
 from gavel_server.index.database import IndexDatabase, index_path, remove
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.redis.logs import RedisLogs
@@ -115,8 +117,10 @@ def _follow(bus: str, head: Head, record: Record) -> Head:
 class _Worker:
     """Follows the buses that the server names."""
 
-    def __init__(self, logs: RedisLogs, data: Path) -> None:
+    def __init__(self, logs: RedisLogs, data: Path, archive: str) -> None:
+        """`archive` is where the logs' old events are; "": in the logs."""
         self._logs = logs
+        self._archive = archive
         self._data = data
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, tuple[int, asyncio.Future[None]]] = {}
@@ -138,7 +142,7 @@ class _Worker:
         while True:
             writer = None
             try:
-                writer = IndexWriter(await self._logs.open(bus), index_path(self._data, bus))
+                writer = IndexWriter(await self._open(bus), index_path(self._data, bus))
                 if anew:
                     writer.remove()
                     anew = False
@@ -155,6 +159,11 @@ class _Worker:
                 if writer is not None:
                     writer.close()
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _open(self, bus: str) -> EventLog:
+        """Return the log of a bus, across the seam with its archive. Raises LogError."""
+        log = await self._logs.open(bus)
+        return ArchivedLog(log, await open_archive(self._archive, bus)) if self._archive else log
 
     async def _write_forever(self, writer: IndexWriter) -> None:
         bus = writer.log.bus
@@ -200,7 +209,7 @@ async def _run() -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     settings = json.loads(await reader.readline())
     logs = RedisLogs(settings["redis"])
-    worker = _Worker(logs, Path(settings["data"]))
+    worker = _Worker(logs, Path(settings["data"]), settings["archive"])
     polling = asyncio.create_task(worker.poll_forever())
     while line := await reader.readline():
         worker.take(line)

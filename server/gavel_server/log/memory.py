@@ -36,6 +36,7 @@ class MemoryLog:
         self.work = MemoryWorkQueues(clock)
         self._window_ms = idempotency_window_ms
         self._records: list[Record] = []
+        self._first = 1  # the number of the first of them
         self._head = empty_head(bus)
         self.grants_number = 0  # of the event with the grants in force; 0: none
         self._checkpoint: bytes | None = None
@@ -75,7 +76,8 @@ class MemoryLog:
         first = max(from_sequence_number, 1)
         records: list[Record] = []
         size_bytes = 0
-        for record in self._records[first - 1 : max(min(to_sequence_number, first - 1 + limit), 0)]:
+        start = max(first - self._first, 0)
+        for record in self._records[start : max(min(to_sequence_number - self._first + 1, start + limit), 0)]:
             records.append(record)
             size_bytes += len(record.envelope)
             if size_bytes >= CHUNK_BYTES:
@@ -84,7 +86,8 @@ class MemoryLog:
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
-        return {number: self._records[number - 1] for number in sequence_numbers if 1 <= number <= len(self._records)}
+        last = self._first + len(self._records) - 1
+        return {number: self._records[number - self._first] for number in sequence_numbers if self._first <= number <= last}
 
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """See EventLog."""
@@ -93,6 +96,12 @@ class MemoryLog:
     async def time_ms(self) -> int:
         """See EventLog."""
         return self._clock()
+
+    async def trim(self, before: int) -> None:
+        """See EventLog."""
+        first = max(min(before, self._head.sequence_number), self._first)
+        del self._records[: first - self._first]
+        self._first = first
 
     async def published_checkpoint(self) -> bytes | None:
         """See EventLog."""

@@ -2,8 +2,8 @@
 
 One log holds one bus: a gapless, totally ordered sequence of events, each chained to the one before by its hash. It grows by
 `append`, which names the expected head and is all or nothing. That comparison is the only lock: any number of servers may write one
-bus, and the server whose view of the head is current wins. A log never decides, changes or removes an event, reads an envelope, or
-repeats an append by itself.
+bus, and the server whose view of the head is current wins. A log never decides or changes an event, reads an envelope, or repeats an
+append by itself. Events leave it by `trim` only, from its start, once an archive has them.
 """
 
 from __future__ import annotations
@@ -142,6 +142,9 @@ class EventLog(Protocol):
 
     async def time_ms(self) -> int:
         """Return the store's clock. Servers compare their own with it."""
+
+    async def trim(self, before: int) -> None:
+        """Remove the events with smaller numbers, which must be in an archive. The newest event stays in any case."""
 
     async def published_checkpoint(self) -> bytes | None:
         """Return the signed note of the newest checkpoint that was published, or None. It is not part of the log."""

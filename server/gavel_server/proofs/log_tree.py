@@ -12,7 +12,7 @@ from gavel_rules.events.hash_chain import chain, genesis_hash
 from gavel_server.fairness.turns import take_turn
 from gavel_server.log import Head, LogCorruptError, LogUnavailableError, Record
 from gavel_server.proofs import tree
-from gavel_server.proofs.tiles import TileDirectory
+from gavel_server.proofs.tiles import LocalTiles, Tiles
 from gavel_server.proofs.verifier import NotVerifiedError, check_consistency, check_inclusion, entry_of, leaf_hash
 
 # Events read at once, and events added to the tree at once: some milliseconds of work each.
@@ -53,7 +53,7 @@ class LogTree:
     """The tree of one bus's log, in a directory. Every method raises the errors of EventLog.read, and OSError of the directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._tiles: Final = TileDirectory(directory)
+        self._tiles: Final = Tiles(LocalTiles(directory))
         self._lock: Final = asyncio.Lock()
 
     async def root(self, log: LogSource, size: int, caller: str) -> bytes:

@@ -24,7 +24,7 @@ from gavel_server.log import Record
 from gavel_server.proofs import tree
 from gavel_server.proofs.keys import NotaryKey
 from gavel_server.proofs.log_tree import LogSource, read_on
-from gavel_server.proofs.tiles import TileDirectory
+from gavel_server.proofs.tiles import LocalTiles, Tiles
 from gavel_server.proofs.tree import CompactRange
 from gavel_server.proofs.verifier import ORIGIN_PREFIX, Checkpoint, UnreadableError, entry_of, is_signed, leaf_hash, parse_checkpoint
 from gavel_server.proofs.witnesses import ForkError, Witness, WitnessError, request_cosignature
@@ -63,7 +63,7 @@ class Notary:
         self._file: Final = directory / "checkpoint"
         self._witnesses: Final = witnesses
         self._quorum: Final = quorum
-        self._tiles: Final = TileDirectory(directory)
+        self._tiles: Final = Tiles(LocalTiles(directory))
         self._range: Final = CompactRange()
         self._integrity: Final = Integrity(log.bus)
         self._precompiler: Final = Precompiler(documents=True)
@@ -115,7 +115,7 @@ class Notary:
                 raise self._unproved(error) from error
         if tree.root(self._tiles, self._range.size) != self._range.root():
             self._tiles.clear()
-            raise NotaryError(f"the tiles in {self._tiles.directory} were of another log and are deleted; start the notary again")
+            raise NotaryError(f"the tiles in {self._file.parent} were of another log and are deleted; start the notary again")
 
     async def _prove(self, record: Record) -> None:
         number, envelope = record.sequence_number, record.envelope

@@ -1,4 +1,4 @@
-"""The tree of a log in a directory, in the layout of C2SP tlog-tiles, so that proofs need no scan of the log.
+"""The tree of a log in files, in the layout of C2SP tlog-tiles, so that proofs need no scan of the log.
 
     tile/0/x001/x234/067        a tile: the 256 hashes of level 0, then of every eighth level, in files of 8,192 bytes
     tile/0/x001/x234/068.p/12   the last tile of a level while it has fewer than 256 hashes
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -43,11 +42,56 @@ class TreeHead(NamedTuple):
     chain_hash: bytes
 
 
-class TileDirectory:
-    """The tree of one log, in a directory. `append` grows it; `node` reads it (see `tree.Nodes`). Blocking; one writer."""
+class TileFiles(Protocol):
+    """Files by name. A write is whole or absent, whenever the process is killed. Every method blocks."""
+
+    place: str
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content; None if there is no such file."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, in place of one of this name."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if there is one."""
+
+
+class LocalTiles:
+    """Files in a directory that are not synced: after a power cut a damaged tree is computed again."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory: Final = directory
+        self._directory: Final = directory
+        self.place = str(directory)
+
+    def read(self, name: str) -> bytes | None:
+        """See TileFiles. Raises OSError."""
+        try:
+            return (self._directory / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """See TileFiles. Raises OSError."""
+        path = self._directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.new")
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+
+    def delete(self, name: str) -> None:
+        """See TileFiles."""
+        path = self._directory / name
+        with suppress(OSError):  # what remains is valid, only superfluous
+            path.unlink()
+            path.parent.rmdir()
+
+
+class Tiles:
+    """The tree of one log, in files. `append` grows it; `node` reads it (see `tree.Nodes`). Blocking; one writer."""
+
+    def __init__(self, files: TileFiles) -> None:
+        self._files: Final = files
         self._full = lru_cache(maxsize=CACHED_TILES_MAX)(self._read_full)
         self._reset()
         self._load()
@@ -89,8 +133,7 @@ class TileDirectory:
 
     def clear(self) -> None:
         """Delete the tree."""
-        (self.directory / "head.json").unlink(missing_ok=True)
-        shutil.rmtree(self.directory / "tile", ignore_errors=True)
+        self._files.delete("head.json")
         self._reset()
 
     def _append(self, entry: bytes) -> None:
@@ -124,7 +167,10 @@ class TileDirectory:
 
     def _load(self) -> None:
         try:
-            content = json.loads((self.directory / "head.json").read_bytes())
+            stored = self._files.read("head.json")
+            if stored is None:
+                return
+            content = json.loads(stored)
             head = TreeHead(int(content["size"]), bytes.fromhex(content["root"]), bytes.fromhex(content["chain_hash"]))
             self.size = head.size
             count = head.size
@@ -135,42 +181,32 @@ class TileDirectory:
             if root(self, head.size) != head.root:
                 raise ValueError("the root differs")
             self.head = head
-        except FileNotFoundError as error:
-            if error.filename != str(self.directory / "head.json"):
-                self._discard(error)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             self._discard(error)
 
     def _discard(self, error: Exception) -> None:
-        _LOG.warning("proofs.tree_damaged", directory=str(self.directory), problem=str(error), note="it is computed again from the log")
+        _LOG.warning("proofs.tree_damaged", place=self._files.place, problem=str(error), note="it is computed again from the log")
         self.clear()
 
     def _read_partial(self, level: int | str, count: int, item_bytes: int) -> bytearray:
         width = count % TILE_HASHES
-        content = bytearray((self.directory / _partial_path(level, count)).read_bytes() if width else b"")
+        content = bytearray(self._files.read(_partial_path(level, count)) or b"" if width else b"")
         if len(content) != width * item_bytes:
             raise ValueError(f"{_partial_path(level, count)} has {len(content)} bytes")
         return content
 
     def _read_full(self, tile_level: int, tile: int) -> bytes:
-        content = (self.directory / _path(tile_level, tile)).read_bytes()
+        content = self._files.read(_path(tile_level, tile)) or b""
         if len(content) != TILE_HASHES * HASH_BYTES:
             raise ValueError(f"{_path(tile_level, tile)} has {len(content)} bytes")
         return content
 
     def _write(self, name: str, content: bytes | bytearray) -> None:
-        path = self.directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.new")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        self._files.write(name, bytes(content))
 
     def _delete(self, names: set[str]) -> None:
         for name in names:
-            path = self.directory / name
-            with suppress(OSError):  # what remains is valid, only superfluous
-                path.unlink()
-                path.parent.rmdir()
+            self._files.delete(name)
 
 
 class _Tile:

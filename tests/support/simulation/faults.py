@@ -85,6 +85,10 @@ class FaultyLog:
         """See EventLog."""
         return await self._log.time_ms()
 
+    async def trim(self, before: int) -> None:
+        """See EventLog."""
+        await self._log.trim(before)
+
     async def published_checkpoint(self) -> bytes | None:
         """See EventLog."""
         return await self._log.published_checkpoint()

@@ -31,14 +31,13 @@ from gavel_server.bus.request import Request
 from gavel_server.errors import Bug
 from gavel_server.log import Entry, Head
 from gavel_server.log.entries import Work
+from gavel_server.log.work.protocol import REQUEST_KINDS
 
 # Due timers that one commit emits at most. Further ones get commits of their own, before the commands.
 TIMERS_PER_COMMIT: Final = 512
 # Innermost stack frames to log for a failed evaluation.
 FRAMES_LOGGED_MAX: Final = 8
 
-# The diagnostics of Gavel's that ask somebody to act.
-REQUEST_KINDS: Final = frozenset({"FactCollectionRequested", "NeedsHumanReview", "ReviewEscalated"})
 # Payloads that a decision can answer: a proposal, or a person's verdict.
 _DECIDABLE: Final = ("proposal", "fact")
 _CITABLE: Final = ("fact", "observation")

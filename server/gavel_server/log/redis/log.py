@@ -61,6 +61,7 @@ _LOG: Final = structlog.get_logger(__name__)
 _APPEND: Final = Script("append.lua")
 _HEAD: Final = Script("head.lua")
 _READ: Final = Script("read.lua")
+_TRIM: Final = Script("trim.lua")
 # Parts of the error replies that only a key of the log with the wrong type or contents causes.
 _DAMAGES: Final = ("WRONGTYPE", "equal or smaller than the target stream", "hash value is not an integer")
 
@@ -271,6 +272,13 @@ class RedisLog:
         (reply,) = self._answers(await self._reads.read(("TIME",)))
         seconds, microseconds = map(int, reply)
         return seconds * 1000 + microseconds // 1000
+
+    async def trim(self, before: int) -> None:
+        """See EventLog."""
+        (reply,) = await _TRIM.run(self._appends.read, (2, self._log_key, self._head_key, before))
+        status, detail = self._answers([reply])[0]
+        if status != b"OK":
+            raise LogCorruptError(f"bus {self.bus}: {detail.decode()}; nothing was trimmed")
 
     async def published_checkpoint(self) -> bytes | None:
         """See EventLog."""

@@ -17,6 +17,8 @@ from gavel_server.log.entries import Work
 
 QueueName = Literal["decisions", "executions", "requests"]
 QUEUES: Final[tuple[QueueName, ...]] = ("decisions", "executions", "requests")
+# The diagnostics of Gavel's that enter the queue "requests": they ask somebody to act.
+REQUEST_KINDS: Final = frozenset({"FactCollectionRequested", "NeedsHumanReview", "ReviewEscalated"})
 # The groups of Gavel's own clients.
 GROUP_OF_QUEUE: Final[Mapping[QueueName, str]] = {"decisions": "executors", "executions": "fdr"}
 

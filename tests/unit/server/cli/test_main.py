@@ -44,7 +44,7 @@ UNUSED_ADDRESS = "127.0.0.1:9"
         ["replay", "--server", "localhost:0"],
         ["executor", "json", "--lease-ms", "86400001"],
         ["rules", "activate", "refunds", "zero"],
-        ["replay", "--archive", "somewhere"],
+        ["replay", "--archive", "somewhere", "--server", "127.0.0.1:9"],
         ["replay", "--data", "here", "--redis", "redis://there"],
         ["replay", "--server", UNUSED_ADDRESS, "--rules", "file"],
         ["replay", "--redis", "nonsense"],

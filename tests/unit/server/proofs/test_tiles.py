@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from gavel_server.proofs.tiles import TILE_HASHES, TileDirectory
+from gavel_server.proofs.tiles import TILE_HASHES, LocalTiles, Tiles
 from gavel_server.proofs.tree import CompactRange, consistency_proof, inclusion_proof, root
 from gavel_server.proofs.verifier import check_consistency, check_inclusion, leaf_hash
 from hypothesis import given, settings
@@ -47,11 +47,11 @@ def test_appends_of_any_length(tmp_path_factory: pytest.TempPathFactory, counts:
     directory = tmp_path_factory.mktemp("tree")
     size = 0
     for count in counts:
-        tiles = TileDirectory(directory)
+        tiles = Tiles(LocalTiles(directory))
         assert size == tiles.size
         tiles.append(entries(count, size), CHAIN_HASH)
         size += count
-    assert expected_root(size) == root(TileDirectory(directory), size)
+    assert expected_root(size) == root(Tiles(LocalTiles(directory)), size)
     index = data.draw(st.integers(0, size - 1))
     earlier = data.draw(st.integers(1, size))
     check_inclusion(leaf_hash(entries(1, index)[0]), index, size, inclusion_proof(tiles, index, size), expected_root(size))
@@ -61,7 +61,7 @@ def test_appends_of_any_length(tmp_path_factory: pytest.TempPathFactory, counts:
 
 def test_layout(directory: Path) -> None:
     """Files have the paths and sizes of tlog-tiles; superseded partial tiles are gone."""
-    tiles = TileDirectory(directory)
+    tiles = Tiles(LocalTiles(directory))
     tiles.append(entries(100), CHAIN_HASH)
     tiles.append(entries(500, 100), CHAIN_HASH)
     expected = {
@@ -83,40 +83,40 @@ def test_layout(directory: Path) -> None:
 @pytest.mark.long
 def test_third_level(directory: Path) -> None:
     """A tree of more than 65,536 entries has a third level of tiles, and paths in groups of three digits."""
-    tiles = TileDirectory(directory)
+    tiles = Tiles(LocalTiles(directory))
     count = TILE_HASHES * 1001
     tiles.append(entries(count), CHAIN_HASH)
     assert {"tile/0/x001/000", "tile/1/002", "tile/1/003.p/233", "tile/2/000.p/3"} <= files(directory).keys()
-    assert expected_root(count) == root(TileDirectory(directory), count)
+    assert expected_root(count) == root(Tiles(LocalTiles(directory)), count)
 
 
 def test_crash_before_the_end(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An append that fails before its last write leaves the tree before, in this process and the next, and can be repeated."""
-    tiles = TileDirectory(directory)
+    tiles = Tiles(LocalTiles(directory))
     tiles.append(entries(250), CHAIN_HASH)
-    write = TileDirectory._write
+    write = Tiles._write
     for failing in ("tile/0/000", "tile/0/001.p/44", "head.json"):
 
-        def fail(self: TileDirectory, name: str, content: bytes, failing: str = failing) -> None:
+        def fail(self: Tiles, name: str, content: bytes, failing: str = failing) -> None:
             if name == failing:
                 raise OSError(28, "No space left on device")
             write(self, name, content)
 
-        monkeypatch.setattr(TileDirectory, "_write", fail)
+        monkeypatch.setattr(Tiles, "_write", fail)
         with pytest.raises(OSError, match="No space"):
             tiles.append(entries(50, 250), CHAIN_HASH)
-        monkeypatch.setattr(TileDirectory, "_write", write)
+        monkeypatch.setattr(Tiles, "_write", write)
         assert (250, expected_root(250)) == (tiles.size, root(tiles, 250))
-        assert expected_root(250) == root(TileDirectory(directory), 250)
+        assert expected_root(250) == root(Tiles(LocalTiles(directory)), 250)
     tiles.append(entries(50, 250), CHAIN_HASH)
-    assert expected_root(300) == root(TileDirectory(directory), 300)
+    assert expected_root(300) == root(Tiles(LocalTiles(directory)), 300)
 
 
 @pytest.mark.parametrize("name", ["tile/0/001.p/44", "tile/1/000.p/1", "tile/entries/001.p/44", "head.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
 def test_damaged_tree_is_discarded(directory: Path, name: str, damage: str) -> None:
     """A tree whose files were changed is not used: it is empty, or, for a bundle's bytes, which no proof needs, has its root."""
-    TileDirectory(directory).append(entries(300), CHAIN_HASH)
+    Tiles(LocalTiles(directory)).append(entries(300), CHAIN_HASH)
     path = directory / name
     content = path.read_bytes()
     if damage == "delete":
@@ -125,19 +125,19 @@ def test_damaged_tree_is_discarded(directory: Path, name: str, damage: str) -> N
         path.write_bytes(content[:-9])
     else:
         path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    tiles = TileDirectory(directory)
+    tiles = Tiles(LocalTiles(directory))
     if (name, damage) == ("tile/entries/001.p/44", "flip"):
         assert expected_root(300) == root(tiles, 300)
         return
     assert (0, None) == (tiles.size, tiles.head)
     tiles.append(entries(300), CHAIN_HASH)
-    assert expected_root(300) == root(TileDirectory(directory), 300)
+    assert expected_root(300) == root(Tiles(LocalTiles(directory)), 300)
 
 
 def test_head(directory: Path) -> None:
     """The head states size, root and chain hash, and survives."""
-    TileDirectory(directory).append(entries(3), CHAIN_HASH)
-    assert (3, expected_root(3), CHAIN_HASH) == TileDirectory(directory).head
+    Tiles(LocalTiles(directory)).append(entries(3), CHAIN_HASH)
+    assert (3, expected_root(3), CHAIN_HASH) == Tiles(LocalTiles(directory)).head
     assert {"size": 3, "root": expected_root(3).hex(), "chain_hash": CHAIN_HASH.hex()} == json.loads(
         (directory / "head.json").read_text(encoding="utf-8")
     )
@@ -145,7 +145,7 @@ def test_head(directory: Path) -> None:
 
 def test_node_beyond_the_tree(directory: Path) -> None:
     """A node of a subtree that is not complete yet is refused."""
-    tiles = TileDirectory(directory)
+    tiles = Tiles(LocalTiles(directory))
     tiles.append(entries(3), CHAIN_HASH)
     with pytest.raises(ValueError, match="node 1 of level 1 is not in a tree of 3 leaves"):
         tiles.node(1, 1)

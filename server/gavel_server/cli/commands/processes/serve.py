@@ -49,6 +49,12 @@ def serve(
     index_from: Annotated[
         int | None, typer.Option(metavar="N", help="How many events a bus must have to get an index of its events. Default: 10,000.")
     ] = None,
+    archive: Annotated[
+        str | None, typer.Option(metavar="DIR|URL", help="The archive of old events: a directory, or s3://BUCKET/PATH. Default: none.")
+    ] = None,
+    archive_after_days: Annotated[
+        int | None, typer.Option(metavar="N", help="Age in days from which events are in the archive only. Default: 30.")
+    ] = None,
     front: Annotated[
         str | None,
         typer.Option(
@@ -145,6 +151,8 @@ def serve(
         "checkpoint": checkpoint,
         "snapshot_every": snapshot_every,
         "index_from": index_from,
+        "archive": archive,
+        "archive_after_days": archive_after_days,
         "front": "none" if no_front else front,
         "fdr": fdr,
         "metrics": metrics,

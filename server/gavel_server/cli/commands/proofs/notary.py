@@ -58,6 +58,7 @@ def notarize(
         typer.Option(metavar="DIR", help="Read the log in the embedded Redis of this data directory. Default: GAVEL_DATA, else .gavel."),
     ] = None,
     redis: Annotated[str, typer.Option(metavar="URL", callback=check_redis, help="Read the log in this Redis. Default: GAVEL_REDIS.")] = "",
+    archive: Annotated[str, typer.Option(metavar="DIR|URL", help="The archive with the events that the log no longer has.")] = "",
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     replay: Annotated[bool, typer.Option("--replay/--no-replay", help="Recompute the decisions before signing.")] = True,
@@ -93,8 +94,7 @@ def notarize(
         import asyncio
 
         from gavel_server.cli.consumer import stop_on_signal
-        from gavel_server.cli.offline_log import open_redis
-        from gavel_server.log.redis.connection import mask_url
+        from gavel_server.cli.offline_log import open_log
         from gavel_server.proofs.keys import read_key
         from gavel_server.proofs.notary import open_notary
 
@@ -102,7 +102,7 @@ def notarize(
         stop_on_signal(stop.set)
         keys = [read_key(path) for path in key]
         async with (
-            open_redis(url, bus, mask_url(url)) as log,
+            open_log(Path(), url, bus, archive) as log,
             open_notary(log, keys, state, replays=replay, witnesses=listed, quorum=quorum) as signing,
             open_client(server, bus) as client,
         ):

@@ -48,7 +48,7 @@ def replay(
     redis: Annotated[
         str, typer.Option(metavar="URL", callback=check_redis, help="The Redis that holds the log. Default: GAVEL_REDIS.")
     ] = "",
-    archive: Annotated[Path | None, typer.Option(metavar="DIR", help="Not available in this release.")] = None,
+    archive: Annotated[str, typer.Option(metavar="DIR|URL", help="The archive with the events that the log no longer has.")] = "",
     server: Annotated[
         str | None,
         typer.Option("--server", callback=check_address, metavar="HOST:PORT", help="Let a running server replay its own log instead."),
@@ -85,8 +85,8 @@ def replay(
 
     from gavel.v1.decision_pb2 import Engine
 
-    if archive is not None:
-        raise InvalidInputError("--archive is not available in this release; give --data DIR or --redis URL")
+    if archive and server is not None:
+        raise InvalidInputError("a server knows its archive; give --archive with --data or --redis only")
     if sum((data is not None, bool(redis), server is not None)) > 1:
         raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
     if rules:
@@ -96,7 +96,7 @@ def replay(
         if server:
             responses = simulation.simulate_on_server(server, bus, rules, text, from_sequence_number, to_sequence_number)
         else:
-            responses = _simulate_on_log(_open_log(data, redis, bus), candidate, from_sequence_number, to_sequence_number, as_json)
+            responses = _simulate_on_log(_open_log(data, redis, bus, archive), candidate, from_sequence_number, to_sequence_number, as_json)
         asyncio.run(simulation.print_simulation(responses, candidate, as_json))
         return
     engine_value = Engine.Value(f"ENGINE_{engine.name}")
@@ -105,17 +105,15 @@ def replay(
     else:
         directory, url = log_location(data, redis)
         files = _snapshot_files(snapshots if url else snapshots or directory, bus)
-        verification = verify_log(_open_log(data, redis, bus), from_sequence_number, to_sequence_number, engine_value, files)
+        verification = verify_log(_open_log(data, redis, bus, archive), from_sequence_number, to_sequence_number, engine_value, files)
     verdict = asyncio.run(_show_progress(verification))
     raise typer.Exit(_print_verdict(verdict, as_json))
 
 
-def _open_log(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
+def _open_log(data: Path | None, redis: str, bus: str, archive: str) -> AbstractAsyncContextManager[EventLog]:
     from gavel_server.cli import offline_log
-    from gavel_server.log.redis.connection import mask_url
 
-    directory, url = log_location(data, redis)
-    return offline_log.open_redis(url, bus, mask_url(url)) if url else offline_log.open_directory(directory, bus)
+    return offline_log.open_log(*log_location(data, redis), bus, archive)
 
 
 def _snapshot_files(data: Path | None, bus: str) -> SnapshotFiles | None:

@@ -1,0 +1,106 @@
+"""A log whose oldest events are in an archive: what reads it does not notice the seam.
+
+Reads ask the live log first, and the archive only for events that the live log no longer has. Everything else is the live log's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gavel_server.archive.archive import Archive
+from gavel_server.archive.storage import ArchiveError
+from gavel_server.log import Entry, EventLog, Head, IdEntry, LogUnavailableError, Record
+from gavel_server.log.protocol import CHUNK_BYTES, READ_LIMIT
+from gavel_server.log.work.protocol import WorkQueues
+
+
+class ArchivedLog:
+    """See EventLog. `live` is the log that is written. An archive that cannot be read raises LogUnavailableError."""
+
+    def __init__(self, live: EventLog, archive: Archive) -> None:
+        self.live: Final = live
+        self.archive: Final = archive
+        self.bus = live.bus
+
+    @property
+    def work(self) -> WorkQueues:
+        """See EventLog."""
+        return self.live.work
+
+    async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
+        """See EventLog. One read returns events of the archive or of the live log."""
+        first = max(from_sequence_number, 1)
+        records = await self.live.read(first, to_sequence_number, limit)
+        if to_sequence_number < first or (records and records[0].sequence_number == first):
+            return records
+        last = records[0].sequence_number - 1 if records else to_sequence_number
+        try:
+            if first > self.archive.end.sequence_number:
+                await self.archive.refresh()
+            return await self.archive.read(first, last, limit, CHUNK_BYTES) or records
+        except ArchiveError as error:
+            raise LogUnavailableError(str(error)) from error
+
+    async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
+        """See EventLog."""
+        found = await self.live.read_many(sequence_numbers)
+        missing = [number for number in sequence_numbers if number > 0 and number not in found]
+        if not missing:
+            return found
+        try:
+            if min(missing) <= self.archive.end.sequence_number:
+                found |= await self.archive.read_many(missing)
+        except ArchiveError as error:
+            raise LogUnavailableError(str(error)) from error
+        return found
+
+    async def head(self) -> Head:
+        """See EventLog."""
+        return await self.live.head()
+
+    async def append(
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+    ) -> None:
+        """See EventLog."""
+        await self.live.append(expected, entries, recorded_at_ms, idempotency_keys, dated_ms)
+
+    def is_confirmed(self, sequence_number: int) -> bool:
+        """See EventLog."""
+        return self.live.is_confirmed(sequence_number)
+
+    async def confirm(self, sequence_number: int) -> None:
+        """See EventLog."""
+        await self.live.confirm(sequence_number)
+
+    async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
+        """See EventLog."""
+        return await self.live.find(event_ids, now_ms)
+
+    async def time_ms(self) -> int:
+        """See EventLog."""
+        return await self.live.time_ms()
+
+    async def published_checkpoint(self) -> bytes | None:
+        """See EventLog."""
+        return await self.live.published_checkpoint()
+
+    async def publish_checkpoint(self, note: bytes) -> None:
+        """See EventLog."""
+        await self.live.publish_checkpoint(note)
+
+    async def trim(self, before: int) -> None:
+        """See EventLog."""
+        await self.live.trim(before)
+
+    async def durability(self) -> list[str]:
+        """See EventLog."""
+        return await self.live.durability()
+
+    async def ensure_groups(self) -> None:
+        """See EventLog."""
+        await self.live.ensure_groups()
+
+    async def close(self) -> None:
+        """See EventLog."""
+        await self.live.close()

@@ -1,0 +1,92 @@
+"""The archives of a server: one for each bus of its Redis, filled on a schedule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+
+from gavel_server.archive.archive import Archive
+from gavel_server.archive.archiving import archive_log
+from gavel_server.archive.segments import check_packages
+from gavel_server.archive.storage import ArchiveError, open_storage
+from gavel_server.log import EventLog, LogError, LogUnavailableError
+from gavel_server.log.protocol import DAY_MS
+
+ROUND_SECONDS: Final = 60.0
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class Logs(Protocol):
+    """The logs of all buses; `RedisLogs` has it."""
+
+    async def names(self) -> list[str]:
+        """Return the names of the buses that have a log."""
+
+    async def open(self, bus: str) -> EventLog:
+        """Return the log of a bus."""
+
+    async def envelope(self, bus: str, sequence_number: int) -> bytes | None:
+        """Return one event of a log; None: the log does not hold it."""
+
+
+class Archives:
+    """Archives and trims every log of a store, whether its bus is open in this process or not."""
+
+    def __init__(self, url: str, days: int, logs: Logs) -> None:
+        """`url` is that of `open_storage`; what is older than `days` leaves the logs."""
+        self._url: Final = url
+        self._days: Final = days
+        self._logs: Final = logs
+        self._opened: dict[str, Archive] = {}
+
+    async def run_forever(self, now_ms: Callable[[], int]) -> None:
+        """Archive what is old enough, for ever. Failures are logged and tried again; nothing is trimmed then."""
+        while True:
+            try:
+                for bus in await self._logs.names():
+                    await self._archive(bus, now_ms())
+            except LogError as error:
+                _LOG.warning("archive.failed", problem=str(error))
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def envelope(self, bus: str, sequence_number: int) -> bytes | None:
+        """Return one event of a log or its archive; None: neither holds it. Raises LogUnavailableError."""
+        envelope = await self._logs.envelope(bus, sequence_number)
+        if envelope is not None:
+            return envelope
+        try:
+            archive = await self._archive_of(bus)
+            record = (await archive.read_many([sequence_number])).get(sequence_number)
+        except ArchiveError as error:
+            raise LogUnavailableError(str(error)) from error
+        return None if record is None else record.envelope
+
+    async def _archive_of(self, bus: str) -> Archive:
+        if bus not in self._opened:
+            self._opened[bus] = await open_archive(self._url, bus)
+        return self._opened[bus]
+
+    async def _archive(self, bus: str, now_ms: int) -> None:
+        try:
+            archive = await self._archive_of(bus)
+            done = await archive_log(await self._logs.open(bus), archive, now_ms - self._days * DAY_MS, trims=True)
+        except (ArchiveError, LogError) as error:
+            _LOG.warning("archive.failed", bus=bus, problem=str(error), note="nothing is trimmed; it is tried again")
+            return
+        if done.segments:
+            _LOG.info("archive.written", bus=bus, segments=done.segments, last=done.last, first_in_log=done.first_in_log)
+
+
+async def open_archive(url: str, bus: str) -> Archive:
+    """Return the archive of a bus with the segments that it has now. Raises LogUnavailableError."""
+    try:
+        check_packages()
+        archive = Archive(open_storage(url, bus), bus)
+        await archive.refresh()
+    except ArchiveError as error:
+        raise LogUnavailableError(str(error)) from error
+    return archive

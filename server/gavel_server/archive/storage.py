@@ -1,0 +1,150 @@
+"""Where archives are: a directory, or an object store of fsspec (s3://…).
+
+A write is whole or absent: a file is written under another name, synced and renamed; an object store does so by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from gavel_server.errors import GavelServerError
+
+
+class ArchiveError(GavelServerError):
+    """The archive cannot be used, or contradicts the log; the message says what is wrong and what to do."""
+
+
+class Storage(Protocol):
+    """Files by name, e.g. "segments/000000000001-000000004096.zst". Every method blocks, and raises ArchiveError."""
+
+    place: str
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the files directly in a folder, sorted; [] if there is none."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content; None if there is no such file."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, in place of one of this name."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if there is one."""
+
+
+def open_storage(url: str, bus: str) -> Storage:
+    """Return the storage of a bus's archive at a URL or path. Raises ArchiveError if the packages for it are not installed."""
+    if "://" not in url:
+        return Directory(Path(url) / bus)
+    try:
+        import fsspec
+
+        file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except (ImportError, ValueError) as error:
+        raise ArchiveError(f"cannot use the archive {url}: {error}; install gavel-arbiter[archive], or give a directory") from error
+    return ObjectStore(file_system, f"{path.rstrip('/')}/{bus}", f"{url.rstrip('/')}/{bus}")
+
+
+class Directory:
+    """A directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path: Final = path
+        self.place = str(path)
+
+    def names(self, folder: str) -> list[str]:
+        """See Storage."""
+        try:
+            return sorted(path.name for path in (self._path / folder).iterdir() if path.is_file() and not path.name.endswith(".new"))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _failure(self.place, error) from error
+
+    def read(self, name: str) -> bytes | None:
+        """See Storage."""
+        try:
+            return (self._path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failure(self.place, error) from error
+
+    def write(self, name: str, content: bytes) -> None:
+        """See Storage."""
+        path = self._path / name
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise _failure(self.place, error) from error
+
+    def delete(self, name: str) -> None:
+        """See Storage."""
+        try:
+            (self._path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _failure(self.place, error) from error
+
+
+class ObjectStore:
+    """A file system of fsspec whose writes replace a whole object."""
+
+    def __init__(self, file_system: Any, path: str, place: str) -> None:
+        self._file_system: Final = file_system
+        self._path: Final = path
+        self.place = place
+
+    def names(self, folder: str) -> list[str]:
+        """See Storage."""
+        try:
+            found = self._file_system.ls(f"{self._path}/{folder}", detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        except Exception as error:  # each implementation of fsspec raises the errors of its own client
+            raise _failure(self.place, error) from error
+        return sorted(name for name in (one.rstrip("/").rpartition("/")[2] for one in found) if name and name != folder)
+
+    def read(self, name: str) -> bytes | None:
+        """See Storage."""
+        try:
+            return bytes(self._file_system.cat_file(f"{self._path}/{name}"))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise _failure(self.place, error) from error
+
+    def write(self, name: str, content: bytes) -> None:
+        """See Storage."""
+        try:
+            self._file_system.pipe_file(f"{self._path}/{name}", content)
+        except Exception as error:
+            raise _failure(self.place, error) from error
+
+    def delete(self, name: str) -> None:
+        """See Storage."""
+        try:
+            self._file_system.rm_file(f"{self._path}/{name}")
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise _failure(self.place, error) from error
+
+
+def _failure(place: str, error: Exception) -> ArchiveError:
+    return ArchiveError(f"the archive {place} cannot be used: {error}")

@@ -1,0 +1,135 @@
+"""`gavel archive`, `gavel backup`, `gavel restore`: a log's events in a directory or an object store, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gavel_server.cli.errors import CommandError
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, check_redis, log_location
+
+if TYPE_CHECKING:
+    from gavel_server.log.protocol import EventLog
+
+To = Annotated[str, typer.Option("--to", metavar="DIR|URL", help="The archive: a directory, or s3://BUCKET/PATH.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: GAVEL_DATA, else .gavel.")]
+Redis = Annotated[str, typer.Option(metavar="URL", callback=check_redis, help="The Redis that holds the log. Default: GAVEL_REDIS.")]
+
+
+def archive(
+    to: To,
+    days: Annotated[int, typer.Option("--after-days", min=0, metavar="N", help="Archive what is older.")] = 0,
+    trim: Annotated[bool, typer.Option("--trim", help="Then remove the archived events from the log.")] = False,
+    data: Data = None,
+    redis: Redis = "",
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Archive the complete segments of a log.
+
+    Each segment is written, read back and verified before it counts. With --trim the log keeps only later events; from then on a server
+    needs the archive (`archive` in its settings), and offline commands --archive. A server with that setting archives by itself.
+    """
+    from gavel_server.archive.archiving import archive_log
+    from gavel_server.cli.rendering import output
+    from gavel_server.log.protocol import DAY_MS
+
+    async def run() -> None:
+        async with _open_log(data, redis, bus) as log:
+            done = await archive_log(log, _archive(to, bus), await log.time_ms() - days * DAY_MS, trims=trim)
+        kept = f"; the log begins with event {done.first_in_log}" if trim else ""
+        output.print_line(f"archived {done.segments} segments; the archive ends with event {done.last}{kept}")
+
+    _run(run)
+
+
+def backup(
+    to: To,
+    data: Data = None,
+    redis: Redis = "",
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Back up a log, also while its server runs: its segments, and the events after them."""
+    from gavel_server.archive.backups import write_backup
+    from gavel_server.cli.rendering import output
+
+    async def run() -> None:
+        async with _open_log(data, redis, bus, to) as log:
+            done = await write_backup(log, _archive(to, bus), await log.time_ms())
+        output.print_line(f"backed up {done.head.sequence_number} events of bus {bus}, chain hash {done.head.chain_hash.hex()}")
+
+    _run(run)
+
+
+def restore(
+    from_: Annotated[str, typer.Option("--from", metavar="DIR|URL", help="The archive with the backup.")],
+    data: Data = None,
+    redis: Redis = "",
+    bus: Bus = BUS_DEFAULT,
+    prove: Annotated[bool, typer.Option("--prove", help="Then recompute the decisions of the restored log.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Build a bus from its newest backup, in an empty Redis or data directory.
+
+    An interrupted restore goes on where it ended. Start a server on the log only when it is complete.
+
+    Exit status with --prove: that of gavel replay.
+    """
+    from gavel_server.archive.backups import read_backup, restore_log
+    from gavel_server.cli.commands.reads.replay import exit_status, read_verdict
+    from gavel_server.cli.rendering import output
+
+    status = 0
+
+    async def run() -> None:
+        nonlocal status
+        from gavel_server.history.replay import verify
+
+        source = _archive(from_, bus)
+        found = await read_backup(source)
+        async with _open_target(data, redis, bus) as log:
+            await restore_log(log, source, found, lambda number: None)
+            output.print_line(f"restored {found.head.sequence_number} events of bus {bus}, chain hash {found.head.chain_hash.hex()}")
+            if prove:
+                verdict = await read_verdict(verify(log))
+                output.print_line(verdict.message)
+                status = exit_status(verdict)
+
+    _run(run)
+    raise typer.Exit(status)
+
+
+def _archive(url: str, bus: str) -> Any:
+    from gavel_server.archive.archive import Archive
+    from gavel_server.archive.storage import open_storage
+
+    return Archive(open_storage(url, bus), bus)
+
+
+def _open_log(data: Path | None, redis: str, bus: str, archive: str = "") -> AbstractAsyncContextManager[EventLog]:
+    from gavel_server.cli import offline_log
+
+    return offline_log.open_log(*log_location(data, redis), bus, archive)
+
+
+def _open_target(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
+    from gavel_server.cli import offline_log
+
+    return offline_log.open_target(*log_location(data, redis), bus)
+
+
+def _run(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    import asyncio
+
+    from gavel_server.archive.storage import ArchiveError
+    from gavel_server.log.protocol import LogError
+
+    try:
+        asyncio.run(run())
+    except (ArchiveError, LogError, OSError) as error:
+        raise CommandError(str(error)) from error

@@ -1,0 +1,312 @@
+"""Archiving a log, reading across the seam, and crashes at every step of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_server.archive import archiving, segments
+from gavel_server.archive.archive import Archive
+from gavel_server.archive.archived_log import ArchivedLog
+from gavel_server.archive.archiving import archive_log
+from gavel_server.archive.backups import read_backup, restore_log, write_backup
+from gavel_server.archive.storage import ArchiveError, Directory
+from gavel_server.log import Entry, LogUnavailableError, Record, chain, empty_head
+from gavel_server.log.memory import MemoryLog
+from gavel_server.proofs.tiles import Tiles
+from gavel_server.proofs.tree import CompactRange, root
+from gavel_server.proofs.verifier import entry_of, leaf_hash
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tests.support.entries import DAY_MS, NOW_MS, head_of
+
+BUS = "default"
+EVENTS = 23
+SEGMENT = 5
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of five events."""
+    monkeypatch.setattr(archiving, "SEGMENT_EVENTS", SEGMENT)
+
+
+async def new_log(events: int = EVENTS, name: str = "event") -> MemoryLog:
+    """Return a log whose event n was recorded at day n."""
+    log = MemoryLog(BUS, clock=lambda: NOW_MS)
+    await extend(log, events, name)
+    return log
+
+
+async def extend(log: MemoryLog, events: int, name: str = "event") -> None:
+    """Append events."""
+    head = await log.head()
+    entries: list[Entry] = []
+    chain_hash = head.chain_hash
+    for number in range(head.sequence_number + 1, head.sequence_number + events + 1):
+        envelope = Envelope(sequence_number=number, event_id=f"{name}-{number}", bus=BUS, recorded_at=day(number))
+        content = envelope.SerializeToString()
+        chain_hash = chain(chain_hash, content)
+        entries.append(Entry(number, content, chain_hash, envelope.event_id, ""))
+    await log.append(head, entries, NOW_MS, [])
+    assert head_of(entries) == await log.head()
+
+
+def day(number: int) -> Timestamp:
+    """Return the time at which an event was recorded."""
+    return Timestamp(seconds=number * DAY_MS // 1000)
+
+
+def archive_in(path: Path) -> Archive:
+    """Return the archive in a directory, as a new process has it."""
+    return Archive(Directory(path), BUS)
+
+
+async def all_records(log: MemoryLog) -> list[Record]:
+    """Return the whole log."""
+    return await log.read(1, 10_000, 10_000)
+
+
+async def across(log: MemoryLog, path: Path, limit: int = 7) -> list[Record]:
+    """Return the whole log, read page by page across the seam."""
+    archived = ArchivedLog(log, archive_in(path))
+    head = (await log.head()).sequence_number
+    records: list[Record] = []
+    while len(records) < head:
+        page = await archived.read(len(records) + 1, head, limit)
+        assert page, f"no event {len(records) + 1}"
+        records += page
+    return records
+
+
+async def test_archived_and_trimmed(tmp_path: Path) -> None:
+    """Old complete segments leave the log; what is newer than the cutoff, or in no complete segment, stays."""
+    log = await new_log()
+    records = await all_records(log)
+    done = await archive_log(log, archive_in(tmp_path), 18 * DAY_MS, trims=True)
+    assert (3, 15, 16) == done
+    assert records[15:] == await all_records(log)
+    assert records == await across(log, tmp_path)
+    assert (0, 15, 16) == await archive_log(log, archive_in(tmp_path), 18 * DAY_MS, trims=True)
+    assert (1, 20, 21) == await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+    assert records == await across(log, tmp_path)
+
+
+async def test_not_trimmed(tmp_path: Path) -> None:
+    """Without trimming the log keeps all events; a later run may trim what an earlier one archived."""
+    log = await new_log()
+    records = await all_records(log)
+    assert (4, 20, 1) == await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=False)
+    assert records == await all_records(log)
+    assert (0, 20, 11) == await archive_log(log, archive_in(tmp_path), 12 * DAY_MS, trims=True)
+    assert records == await across(log, tmp_path)
+
+
+async def test_reads_across_the_seam(tmp_path: Path) -> None:
+    """Reads with any bounds, and reads of single events, are those of a log that was never trimmed."""
+    whole, log = await new_log(), await new_log()
+    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+    archive = archive_in(tmp_path)
+    await archive.refresh()
+    archived = ArchivedLog(log, archive)
+    for first in range(EVENTS + 2):
+        for last in range(EVENTS + 2):
+            expected = await whole.read(first, last)
+            read: list[Record] = []
+            while len(read) < len(expected):
+                read += await archived.read(max(first, 1) + len(read), last)
+            assert expected == read
+            assert [] == await archived.read(last + 1, last)
+    numbers = [0, 1, 5, 6, 20, 21, EVENTS, EVENTS + 1]
+    assert await whole.read_many(numbers) == await archived.read_many(numbers)
+
+
+class Crash(Exception):  # noqa: N818  # the end of a process
+    """The process ends."""
+
+
+class CrashingDirectory(Directory):
+    """A directory whose process ends before a write or deletion."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        super().__init__(path)
+        self.steps = steps
+
+    def step(self) -> None:
+        """Count a step. Raises Crash."""
+        self.steps -= 1
+        if self.steps < 0:
+            raise Crash
+
+    def write(self, name: str, content: bytes) -> None:
+        """See Storage."""
+        self.step()
+        super().write(name, content)
+
+    def delete(self, name: str) -> None:
+        """See Storage."""
+        self.step()
+        super().delete(name)
+
+
+class CrashingLog(MemoryLog):
+    """A log whose process ends before it is trimmed."""
+
+    crashes = True
+
+    async def trim(self, before: int) -> None:
+        """See EventLog."""
+        if self.crashes:
+            raise Crash
+        await super().trim(before)
+
+
+async def test_crash_at_each_step(tmp_path: Path) -> None:
+    """Wherever the process ends, no event is lost, and the next run completes the work."""
+    steps = 0
+    while True:
+        path = tmp_path / str(steps)
+        log = await new_log(11)
+        records = await all_records(log)
+        storage = CrashingDirectory(path, steps)
+        try:
+            await archive_log(log, Archive(storage, BUS), 99 * DAY_MS, trims=True)
+            break
+        except Crash:
+            assert records == await across(log, path)
+        assert 11 == (await archive_log(log, archive_in(path), 99 * DAY_MS, trims=True)).first_in_log
+        assert records == await across(log, path)
+        assert root_of(records[:10]) == root(Tiles(Directory(path)), 10)
+        steps += 1
+    assert steps > 10
+
+
+def root_of(records: list[Record]) -> bytes:
+    """Return the root of the tree of some events."""
+    compact = CompactRange()
+    for record in records:
+        compact.append(leaf_hash(entry_of(record.envelope)))
+    return compact.root()
+
+
+async def test_crash_before_the_trim(tmp_path: Path) -> None:
+    """A process that ends between archive and trim leaves both; the next run trims."""
+    log = CrashingLog(BUS, clock=lambda: NOW_MS)
+    await extend(log, EVENTS)
+    records = await all_records(log)
+    with pytest.raises(Crash):
+        await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+    assert records == await all_records(log)
+    log.crashes = False
+    assert (0, 20, 21) == await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+
+
+async def test_two_servers(tmp_path: Path) -> None:
+    """Servers that archive one log one after the other write the same segments."""
+    log = await new_log()
+    one, other = archive_in(tmp_path), archive_in(tmp_path)
+    await one.refresh()
+    await other.refresh()
+    await archive_log(log, one, 12 * DAY_MS, trims=True)
+    assert (2, 20, 21) == await archive_log(log, other, 99 * DAY_MS, trims=True)
+    assert (0, 20, 21) == await archive_log(log, one, 99 * DAY_MS, trims=True)
+
+
+async def test_archive_of_another_log(tmp_path: Path) -> None:
+    """Nothing is archived, trimmed or read from the archive of another log."""
+    await archive_log(await new_log(name="other"), archive_in(tmp_path), 99 * DAY_MS, trims=False)
+    for events in (EVENTS, 4, 40):
+        log = await new_log(events)
+        with pytest.raises(ArchiveError, match="is not of this log of bus default"):
+            await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+        assert events == len(await all_records(log))
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "manifest", "swap"])
+async def test_damaged_segment(tmp_path: Path, damage: str) -> None:
+    """A damaged or missing segment is an error that names it, never wrong events."""
+    log = await new_log()
+    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+    path = tmp_path / "segments/000000000006-000000000010.zst"
+    content = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(content[:20] + bytes([content[20] ^ 1]) + content[21:])
+    elif damage == "cut":
+        path.write_bytes(content[:-1])
+    elif damage == "delete":
+        path.unlink()
+    elif damage == "manifest":
+        path.with_suffix(".json").unlink()
+    else:
+        path.write_bytes((tmp_path / "segments/000000000001-000000000005.zst").read_bytes())
+    archived = ArchivedLog(log, archive_in(tmp_path))
+    with pytest.raises(LogUnavailableError, match=r"000000000006|lacks event 6"):
+        await archived.read(6, 10)
+
+
+async def test_manifest(tmp_path: Path) -> None:
+    """A manifest names bus, range, chain hashes and the file's SHA-256, and is read as it was written."""
+    log = await new_log()
+    archive = archive_in(tmp_path)
+    await archive_log(log, archive, 99 * DAY_MS, trims=False)
+    records = await all_records(log)
+    one = segments.decode_manifest((tmp_path / "segments/000000000006-000000000010.json").read_bytes(), "name")
+    assert (BUS, 6, 10, records[4].chain_hash, records[9].chain_hash, 5) == (
+        one.bus,
+        one.first,
+        one.last,
+        one.chain_hash_before,
+        one.chain_hash,
+        one.events,
+    )
+    assert one == archive.manifests[1]
+
+
+@pytest.mark.parametrize("events", [1, 4, 5, 20, EVENTS])
+async def test_backup_and_restore(tmp_path: Path, events: int) -> None:
+    """A restored log has the events of the backup byte for byte, also if the restore was interrupted, or the backup repeated."""
+    log = await new_log(events)
+    await write_backup(log, archive_in(tmp_path), NOW_MS)
+    await extend(log, 6)
+    await log.publish_checkpoint(b"note")
+    await write_backup(log, archive_in(tmp_path), NOW_MS)
+    source = archive_in(tmp_path)
+    backup = await read_backup(source)
+    assert await log.head() == backup.head
+    for done in (0, 3, events + 6):
+        restored = await new_log(done) if done else MemoryLog(BUS, clock=lambda: NOW_MS)
+        await restore_log(restored, source, backup, lambda number: None)
+        assert await all_records(log) == await all_records(restored)
+        assert b"note" == await restored.published_checkpoint()
+
+
+async def test_restore_to_another_log(tmp_path: Path) -> None:
+    """A log with other events is not restored to."""
+    await write_backup(await new_log(), archive_in(tmp_path), NOW_MS)
+    source = archive_in(tmp_path)
+    backup = await read_backup(source)
+    for other in (await new_log(3, "other"), await new_log(40)):
+        with pytest.raises(ArchiveError, match=r"another event|ends at event 40"):
+            await restore_log(other, source, backup, lambda number: None)
+
+
+async def test_backup_of_trimmed_log(tmp_path: Path) -> None:
+    """A log that was trimmed is backed up to its archive."""
+    log = await new_log()
+    records = await all_records(log)
+    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+    await write_backup(log, archive_in(tmp_path), NOW_MS)
+    source = archive_in(tmp_path)
+    restored = MemoryLog(BUS, clock=lambda: NOW_MS)
+    await restore_log(restored, source, await read_backup(source), lambda number: None)
+    assert records == await all_records(restored)
+
+
+async def test_no_backup(tmp_path: Path) -> None:
+    """Without a backup there is nothing to restore, and an empty log has nothing to back up."""
+    with pytest.raises(ArchiveError, match="has no backup of bus default"):
+        await read_backup(archive_in(tmp_path))
+    with pytest.raises(ArchiveError, match="bus default has no events"):
+        await write_backup(MemoryLog(BUS, clock=lambda: NOW_MS), archive_in(tmp_path), NOW_MS)
+    assert empty_head(BUS) == archive_in(tmp_path).end
