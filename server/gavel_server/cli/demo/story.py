@@ -2,6 +2,9 @@
 
 Every step is a real call of the contract, and every printed event is read back from the log. The story never sleeps: where the
 executor or the fact derivation reactor has to act, it subscribes to the log until the result is there.
+
+One process plays all parties, on a server of its own without authentication. In production each is a process with credentials of its own:
+client/python/examples/refunds has them.
 """
 
 from __future__ import annotations
