@@ -1,5 +1,5 @@
 """Evidence: what tools returned, kept by content hash (constitution §5.3)."""
 
-from gavel_client.evidence.store import EvidenceStore, KeptEvidence
+from gavel_client.evidence.store import EvidenceEntry, EvidenceStore
 
-__all__ = ["EvidenceStore", "KeptEvidence"]
+__all__ = ["EvidenceEntry", "EvidenceStore"]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from gavel_client.evidence.store import EvidenceStore, KeptEvidence
+from gavel_client.evidence.store import EvidenceEntry, EvidenceStore
 
 
-def prune(store: EvidenceStore, kept_since: datetime, *, dry_run: bool = False) -> Iterator[KeptEvidence]:
-    """Remove the evidence that was last written before `kept_since`, an aware time; yield each piece. Raises EvidenceError.
+def prune(store: EvidenceStore, cutoff: datetime, *, dry_run: bool = False) -> Iterator[EvidenceEntry]:
+    """Remove the evidence that was last written before `cutoff`, an aware time; yield each piece. Raises EvidenceError.
 
     With `dry_run` nothing is removed.
     """
     for evidence in list(store):
-        if evidence.kept_at < kept_since and (dry_run or store.remove(evidence.hash, kept_since)):
+        if evidence.written_at < cutoff and (dry_run or store.remove(evidence.hash, cutoff)):
             yield evidence

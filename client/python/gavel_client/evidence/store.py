@@ -38,14 +38,14 @@ class EvidenceAlteredError(EvidenceError):
 
 
 @dataclass(frozen=True)
-class KeptEvidence:
+class EvidenceEntry:
     """One piece of evidence in a store."""
 
     hash: str
     """"sha256:" and 64 hex digits."""
     uri: str
     size_bytes: int
-    kept_at: datetime
+    written_at: datetime
     """When it was last written; a call that returns the same content writes it again."""
 
 
@@ -92,7 +92,7 @@ class EvidenceStore:
             raise EvidenceAlteredError(f"the evidence {content_hash} has been altered: its bytes have another hash")
         return content
 
-    def __iter__(self) -> Iterator[KeptEvidence]:
+    def __iter__(self) -> Iterator[EvidenceEntry]:
         """Iterate over all evidence, by hash. Raises EvidenceError if the store fails."""
         folder = f"{self._root}/{_FOLDER}"
         try:
@@ -104,10 +104,10 @@ class EvidenceStore:
         for path, details in sorted(found.items()):
             name = _NAME.match(path[len(folder) + 1 :])
             if name is not None:
-                yield KeptEvidence(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), _kept_at(self._files, path))
+                yield EvidenceEntry(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), _written_at(self._files, path))
 
-    def remove(self, content_hash: str, kept_since: datetime) -> bool:
-        """Remove the bytes with a hash if they were last written before `kept_since`; return whether. Raises EvidenceError.
+    def remove(self, content_hash: str, cutoff: datetime) -> bool:
+        """Remove the bytes with a hash if they were last written before `cutoff`; return whether. Raises EvidenceError.
 
         In a directory nothing can write them again meanwhile. In an object store, a call that returns the same content within these
         milliseconds loses its evidence.
@@ -115,7 +115,7 @@ class EvidenceStore:
         path = self._path(content_hash)
         try:
             with self._lock(exclusive=True):
-                if _kept_at(self._files, path) >= kept_since:
+                if _written_at(self._files, path) >= cutoff:
                     return False
                 self._files.rm_file(path)
         except FileNotFoundError:
@@ -147,7 +147,7 @@ class EvidenceStore:
         return str(self._files.unstrip_protocol(path))
 
 
-def _kept_at(files: Any, path: str) -> datetime:
+def _written_at(files: Any, path: str) -> datetime:
     """Return the time of the last write, aware. File systems of fsspec differ in whether theirs are."""
     modified: datetime = files.modified(path)
     return modified if modified.tzinfo else modified.replace(tzinfo=timezone.utc)

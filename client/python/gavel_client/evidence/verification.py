@@ -17,7 +17,7 @@ VERIFIED: Final = "verified"
 ALTERED: Final = "altered"
 MISSING: Final = "missing"
 # No event says that the bytes were kept: the log has their hash only.
-NOT_KEPT: Final = "not kept"
+HASH_ONLY: Final = "hash only"
 
 # Returns the events of the trace that an event belongs to, given its sequence number.
 TraceOf = Callable[[int], Iterable[Envelope]]
@@ -31,8 +31,8 @@ class EvidenceCheck:
     """"sha256:" and 64 hex digits."""
     pinned_by: list[str] = field(default_factory=list)
     """The events of the trace that name it, e.g. "tool result 12"."""
-    state: str = NOT_KEPT
-    """VERIFIED, ALTERED, MISSING or NOT_KEPT."""
+    state: str = HASH_ONLY
+    """VERIFIED, ALTERED, MISSING or HASH_ONLY."""
 
 
 def verify_trace(store: EvidenceStore, events: Iterable[Envelope], trace_of: TraceOf) -> list[EvidenceCheck]:
@@ -41,20 +41,20 @@ def verify_trace(store: EvidenceStore, events: Iterable[Envelope], trace_of: Tra
     A decision may rest on evidence of another trace, which `trace_of` reads.
     """
     checks: dict[str, EvidenceCheck] = {}
-    kept: set[str] = set()
+    available: set[str] = set()
     elsewhere: dict[str, int] = {}
     for event in events:
-        kept |= _kept_by(event)
+        available |= _stored_by(event)
         for content_hash, sequence_number in _pinned_by(event):
             check = checks.setdefault(content_hash, EvidenceCheck(content_hash))
             check.pinned_by.append(f"{_KINDS[str(event.WhichOneof('payload'))]} {event.sequence_number}")
             elsewhere.setdefault(content_hash, sequence_number)
     for content_hash, check in checks.items():
         sequence_number = elsewhere[content_hash]
-        if content_hash not in kept and sequence_number:
+        if content_hash not in available and sequence_number:
             for event in trace_of(sequence_number):
-                kept |= _kept_by(event)
-        if content_hash in kept:
+                available |= _stored_by(event)
+        if content_hash in available:
             check.state = _state_of(store, content_hash)
     return list(checks.values())
 
@@ -69,7 +69,7 @@ def _state_of(store: EvidenceStore, content_hash: str) -> str:
     return VERIFIED
 
 
-def _kept_by(event: Envelope) -> set[str]:
+def _stored_by(event: Envelope) -> set[str]:
     """Return the hash of the bytes that the runtime kept before this TOOL_RESULT, if any."""
     result = event.tool_result
     return {result.evidence_hash or result.content_hash} if result.evidence_uri else set()

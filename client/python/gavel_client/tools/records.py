@@ -37,7 +37,7 @@ MESSAGE_LENGTH_MAX: Final = 2_000
 _RESULTS: Final = uuid.UUID("5f1a3c2e-6d0b-4d8f-9c1e-2b7a4f60d9e3")
 
 
-class _Kept(NamedTuple):
+class _Hashes(NamedTuple):
     """The hash of a result, "" for a failure, and the hash and place of the evidence, "" without one."""
 
     result_hash: str
@@ -94,14 +94,14 @@ class ToolRecorder:
         self, invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, duration_ms: int
     ) -> ToolOutcome:
         """Keep the evidence of a result, record its TOOL_RESULT and return the outcome. Raises GavelError."""
-        kept = _Kept("", "", "")
+        hashes = _Hashes("", "", "")
         try:
-            kept = await asyncio.to_thread(self._keep, invocation, answer)
+            hashes = await asyncio.to_thread(self._keep, invocation, answer)
         except EvidenceError as error:
             # A result is not given out without its evidence.
             answer = ToolFailure(TOOL, f"the tool returned, but {error}")
         try:
-            result = await self._publish(_result_envelope(invocation, call, answer, kept, duration_ms))
+            result = await self._publish(_result_envelope(invocation, call, answer, hashes, duration_ms))
         except GavelError as error:
             if error.reason == "EVENT_ID_REUSED":
                 answer = ToolFailure(LOST, "the call took longer than its lease, and was closed as lost")
@@ -109,7 +109,7 @@ class ToolRecorder:
             elif error.violations:
                 # A refused event is not in the log, so its event_id is free.
                 answer = ToolFailure(TOOL, clip("the result cannot be recorded: " + "; ".join(": ".join(one) for one in error.violations)))
-                result = await self._publish(_result_envelope(invocation, call, answer, _Kept("", "", ""), duration_ms))
+                result = await self._publish(_result_envelope(invocation, call, answer, _Hashes("", "", ""), duration_ms))
             else:
                 raise
         return _outcome(invocation, call, result, answer)
@@ -118,7 +118,7 @@ class ToolRecorder:
         """Return the outcome of a call whose result the server did not take: E_LOST. Its `result` is not in the log."""
         problem = describe_error(error)
         failure = ToolFailure(LOST, f"the result could not be recorded ({problem}); whether the call took effect is unknown")
-        return _outcome(invocation, call, _result_envelope(invocation, call, failure, _Kept("", "", ""), 0), failure)
+        return _outcome(invocation, call, _result_envelope(invocation, call, failure, _Hashes("", "", ""), 0), failure)
 
     async def record_lost(self, call: Envelope) -> None:
         """Record that the result of a call is lost, unless it has a result. Raises GavelError."""
@@ -137,7 +137,7 @@ class ToolRecorder:
             if error.reason != "EVENT_ID_REUSED":
                 raise
 
-    def _keep(self, invocation: ToolInvocation, answer: ToolData | ToolFailure) -> _Kept:
+    def _keep(self, invocation: ToolInvocation, answer: ToolData | ToolFailure) -> _Hashes:
         """Hash a result or failure without its redactions, and keep it if there is a store. Raises EvidenceError."""
         if isinstance(answer, ToolFailure):
             content = rfc8785.dumps({"code": answer.code, "message": answer.message, "details": to_json(answer.details)})
@@ -146,8 +146,8 @@ class ToolRecorder:
         digest = "sha256:" + hashlib.sha256(content).hexdigest()
         result_hash = digest if isinstance(answer, ToolData) else ""
         if self.evidence is None:
-            return _Kept(result_hash, "", "")
-        return _Kept(result_hash, *self.evidence.put(content))
+            return _Hashes(result_hash, "", "")
+        return _Hashes(result_hash, *self.evidence.put(content))
 
     async def _publish(self, envelope: Envelope) -> Envelope:
         return (await self.client.publish_event(envelope, timeout_ms=WRITE_TIMEOUT_MS)).envelope
@@ -158,14 +158,16 @@ def result_event_id(call: Envelope) -> str:
     return str(uuid.uuid5(_RESULTS, call.event_id))
 
 
-def _result_envelope(invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, kept: _Kept, duration_ms: int) -> Envelope:
+def _result_envelope(
+    invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, hashes: _Hashes, duration_ms: int
+) -> Envelope:
     if isinstance(answer, ToolFailure):
         message = clip(answer.message)
         event_name = REFUSED if answer.refused else ""
-        said: dict[str, Any] = {"error_code": answer.code, "error_message": message, "result_summary": message, "event_name": event_name}
+        fields: dict[str, Any] = {"error_code": answer.code, "error_message": message, "result_summary": message, "event_name": event_name}
     else:
-        said = {
-            "result_hash": kept.result_hash,
+        fields = {
+            "result_hash": hashes.result_hash,
             "response_schema_hash": schema_hash(invocation.contract.result_schema),
             "result_summary": clip(answer.summary),
             "query_ref": answer.query_ref,
@@ -174,10 +176,10 @@ def _result_envelope(invocation: ToolInvocation, call: Envelope, answer: ToolDat
         }
     return tool_result_envelope(
         call,
-        **said,
-        evidence_uri=kept.evidence_uri,
-        evidence_hash=kept.evidence_hash,
-        evidence_media_type=MEDIA_TYPE if kept.evidence_uri else "",
+        **fields,
+        evidence_uri=hashes.evidence_uri,
+        evidence_hash=hashes.evidence_hash,
+        evidence_media_type=MEDIA_TYPE if hashes.evidence_uri else "",
         duration_ms=duration_ms,
         event_id=result_event_id(call),
         version_binding=_binding(call),

@@ -11,7 +11,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.tool_pb2 import ToolResult
 from gavel_client.evidence import EvidenceStore
-from gavel_client.evidence.verification import ALTERED, MISSING, NOT_KEPT, VERIFIED, EvidenceCheck, verify_trace
+from gavel_client.evidence.verification import ALTERED, HASH_ONLY, MISSING, VERIFIED, EvidenceCheck, verify_trace
 
 from tests.support.hashes import sha256_of
 
@@ -52,7 +52,7 @@ def test_pins_of_a_trace(store: EvidenceStore, tmp_path: Path) -> None:
         EvidenceCheck(kept, ["tool result 1", "observation 2", "decision 6"], VERIFIED),
         EvidenceCheck(altered, ["tool result 3"], ALTERED),
         EvidenceCheck(missing, ["tool result 4"], MISSING),
-        EvidenceCheck(bare, ["tool result 5"], NOT_KEPT),
+        EvidenceCheck(bare, ["tool result 5"], HASH_ONLY),
     ] == verify_trace(store, events, no_trace)
 
 

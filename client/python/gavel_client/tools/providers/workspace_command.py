@@ -92,8 +92,8 @@ def _text(arguments: Mapping[str, Any], name: str, default: str) -> str:
 
 
 def _timeout_ms(arguments: Mapping[str, Any], call_ms: int) -> int:
-    """Return the time of the command: as asked for, within that of the call."""
-    asked = arguments.get("timeoutMs", COMMAND_TIMEOUT_MS_DEFAULT)
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or asked < 1:
+    """Return the time of the command: as the arguments say, within that of the call."""
+    timeout_ms = arguments.get("timeoutMs", COMMAND_TIMEOUT_MS_DEFAULT)
+    if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float) or timeout_ms < 1:
         raise ToolError(ARGS, "timeoutMs is not a number of milliseconds, 1 or more")
-    return max(1, min(int(asked), call_ms - _STOP_MS))
+    return max(1, min(int(timeout_ms), call_ms - _STOP_MS))

@@ -46,7 +46,7 @@ def prune_evidence(
         for evidence in prune(open_store(store), datetime.now(UTC) - keep, dry_run=dry_run):
             count += 1
             size_bytes += evidence.size_bytes
-            output.print_line(f"{evidence.hash}  {evidence.size_bytes} bytes  {evidence.kept_at:%Y-%m-%dT%H:%M:%SZ}")
+            output.print_line(f"{evidence.hash}  {evidence.size_bytes} bytes  {evidence.written_at:%Y-%m-%dT%H:%M:%SZ}")
     except EvidenceError as error:
         raise CommandError(f"{error}; {count} pieces were removed before (--store {store})") from error
     output.print_line(f"{'would remove' if dry_run else 'removed'} {count} pieces, {size_bytes} bytes")

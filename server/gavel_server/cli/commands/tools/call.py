@@ -45,9 +45,9 @@ def call_tool(
 
     from gavel_server.cli.rendering import output
 
-    opened, given = read_profile(profile), _read_arguments(arguments)
+    tool_profile, values = read_profile(profile), _read_arguments(arguments)
     context = ToolContext(subject, trace_id=trace, session_id=session, agent_id=agent, timeout_ms=timeout_ms)
-    outcome = asyncio.run(_call(server, bus, opened, name, given, context))
+    outcome = asyncio.run(_call(server, bus, tool_profile, name, values, context))
     if as_json:
         output.print_line(json.dumps(_report(outcome), indent=2, ensure_ascii=False))
     elif outcome.error is None:
