@@ -13,7 +13,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client.envelopes import content_hash
 from gavel_client.values import from_struct, to_struct
 from gavel_rules.events.hash_chain import chain, genesis_hash
-from gavel_rules.events.ids import derived_event_id, execution_id_of
+from gavel_rules.events.ids import derived_event_id, execution_id_of, tool_execution_id
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_server.intake.formats import SCHEMA_SHA256, SHA256
 
@@ -79,3 +79,10 @@ def test_execution_ids() -> None:
     for vector in VECTORS["execution_ids"]:
         digest = hashlib.sha256(f"{vector['decision_id']}\n{vector['attempt']}".encode()).hexdigest()
         assert vector["execution_id"] == f"exec_{digest[:12]}" == execution_id_of(vector["decision_id"], vector["attempt"])
+
+
+def test_execution_ids_of_tool_calls() -> None:
+    """The execution_id of a tool call that its producer gave none is the hash of its event_id."""
+    for vector in VECTORS["tool_execution_ids"]:
+        digest = hashlib.sha256(f"{vector['event_id']}\ntool-call".encode()).hexdigest()
+        assert vector["execution_id"] == f"exec_{digest[:12]}" == tool_execution_id(vector["event_id"])
