@@ -8,7 +8,7 @@ from gavel_rules.replay.counter_fills import FillProof
 from gavel_rules.replay.differences import field_differences
 from gavel_rules.replay.drift_report import DriftReport
 from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
-from gavel_rules.replay.integrity import Integrity, decode
+from gavel_rules.replay.integrity import Integrity, IntegrityPart, IntegrityStart, are_joined, decode
 from gavel_rules.replay.recomputation import Recomputation
 
 __all__ = [
@@ -17,8 +17,11 @@ __all__ = [
     "DriftReport",
     "FillProof",
     "Integrity",
+    "IntegrityPart",
+    "IntegrityStart",
     "Recomputation",
     "VersionNotImplementedError",
+    "are_joined",
     "decode",
     "field_differences",
 ]

@@ -49,6 +49,20 @@ class DriftReport:
             few = Decision(action_type=decision.action_type, active_rule_sets=decision.active_rule_sets)
             self._add(self._decisions, ("decision", decision.action_type, consulted), (number, few))
 
+    @property
+    def content(self) -> tuple[dict[tuple[Any, ...], Any], ...]:
+        """What has been noted, as plain values, for `merge`."""
+        return dict(self._counts), self._tools, self._answers, self._mismatches, self._decisions
+
+    def merge(self, content: tuple[dict[tuple[Any, ...], Any], ...]) -> None:
+        """Add what another report has noted about the events that follow."""
+        counts, *tables = content
+        for table, further in zip((self._tools, self._answers, self._mismatches, self._decisions), tables, strict=True):
+            for key, record in further.items():
+                self._add(table, key, record)
+                if key in table:
+                    self._counts[key] += counts[key] - 1
+
     def drifts(self, state: State) -> list[Drift]:
         """Return the drifts, compared with a state, with the number of events that have each; at most DRIFTS_MAX."""
         found: list[Drift] = []

@@ -5,6 +5,9 @@ The chain is over the recorded bytes; nothing is serialized again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence
 from google.protobuf.message import DecodeError
@@ -18,16 +21,43 @@ from gavel_rules.events.timestamps import TIME_MS_MAX, milliseconds
 from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
 
 
-class Integrity:
-    """Checks the integrity of a bus's log. Feed every record from number 1 in order."""
+class IntegrityStart(NamedTuple):
+    """The event before a part of a log, and the idempotency window of the bus."""
 
-    def __init__(self, bus: str) -> None:
+    sequence_number: int
+    chain_hash: bytes
+    recorded_at_ms: int
+    window_ms: int
+
+
+class IntegrityPart(NamedTuple):
+    """What one part of a log must be compared with the parts before it: event_ids with their first and last times, and earlier causes."""
+
+    window_ms: int
+    first_ms_of: dict[bytes, int]
+    last_ms_of: dict[bytes, int]
+    earlier_causes: list[bytes]
+
+
+class Integrity:
+    """Checks the integrity of a bus's log, or of a part of it. Feed every record from number 1, or that of the part, in order."""
+
+    def __init__(self, bus: str, start: IntegrityStart | None = None) -> None:
+        """`start`: where a part begins. The parts of a log are intact together if `are_joined` says so."""
         self._bus = bus
-        self._hash = genesis_hash(bus)
-        self._recorded_at_ms = 0
-        self._window_ms = 0
+        self._is_part = start is not None
+        start = start or IntegrityStart(0, genesis_hash(bus), 0, 0)
+        self.events, self._hash, self._recorded_at_ms, self._window_ms = start
         self._recorded_at_ms_of: dict[bytes, int] = {}  # by event_id
-        self.events = 0
+        self._first_ms_of: dict[bytes, int] = {}  # of event_ids that occur again after the window
+        self._earlier_causes: list[bytes] = []
+
+    @property
+    def part(self) -> IntegrityPart:
+        """What `are_joined` compares with other parts."""
+        return IntegrityPart(
+            self._window_ms, {**self._recorded_at_ms_of, **self._first_ms_of}, self._recorded_at_ms_of, self._earlier_causes
+        )
 
     def feed(self, sequence_number: int, envelope_bytes: bytes, chain_hash: bytes) -> None:
         """Check one record. Raises DamagedError, DivergedError or VersionNotImplementedError."""
@@ -66,13 +96,20 @@ class Integrity:
         known_ms = self._recorded_at_ms_of.get(envelope.event_id.encode())
         if known_ms is not None and milliseconds(envelope.recorded_at) - known_ms <= self._window_ms:
             return f"event {number} repeats event_id {envelope.event_id} within the bus's idempotency window"
-        if envelope.causation_id and envelope.causation_id.encode() not in self._recorded_at_ms_of:
+        cause = envelope.causation_id.encode()
+        if cause and cause not in self._recorded_at_ms_of:
+            if self._is_part:
+                self._earlier_causes.append(cause)
+                return ""
             return f"event {number} names the cause {envelope.causation_id}, which does not precede it"
         return ""
 
     def _remember(self, envelope: Envelope) -> None:
         self._recorded_at_ms = milliseconds(envelope.recorded_at)
-        self._recorded_at_ms_of[envelope.event_id.encode()] = self._recorded_at_ms
+        event_id = envelope.event_id.encode()
+        if event_id in self._recorded_at_ms_of:
+            self._first_ms_of.setdefault(event_id, self._recorded_at_ms_of[event_id])
+        self._recorded_at_ms_of[event_id] = self._recorded_at_ms
         match envelope.fact.WhichOneof("system"):
             case "bus_opened":
                 version = envelope.fact.bus_opened.arbiter_version
@@ -83,6 +120,19 @@ class Integrity:
                 return
         if not is_implemented(version):
             raise VersionNotImplementedError(envelope.sequence_number, version)
+
+
+def are_joined(parts: Iterable[IntegrityPart]) -> bool:
+    """Return whether intact parts of a log, in order, are intact together: causes precede, and event_ids repeat only after the window."""
+    last_ms_of: dict[bytes, int] = {}
+    for part in parts:
+        if not all(cause in last_ms_of for cause in part.earlier_causes):
+            return False
+        repeated = part.first_ms_of.keys() & last_ms_of.keys()
+        if any(part.first_ms_of[event_id] - last_ms_of[event_id] <= part.window_ms for event_id in repeated):
+            return False
+        last_ms_of.update(part.last_ms_of)
+    return True
 
 
 def decode(sequence_number: int, envelope_bytes: bytes) -> Envelope:

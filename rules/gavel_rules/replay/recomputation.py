@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import EventReference
@@ -20,10 +21,15 @@ from gavel_rules.arbitration.contest import EarlyJudging
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.authorization import principal_of
+from gavel_rules.codec.fields import Field
 from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent, cited_event
+<<<<<<< HEAD
 from gavel_rules.events.proposal_view import ProposalView
+=======
+from gavel_rules.events.kinds import PROPOSAL, SYSTEM_FACT_KEY
+>>>>>>> 885c27c (Replay segments between snapshots on several processes)
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
@@ -34,6 +40,13 @@ from gavel_rules.replay.inputs import command_of, is_consequence, unjudged_candi
 from gavel_rules.replay.integrity import decode
 from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
+
+# Bytes that every event whose command cites others contains: the category of proposals, or the key of a verdict or vote.
+_CITING: Final = (
+    Field(Envelope, "event_category").number(PROPOSAL),
+    SYSTEM_FACT_KEY["ReviewResolved"].encode(),
+    SYSTEM_FACT_KEY["ReviewVoted"].encode(),
+)
 
 
 class Recomputation:
@@ -50,8 +63,11 @@ class Recomputation:
         engine: Engine.ValueType = decision_pb2.ENGINE_RETE,
         compare_from: int = 1,
         compiled: Callable[[str], CompiledRuleSet] = compile_rule_set,
+        state: State | None = None,
     ) -> None:
-        self.state = State(bus)
+        """`state`: begin after this state, which is that of the log at the end of a commit, and feed the record that follows it."""
+        self.state = State(bus) if state is None else state
+        self._begins_within_commit = state is None
         self._engine = engine
         self._compare_from = compare_from
         self._compile_document = compiled
@@ -100,7 +116,8 @@ class Recomputation:
         Raises DivergedError at the first event that differs, and DamagedError if the bytes are not an envelope.
         """
         recorded = decode(sequence_number, envelope_bytes)
-        if sequence_number < self._compare_from or (not self.events and not self._expected and is_consequence(recorded)):
+        is_cut = self._begins_within_commit and not self.events and not self._expected and is_consequence(recorded)
+        if sequence_number < self._compare_from or is_cut:
             # A consequence of an input before `compare_from` cannot be compared without that input.
             event = self.state.apply(recorded)
             self.state.commit()
@@ -117,6 +134,22 @@ class Recomputation:
         if citation.keys:
             self._cited_events[sequence_number] = citation
         return recorded
+
+    def cite(self, recorded: Envelope) -> None:
+        """Let proposals cite an event from before the state that the recomputation began with."""
+        self._cited_events[recorded.sequence_number] = cited_event(recorded)
+
+    def missing_citations(self, envelope_bytes: bytes) -> list[int]:
+        """Return the events that an event's command cites, directly or by the reviewed proposal, and that have not been fed or cited."""
+        if not any(kind in envelope_bytes for kind in _CITING):
+            return []
+        recorded = Envelope.FromString(envelope_bytes)
+        proposal = recorded.proposal
+        review = self.state.reviews.get(recorded.fact.review_resolved.decision_id or recorded.fact.review_voted.decision_id)
+        if review is not None:
+            proposal = review.proposal.proposal
+        numbers = [reference.sequence_number for reference in proposal.based_on_events]
+        return [number for number in numbers if number not in self._cited_events]
 
     def finish(self, *, at_head: bool) -> None:
         """Check that no event is missing at the end. A log that is cut off on purpose (not `at_head`) may end inside a commit."""

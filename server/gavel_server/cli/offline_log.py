@@ -53,7 +53,7 @@ async def open_target(data: Path, url: str, bus: str) -> AsyncIterator[EventLog]
 
 
 @asynccontextmanager
-async def open_directory(data: Path, bus: str) -> AsyncIterator[EventLog]:
+async def open_directory(data: Path, bus: str) -> AsyncIterator[RedisLog]:
     """Yield the log of `bus` in a data directory. Raises CommandError, LogError."""
     if not any((data / name).exists() for name in _APPEND_ONLY):
         raise CommandError(f"there is no log in {data}; give the data directory of a server with --data, or a Redis with --redis URL")
@@ -70,7 +70,7 @@ async def open_directory(data: Path, bus: str) -> AsyncIterator[EventLog]:
 
 
 @asynccontextmanager
-async def open_redis(url: str, bus: str, place: str) -> AsyncIterator[EventLog]:
+async def open_redis(url: str, bus: str, place: str) -> AsyncIterator[RedisLog]:
     """Yield the log of `bus` in the Redis at `url`; `place` names it in messages. Raises CommandError, LogError."""
     try:
         log = await RedisLog.connect(url, bus)

@@ -100,9 +100,15 @@ async def verify(
             derived_facts=recomputation.derived_facts,
             snapshots=comparison.compared,
             drifts=report.drifts(recomputation.state),
-            message=f"proved: {events} events, {decisions} decisions recomputed equal" + _and_snapshots(comparison.compared),
+            message=proved_message(events, decisions, comparison.compared),
         )
     )
+
+
+def proved_message(events: int, decisions: int, snapshots: int) -> str:
+    """Return the verdict on a proved log as a sentence."""
+    confirmed = f", {snapshots} snapshot{'s' if snapshots > 1 else ''} confirmed" if snapshots else ""
+    return f"proved: {events} events, {decisions} decisions recomputed equal{confirmed}"
 
 
 def replay_part(

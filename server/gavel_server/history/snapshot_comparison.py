@@ -50,6 +50,11 @@ class SnapshotComparison:
             except SnapshotError as error:
                 _LOG.warning("snapshot.refused", bus=self._files.bus, sequence_number=number, problem=str(error))
 
+    @property
+    def digests(self) -> dict[int, bytes]:
+        """The digests of the snapshots that have not been compared, by sequence number."""
+        return dict(self._digests)
+
     def is_due(self, number: int) -> bool:
         """Return whether the state after an event is to be compared."""
         return number in self._digests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Passes:
         self._bar: Progress = progress_bar()
         self._tasks: list[TaskID] = []
         self._number = 0
+        self._began: list[float] = []
 
     def __enter__(self) -> Passes:
         self._bar.start()
@@ -29,9 +31,15 @@ class Passes:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def seconds(self) -> list[float]:
+        """Return how long each pass has taken. A pass begins with its first progress report."""
+        ends = [*self._began[1:], time.monotonic()]
+        return [end - began for began, end in zip(self._began, ends, strict=True)]
+
     def show(self, progress: ReplayProgress) -> None:
         """Show the progress of a pass."""
         if progress.sequence_number <= self._number or not self._tasks:
+            self._began.append(time.monotonic())
             name = _PASSES[min(len(self._tasks), len(_PASSES) - 1)]
             self._tasks.append(self._bar.add_task(name, total=progress.to_sequence_number))
         self._number = progress.sequence_number

@@ -240,6 +240,7 @@ class Connections:
     """
 
     def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
+        self.url = url
         self.timeout_ms = timeout_ms
         link = NetworkPath()
         checks: tuple[Sequence[Command], Callable[[list[Any]], str]] = ((), lambda _: "") if accept_volatile else (COMMANDS, volatility)

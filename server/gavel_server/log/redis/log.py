@@ -81,6 +81,7 @@ class RedisLog:
     ) -> None:
         timeout_ms = connections.timeout_ms
         self.bus = bus
+        self.url = connections.url
         self._connections = connections
         self._owns_connections = owns_connections
         self._appends = connections.appends

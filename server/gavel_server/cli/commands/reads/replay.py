@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     from gavel_server.history.snapshot_files import SnapshotFiles
     from gavel_server.log.protocol import EventLog
+    from gavel_server.log.redis.log import RedisLog
 
+PROCESSES_MAX: Final = 64
+# Events of a log whose replay takes long enough for its rate to mean anything.
+RATE_EVENTS_MIN: Final = 100_000
 EXIT_DIVERGED: Final = 3
 EXIT_DAMAGED: Final = 4
 EXIT_VERSION_NOT_IMPLEMENTED: Final = 5
@@ -71,6 +75,12 @@ def replay(
             help="Compare the state with the snapshots in a server's data directory. Default with --data: those in it.",
         ),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", min=1, max=PROCESSES_MAX, metavar="N", help="Recompute the parts of the log between snapshots on N processes."
+        ),
+    ] = 1,
     engine: Annotated[EngineName, typer.Option(help="The rule engine to decide with.")] = EngineName.RETE,
     as_json: Json = False,
     debug: Debug = False,
@@ -89,6 +99,8 @@ def replay(
         raise InvalidInputError("a server knows its archive; give --archive with --data or --redis only")
     if sum((data is not None, bool(redis), server is not None)) > 1:
         raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
+    if processes > 1 and (server or archive or rules or from_sequence_number or to_sequence_number):
+        raise InvalidInputError("--processes proves a whole log by itself; omit --server, --archive, --rules, --from and --to")
     if rules:
         # Compile first, to report a mistake in the candidate before the log is opened.
         text = documents.read_rule_set(rules)
@@ -104,8 +116,14 @@ def replay(
         verification = _verify_on_server(server, bus, from_sequence_number, to_sequence_number, engine_value)
     else:
         directory, url = log_location(data, redis)
-        files = _snapshot_files(snapshots if url else snapshots or directory, bus)
-        verification = verify_log(_open_log(data, redis, bus, archive), from_sequence_number, to_sequence_number, engine_value, files)
+        place = snapshots if url else snapshots or directory
+        if processes > 1:
+            if place is None:
+                raise InvalidInputError("--processes needs the snapshots of the bus: name a server's data directory with --snapshots DIR")
+            verification = _verify_in_parallel(_open_redis_log(data, redis, bus), place, processes, engine_value)
+        else:
+            files = _snapshot_files(place, bus)
+            verification = verify_log(_open_log(data, redis, bus, archive), from_sequence_number, to_sequence_number, engine_value, files)
     verdict = asyncio.run(_show_progress(verification))
     raise typer.Exit(_print_verdict(verdict, as_json))
 
@@ -114,6 +132,14 @@ def _open_log(data: Path | None, redis: str, bus: str, archive: str) -> Abstract
     from gavel_server.cli import offline_log
 
     return offline_log.open_log(*log_location(data, redis), bus, archive)
+
+
+def _open_redis_log(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[RedisLog]:
+    from gavel_server.cli import offline_log
+    from gavel_server.log.redis.connection import mask_url
+
+    directory, url = log_location(data, redis)
+    return offline_log.open_redis(url, bus, mask_url(url)) if url else offline_log.open_directory(directory, bus)
 
 
 def _snapshot_files(data: Path | None, bus: str) -> SnapshotFiles | None:
@@ -148,6 +174,24 @@ async def verify_log(
         yield VerifyReplayResponse(verdict=verdict_of(error))
 
 
+async def _verify_in_parallel(
+    log_context: AbstractAsyncContextManager[RedisLog], data: Path, processes: int, engine: Engine.ValueType
+) -> AsyncGenerator[VerifyReplayResponse, None]:
+    """Verify the log that `log_context` opens on several processes, with the snapshots in a data directory."""
+    from gavel.v1.replay_service_pb2 import VerifyReplayResponse
+
+    from gavel_server.history.parallel import verify_in_parallel
+    from gavel_server.history.replay import verdict_of
+    from gavel_server.log.protocol import LogCorruptError
+
+    try:
+        async with log_context as log:
+            async for response in verify_in_parallel(log, log.url, data, processes, engine):
+                yield response
+    except LogCorruptError as error:
+        yield VerifyReplayResponse(verdict=verdict_of(error))
+
+
 async def _verify_on_server(
     server: str, bus: str, from_sequence_number: int, to_sequence_number: int, engine: Engine.ValueType
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
@@ -166,7 +210,14 @@ async def _verify_on_server(
 async def _show_progress(responses: AsyncGenerator[VerifyReplayResponse, None]) -> ReplayVerdict:
     """Show progress; return the verdict."""
     with Passes() as passes:
-        return await read_verdict(responses, passes.show)
+        verdict = await read_verdict(responses, passes.show)
+        seconds = passes.seconds()
+    if verdict.proved and verdict.events >= RATE_EVENTS_MIN and len(seconds) > 1:
+        from gavel_server.cli.rendering import output
+
+        rate, ratio = verdict.events / sum(seconds), sum(seconds[1:]) / seconds[0]
+        output.print_note(f"gavel: {rate:,.0f} events a second; recomputing took {ratio:.1f} times as long as reading and checking the log")
+    return verdict
 
 
 async def read_verdict(

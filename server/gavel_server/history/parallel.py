@@ -1,0 +1,110 @@
+"""A replay on several processes: ranges of the log are checked, then the segments between snapshots recomputed, side by side.
+
+It only proves. If anything cannot be proved in this way, `verify` replays the log in one piece and says what is wrong and where: a
+divergence, damage, a snapshot that does not fit, or a bus whose counters span segments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
+from gavel.v1 import replay_service_pb2
+from gavel.v1.decision_pb2 import ENGINE_RETE, Engine
+from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
+from gavel.v1.rule_set_service_pb2 import ReplayProgress
+from gavel_rules.replay import DriftReport, are_joined
+from gavel_rules.state.snapshot.decoding import StateDecoder
+
+from gavel_server.history.replay import proved_message, verify
+from gavel_server.history.segments import Segment, SegmentResult, Source, check_range, recompute, share
+from gavel_server.history.snapshot_comparison import SnapshotComparison
+from gavel_server.history.snapshot_files import SnapshotFiles
+from gavel_server.log import EventLog
+
+_PROGRESS_SECONDS: Final = 0.5
+
+
+async def verify_in_parallel(
+    log: EventLog, url: str, data: Path, processes: int, engine: Engine.ValueType = ENGINE_RETE
+) -> AsyncGenerator[VerifyReplayResponse, None]:
+    """Prove a whole log in the Redis at `url` on several processes, with the snapshots in a data directory.
+
+    Yields progress, which counts up once per pass, and last the verdict, as `verify` does.
+    """
+    source = Source(url, log.bus)
+    files = SnapshotFiles(data, log.bus)
+    last = (await log.head()).sequence_number
+    segments = await _segments(log, files, data, last)
+    counts: list[SegmentResult | None] = []
+    ranges = [(last * part // processes + 1, last * (part + 1) // processes) for part in range(processes)]
+    context = multiprocessing.get_context("spawn")
+    reached = context.Array("q", max(len(segments), processes), lock=False)
+    with ProcessPoolExecutor(processes, context, share, (reached,)) as pool:
+        loop = asyncio.get_running_loop()
+        checks = [loop.run_in_executor(pool, check_range, source, place, first, end) for place, (first, end) in enumerate(ranges)]
+        async for number in _progress(checks, reached):
+            yield _progress_of(number, last)
+        parts = [part for check in checks if (part := check.result()) is not None]
+        if len(parts) == len(checks) and are_joined(parts):
+            for place in range(len(reached)):
+                reached[place] = 0
+            # The longest first, so that no process is left with it at the end.
+            order = sorted(range(len(segments)), key=lambda place: segments[place].begin - segments[place].end)
+            tasks = [loop.run_in_executor(pool, recompute, source, place, segments[place], engine) for place in order]
+            async for number in _progress(tasks, reached):
+                yield _progress_of(number, last)
+            counts = [task.result() for _, task in sorted(zip(order, tasks, strict=True), key=lambda pair: pair[0])]
+    proved = [count for count in counts if count is not None]
+    if not segments or len(proved) < len(segments):
+        async for response in verify(log, engine=engine, to_sequence_number=last, snapshots=files):
+            yield response
+        return
+    yield VerifyReplayResponse(verdict=_verdict(log.bus, proved, sum(1 for segment in segments if segment.digest)))
+
+
+async def _segments(log: EventLog, files: SnapshotFiles, data: Path, last: int) -> list[Segment]:
+    """Return the segments between the snapshots that the log confirms, in order."""
+    comparison = SnapshotComparison(files)
+    await comparison.load(log, last)
+    digests = comparison.digests
+    ends = sorted({*digests, last})
+    return [
+        Segment(str(data), begin, end, digests.get(end, b""), at_head=end == last) for begin, end in zip([0, *ends], ends, strict=False)
+    ]
+
+
+async def _progress(tasks: Sequence[asyncio.Future[Any]], reached: Any) -> AsyncGenerator[int, None]:
+    """Yield the number of events that all tasks have done, until they have ended."""
+    pending: set[asyncio.Future[Any]] = {*tasks}
+    while pending:
+        _, pending = await asyncio.wait(pending, timeout=_PROGRESS_SECONDS)
+        yield sum(reached)
+
+
+def _progress_of(number: int, last: int) -> VerifyReplayResponse:
+    return VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+
+
+def _verdict(bus: str, counts: Sequence[SegmentResult], snapshots: int) -> ReplayVerdict:
+    report, decoder = DriftReport(), StateDecoder(bus)
+    for count in counts:
+        report.merge(count.drifts)
+        for part in count.state:
+            decoder.add(StateSnapshot.FromString(part))
+    events, decisions = sum(count.events for count in counts), sum(count.decisions for count in counts)
+    return ReplayVerdict(
+        proved=True,
+        status=replay_service_pb2.REPLAY_STATUS_PROVED,
+        events=events,
+        decisions=decisions,
+        derived_facts=sum(count.derived_facts for count in counts),
+        snapshots=snapshots,
+        drifts=report.drifts(decoder.finish()),
+        message=proved_message(events, decisions, snapshots),
+    )

@@ -1,0 +1,165 @@
+"""The work of the processes of a parallel replay: each checks a range of a log, or recomputes a segment of it.
+
+A segment begins with the state of a snapshot and ends where the next one is, whose state it must reach. If every segment does, the whole
+log is proved, by induction over the segments. Nothing here says what is wrong: `parallel` then proves the log in one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
+from gavel.v1.decision_pb2 import Engine
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.replay import (
+    DamagedError,
+    DivergedError,
+    DriftReport,
+    Integrity,
+    IntegrityPart,
+    IntegrityStart,
+    Recomputation,
+    VersionNotImplementedError,
+    decode,
+)
+from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, state_sha256
+from gavel_rules.state.state import State
+
+from gavel_server.history.snapshot_files import SnapshotError, SnapshotFiles
+from gavel_server.log import EventLog, LogError, Record
+from gavel_server.log.redis.log import RedisLog
+
+READ_EVENTS_MAX: Final = 512
+
+Result = TypeVar("Result")
+
+# How far each piece of work has come, shared with the parent process.
+_reached: Any = None
+
+
+class Source(NamedTuple):
+    """A log in a Redis."""
+
+    url: str
+    bus: str
+
+
+class Segment(NamedTuple):
+    """The events after `begin` up to `end`. Snapshots are in the data directory `data`; 0 is the start of the log.
+
+    `digest` is that of the state at the end, if there is a snapshot; `at_head`: the log ends there.
+    """
+
+    data: str
+    begin: int
+    end: int
+    digest: bytes
+    at_head: bool
+
+
+class SegmentResult(NamedTuple):
+    """What was recomputed equal, what it noted of versions, and the state at the head of the log without evidence, as parts of a snapshot."""
+
+    events: int
+    decisions: int
+    derived_facts: int
+    drifts: tuple[dict[tuple[Any, ...], Any], ...]
+    state: list[bytes]
+
+
+def share(reached: Any) -> None:
+    """Take the shared array of a process pool."""
+    global _reached  # the initializer of the processes
+    _reached = reached
+
+
+def check_range(source: Source, place: int, first: int, last: int) -> IntegrityPart | None:
+    """Check the integrity of a range; None: it cannot be proved."""
+    return _run(source, partial(_check, place, first, last))
+
+
+def recompute(source: Source, place: int, segment: Segment, engine: Engine.ValueType) -> SegmentResult | None:
+    """Recompute a segment; None: it cannot be proved."""
+    return _run(source, partial(_recompute, place, segment, engine))
+
+
+def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | None]]) -> Result | None:
+    async def run() -> Result | None:
+        log = await RedisLog.connect(source.url, source.bus)
+        try:
+            return await work(log)
+        finally:
+            await log.close()
+
+    try:
+        return asyncio.run(run())
+    except (DamagedError, DivergedError, VersionNotImplementedError, SnapshotError, LogError):
+        return None
+
+
+async def _check(place: int, first: int, last: int, log: EventLog) -> IntegrityPart:
+    start = None
+    if first > 1:
+        found = await log.read_many([1, first - 1])
+        opened = decode(1, found[1].envelope).fact.bus_opened
+        before = found[first - 1]
+        recorded_at_ms = milliseconds(decode(first - 1, before.envelope).recorded_at)
+        start = IntegrityStart(first - 1, before.chain_hash, recorded_at_ms, opened.idempotency_window_ms)
+    integrity = Integrity(log.bus, start)
+    await _read(log, place, first, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash))
+    return integrity.part
+
+
+async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log: EventLog) -> SegmentResult | None:
+    state = SnapshotFiles(Path(segment.data), log.bus).read(segment.begin) if segment.begin else None
+    if state is not None and state.counters:
+        return None  # what fills a counter may be in another segment
+    recomputation = Recomputation(log.bus, engine=engine, state=state)
+    report = DriftReport()
+    number = segment.begin
+    while number < segment.end:
+        records = await log.read(number + 1, segment.end, READ_EVENTS_MAX)
+        if not records or records[0].sequence_number != number + 1:
+            return None
+        for record in records:
+            if segment.begin:
+                await _cite(log, recomputation, record)
+            report.note(recomputation.feed(record.sequence_number, record.envelope), recomputation.state)
+        number = records[-1].sequence_number
+        _reached[place] = number - segment.begin
+    recomputation.finish(at_head=segment.at_head)
+    is_equal = not segment.digest or (recomputation.state.head == segment.end and state_sha256(recomputation.state.store) == segment.digest)
+    if recomputation.fills or not is_equal:
+        return None
+    state_parts = _without_evidence(recomputation.state) if segment.at_head else []
+    return SegmentResult(recomputation.events, recomputation.decisions, recomputation.derived_facts, report.content, state_parts)
+
+
+def _without_evidence(state: State) -> list[bytes]:
+    """Return the parts of a snapshot of a state but its evidence, which is nearly all of it and which no drift depends on."""
+    parts = (encode_position(state.store, b"", ""), *encode_tables(state.store))
+    return [part for part in parts if not StateSnapshot.FromString(part).evidence]
+
+
+async def _cite(log: EventLog, recomputation: Recomputation, record: Record) -> None:
+    """Read the events from before the segment that the next event cites."""
+    missing = recomputation.missing_citations(record.envelope)
+    if missing:
+        for found in (await log.read_many(missing)).values():
+            recomputation.cite(decode(found.sequence_number, found.envelope))
+
+
+async def _read(log: EventLog, place: int, first: int, last: int, feed: Callable[[Record], object]) -> None:
+    number = first - 1
+    while number < last:
+        records = await log.read(number + 1, last, READ_EVENTS_MAX)
+        if not records:
+            raise LogError(f"event {number + 1} is missing")
+        for record in records:
+            feed(record)
+        number = records[-1].sequence_number
+        _reached[place] = number - first + 1

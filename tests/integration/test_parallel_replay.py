@@ -1,0 +1,98 @@
+"""Replays on several processes prove what one process proves, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gavel.v1 import replay_service_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.replay_service_pb2 import ReplayVerdict
+from gavel_rules.redis_keys import head_key, log_key
+from gavel_rules.state.state import State
+from gavel_server.history.parallel import verify_in_parallel
+from gavel_server.history.replay import verify
+from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
+from gavel_server.log import Entry, Head
+from gavel_server.log.protocol import empty_head
+from gavel_server.log.redis.log import RedisLog
+from redis.asyncio import Redis
+
+from tests.load.finished_work import write_log
+from tests.support.driver import rechain
+
+# An order has nine events after the three that open the bus. The second snapshot is between an order's facts and the proposal that cites
+# them.
+SNAPSHOTS = (3 + 9 * 20, 3 + 9 * 40 + 3, 3 + 9 * 60)
+
+
+@pytest.fixture
+async def log(redis_url: str, bus: str) -> RedisLog:
+    """A log of finished work."""
+    assert [number async for number in write_log(redis_url, bus, 900, 1.0)]
+    return await RedisLog.connect(redis_url, bus)
+
+
+async def write_snapshots(log: RedisLog, files: SnapshotFiles) -> None:
+    """Write snapshots as a server does."""
+    state = State(log.bus)
+    for record in await log.read(1, SNAPSHOTS[-1], SNAPSHOTS[-1]):
+        state.apply(Envelope.FromString(record.envelope)).pack(record.envelope)
+        state.commit()
+        if record.sequence_number in SNAPSHOTS:
+            files.write(SnapshotContent(state, Head(record.sequence_number, record.chain_hash), "first"))
+
+
+async def verdict_of(log: RedisLog, data: Path) -> tuple[ReplayVerdict, list[int]]:
+    """Return the verdict of two processes, and the progress."""
+    responses = [response async for response in verify_in_parallel(log, log.url, data, 2)]
+    return responses[-1].verdict, [response.progress.sequence_number for response in responses[:-1]]
+
+
+@pytest.mark.long
+async def test_processes_prove_a_log_together(log: RedisLog, tmp_path: Path) -> None:
+    """The verdict of two processes, with snapshots and without, is that of one."""
+    files = SnapshotFiles(tmp_path, log.bus)
+    await write_snapshots(log, files)
+    *_, alone = [response async for response in verify(log, snapshots=files)]
+    together, progress = await verdict_of(log, tmp_path)
+    assert alone.verdict == together
+    assert (replay_service_pb2.REPLAY_STATUS_PROVED, len(SNAPSHOTS)) == (together.status, together.snapshots)
+    assert [together.events, together.events] == [number for number in progress if number == together.events][-2:]
+    plain, _ = await verdict_of(log, tmp_path / "none")
+    assert (True, 0, together.decisions) == (plain.proved, plain.snapshots, plain.decisions)
+    await log.close()
+
+
+async def forge(log: RedisLog, number: int) -> None:
+    """Replace a decision of the log by one with another reason, and chain all events after it anew."""
+    envelopes = [Envelope.FromString(record.envelope) for record in await log.read(1, 10_000, 10_000)]
+    envelopes[number - 1].decision.reason_code = "FORGED"
+    records = rechain(log.bus, envelopes)
+    async with Redis.from_url(log.url) as connection:
+        await connection.delete(log_key(log.bus), head_key(log.bus))
+    entries = [Entry(one.sequence_number, one.envelope, one.chain_hash, f"forged-{one.sequence_number}", "") for one in records]
+    await log.append(empty_head(log.bus), entries, int(envelopes[-1].recorded_at.ToMilliseconds()), ())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("damage", ["event", "snapshot"])
+async def test_a_refusal_is_that_of_one_process(log: RedisLog, tmp_path: Path, damage: str) -> None:
+    """If a part cannot be proved, the verdict is that of a replay in one piece, which names the first divergence."""
+    files = SnapshotFiles(tmp_path, log.bus)
+    await write_snapshots(log, files)
+    number = SNAPSHOTS[1]
+    if damage == "snapshot":
+        state = files.read(number)
+        state.store.conflict_keys["order/1"] = "another decision"
+        files.write(SnapshotContent(state, Head(number, files.read_position(number).chain_hash), "first"))
+        kind = "snapshot-mismatch"
+    else:
+        number, kind = number + 2, "field-mismatch"
+        await forge(log, number)
+    together, _ = await verdict_of(log, tmp_path)
+    *_, alone = [response async for response in verify(log, snapshots=files)]
+    assert alone.verdict == together
+    assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, kind) == (together.status, together.divergence.kind)
+    assert number == together.divergence.sequence_number
+    await log.close()
