@@ -57,7 +57,8 @@ class DriftReport:
     def merge(self, content: tuple[dict[tuple[Any, ...], Any], ...]) -> None:
         """Add what another report has noted about the events that follow."""
         counts, *tables = content
-        for table, further in zip((self._tools, self._answers, self._mismatches, self._decisions), tables, strict=True):
+        own: tuple[dict[tuple[Any, ...], Any], ...] = (self._tools, self._answers, self._mismatches, self._decisions)
+        for table, further in zip(own, tables, strict=True):
             for key, record in further.items():
                 self._add(table, key, record)
                 if key in table:

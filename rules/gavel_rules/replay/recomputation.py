@@ -25,11 +25,8 @@ from gavel_rules.codec.fields import Field
 from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent, cited_event
-<<<<<<< HEAD
-from gavel_rules.events.proposal_view import ProposalView
-=======
 from gavel_rules.events.kinds import PROPOSAL, SYSTEM_FACT_KEY
->>>>>>> 885c27c (Replay segments between snapshots on several processes)
+from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
