@@ -34,7 +34,7 @@ class Passes:
     def seconds(self) -> list[float]:
         """Return how long each pass has taken. A pass begins with its first progress report."""
         ends = [*self._began[1:], time.monotonic()]
-        return [end - began for began, end in zip(self._began, ends, strict=True)]
+        return [end - began for began, end in zip(self._began, ends, strict=False)]
 
     def show(self, progress: ReplayProgress) -> None:
         """Show the progress of a pass."""
