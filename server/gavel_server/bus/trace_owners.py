@@ -94,7 +94,8 @@ class TraceOwners:
 
     def parts(self) -> Iterator[StateSnapshot]:
         """Yield the owners as parts of a snapshot, each with its traces in the order in which they were opened."""
-        rows = (self._row(trace_id) for owner in self._owners.values() for trace_id in owner.traces)
+        # The compiled build makes lists of generator expressions.
+        rows = iter([self._row(trace_id) for owner in self._owners.values() for trace_id in owner.traces])
         while chunk := list(islice(rows, PART_ROWS)):
             yield StateSnapshot(trace_owners=chunk)
 

@@ -51,7 +51,9 @@ def encode_tables(store: Store) -> Iterator[bytes]:
         settings.clock_acceptance.recorded_at_ms, settings.clock_acceptance.clock_ms = acceptance
     yield _serialize(settings)
     for name, rows in _tables(store).items():
-        while chunk := list(islice(rows, ROWS_MAX)):
+        # The compiled build makes lists of generator expressions.
+        remaining = iter(rows)
+        while chunk := list(islice(remaining, ROWS_MAX)):
             part = StateSnapshot()
             getattr(part, name).extend(chunk)
             yield _serialize(part)
