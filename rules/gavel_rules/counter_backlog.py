@@ -1,7 +1,7 @@
-"""The past of counters: what they would hold if they had counted the log from its beginning.
+"""The past of counters: the entries of the events before a counter was opened.
 
-Counters count from their `CountersOpened` on. The server feeds the events before it to a backlog, and records the entries that have not
-lapsed as `CounterFilled`. A replay does the same and compares. The log alone therefore gives the state of every counter.
+Transitions count the events after a `CountersOpened`. The server feeds the events before it to a backlog, and records the entries that
+have not lapsed as `CounterFilled`. A replay does the same and compares. The log alone therefore gives the state of every counter.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _place(entry: CounterEntry) -> tuple[int, str]:
 
 
 def _full_until_ms(table: CounterTable) -> int:
-    """Return until when something of the past is missing, in any group: the fill states it for all of them."""
+    """Return the time until which an entry is missing in any group, 0 if none is: the fill states one time for all groups."""
     return max(table.faults.values(), default=table.faults.get(ALL_GROUPS, 0))
 
 

@@ -44,7 +44,7 @@ def trace_drifts(state: State, versions: TraceVersions) -> list[Drift]:
 
 
 def schema_drifts(state: State, tools: Iterable[ToolSchemas]) -> list[Drift]:
-    """Return a drift for every schema that differs from that of the registered contract. Nothing is known of other tools."""
+    """Return a drift for every schema that differs from that of the registered contract. Tools without a contract have none."""
     found = []
     for tool in tools:
         registered = state.tools.contracts.get(tool.tool_name)
@@ -75,7 +75,7 @@ def schema_drifts(state: State, tools: Iterable[ToolSchemas]) -> list[Drift]:
 
 
 def model_drifts(state: State, answers: Iterable[ModelAnswer]) -> list[Drift]:
-    """Return a drift for every answer by another model than was asked for, or that an equal prompt no longer gets."""
+    """Return a drift for every answer of another model than the requested one, and for every changed answer to an equal prompt."""
     found = []
     for answer in answers:
         number = answer.sequence_number

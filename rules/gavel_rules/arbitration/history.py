@@ -1,6 +1,6 @@
-"""What the counters of a rule set give for a proposal: for its conditions, for its score, and in the decision.
+"""Reads the counters of a rule set for a proposal: for its conditions, its score and the decision.
 
-A counter that cannot tell, and a reservation for which a counter has no room, refuse the proposal: nothing unknown is permission.
+A proposal is refused if a counter gives no number, or has no room for a reservation: nothing unknown is permission.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gavel_rules.state.state import State
 
 
 class HistoryReading:
-    """What an action's counters give: the numbers by variable, the rows for the decision, and the counters that cannot tell."""
+    """The reading of an action's counters: the numbers by variable, the rows for the decision, and the counters that refuse."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, float] = {}
@@ -25,7 +25,7 @@ class HistoryReading:
 
 
 def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, proposal_id: str) -> HistoryReading:
-    """Return what the counters of an action give for the case of a proposal, which they do not count.
+    """Read the counters of an action for the case of a proposal. The numbers do not include the proposal itself.
 
     A read whose key has no value is left out, like an absent fact.
     """
@@ -53,7 +53,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
 
 
 def delay_for_counter(decision: Decision, state: State, retry: RetryAfter, case: Case, now_ms: int) -> None:
-    """Tell a refused proposal when a counter will have room for it, if that can be foreseen."""
+    """Set the retry hint of a refusal to the time when a counter will have room, if that can be foreseen."""
     room = retry.room(case)
     table = state.counters.get(retry.counter.digest)
     if room is not None and table is not None:

@@ -111,7 +111,7 @@ def hold(decision: Decision) -> None:
 
 
 def refuse_for_counters(decision: Decision, policy_id: str, counters: Sequence[str]) -> bool:
-    """Refuse because counters cannot tell what they count, or have no room for an approval; return True."""
+    """Refuse because counters give no number, or have no room for an approval; return True."""
     refuse(decision, reason_codes.COUNTER_FULL)
     for name in dict.fromkeys(counters):
         message = f"{policy_id}/{name} gives no number, or has no room for one more entry: see its limits"

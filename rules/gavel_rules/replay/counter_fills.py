@@ -1,4 +1,4 @@
-"""The third pass of a replay, for logs with counters: their past, counted again from the beginning of the log.
+"""The third pass of a replay, for logs with counters: it counts their past again, from the beginning of the log.
 
 `Recomputation` takes the entries of `CounterFilled` from the log, as the server does. This pass proves that they are those of the events
 before the counters were opened.
@@ -50,7 +50,7 @@ class FillProof:
         return [backlog for _, backlog in self._open]
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> None:
-        """Count one event. Raises DivergedError if a fill whose past is complete with it differs."""
+        """Count one event, and compare the fills whose past it completes. Raises DivergedError if one differs."""
         envelope = decode(sequence_number, envelope_bytes)
         for fill, backlog in list(self._open):
             backlog.feed(envelope)

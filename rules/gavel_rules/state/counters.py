@@ -66,16 +66,16 @@ class CounterTable:
 
     @property
     def is_filled(self) -> bool:
-        """Whether it holds the entries from before it was opened."""
+        """Whether the counter has the entries of the events before it was opened."""
         return self.flags.get("filled", False)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it has counted a log from its beginning, and heeds no event that opens, fills or drops counters."""
+        """Whether the counter counts a log from its beginning, and ignores events that open, fill or drop counters."""
         return self.flags.get("pinned", False)
 
     def read(self, group: str, now_ms: int, without: str = "") -> Reading | None:
-        """Return what the counter gives for a group at a time, not before the last event's; None if it cannot tell.
+        """Return the number of a group at `now_ms`, which is not before the last event; None if an entry may be missing.
 
         `without` is the event_id of a proposal that is being decided: one that waits for its contest has been counted already.
         """
@@ -114,7 +114,7 @@ class CounterTable:
         )
 
     def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:
-        """Return when so much will have lapsed that `amount` fits under `limit` in a group; 0 if that cannot be foreseen."""
+        """Return when enough entries of a group will have lapsed for `amount` to fit under `limit`; 0 if that cannot be foreseen."""
         lapses = self.lapses_by_group.get(group)
         if lapses is None or self.counter.aggregate not in (COUNT, SUM):
             return 0

@@ -90,7 +90,7 @@ class TraceVersions:
         return found
 
     def with_event(self, envelope: Envelope, payload: str, items_max: int = TRACE_VERSIONS_MAX) -> TraceVersions:
-        """Return the versions with what one more event names: of each kind the last `items_max` different ones."""
+        """Add the versions that an event names to earlier ones; return the last `items_max` different ones of each kind."""
         number = envelope.sequence_number
         bound, mismatches, tools, answers = self.bound, self.mismatches, self.tools, self.answers
         if payload != "decision" and envelope.HasField("version_binding"):

@@ -27,7 +27,7 @@ from gavel_server.log import Head
 from gavel_server.process.private_files import open_private
 
 SNAPSHOTS_MAX: Final = 5
-# Snapshots that stay whatever their distance: should the newest be damaged, there is another near the head.
+# The newest snapshots are never removed: if one is damaged, there is another near the head.
 NEWEST_MAX: Final = 2
 
 _SUFFIX: Final = ".snapshot"

@@ -371,7 +371,7 @@ def _decode(text: str, name: str) -> bytes:
     except (binascii.Error, ValueError) as error:
         raise UnreadableError(f"{name} is not base64") from error
     if base64.b64encode(content).decode() != text:
-        raise UnreadableError(f"{name} is not base64 in its one form")
+        raise UnreadableError(f"{name} is not canonical base64")
     return content
 
 

@@ -1,7 +1,7 @@
 """The evidence store: bytes by their SHA-256, in a directory or an object store.
 
 A store of https://filesystem-spec.readthedocs.io: a path, or a URL such as s3://bucket/evidence. The bytes with the hash
-"sha256:abcdef…" are the file `sha256/ab/cdef…`. A file is there as a whole or not at all, and never changes, because its name is its hash.
+"sha256:abcdef…" are the file `sha256/ab/cdef…`. A file is written as a whole or not at all. It never changes: its name is its hash.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EvidenceStore:
         self._is_local: Final = isinstance(self._files, LocalFileSystem)
 
     def put(self, content: bytes) -> tuple[str, str]:
-        """Keep bytes; return their hash and URI. Raises EvidenceError."""
+        """Store bytes; return their hash and URI. Raises EvidenceError."""
         content_hash = "sha256:" + hashlib.sha256(content).hexdigest()
         path = self._path(content_hash)
         try:
@@ -126,7 +126,7 @@ class EvidenceStore:
 
     @contextmanager
     def _lock(self, *, exclusive: bool) -> Iterator[None]:
-        """Hold the lock of a directory: writers share it, a removal has it alone."""
+        """Hold the lock of a directory: shared by writers, exclusive for a removal."""
         if not self._is_local:
             yield
             return

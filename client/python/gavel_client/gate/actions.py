@@ -23,7 +23,7 @@ class Call:
     """One call of a tool, as a framework is about to make it.
 
     `task` names the conversation or the piece of work, for instance a thread. It must be the same when the work is repeated or resumed, and
-    different for other work. `turn` names the answer of the model in it that has the call. Calls of one task and turn that propose the
+    different for other work. `turn` names the model's answer that contains the call. Calls of one task and turn that propose the
     same action are one call. So are all calls with one `idempotency_key`, whatever their task; the gate raises RunKeyError if they propose
     different actions.
     """

@@ -76,7 +76,7 @@ class Allowed:
         return "" if self.decision is None else self.decision.event_id
 
     async def run(self, tool: Callable[[], Awaitable[Output]], output: Callable[[Output], HandlerResult] = success) -> Output:
-        """Run the tool and report its end; return what it returned. `output` makes the report of what it returned.
+        """Run the tool and report its end; return its output. `output` turns the tool's output into the report.
 
         The tool is cancelled shortly before its lease ends. Raises what the tool raises.
         """
@@ -135,7 +135,7 @@ class SyncAllowed:
         return self._allowed.idempotency_key
 
     def run(self, tool: Callable[[], Output], output: Callable[[Any], HandlerResult] = success) -> Output:
-        """Run the tool and report its end; return what it returned. Raises what the tool raises."""
+        """Run the tool and report its end; return its output. Raises the exceptions of the tool."""
         try:
             value = tool()
         except BaseException as error:

@@ -1,6 +1,6 @@
-"""The answers of a gate for which the tool must not run: Refused, Pending and Finished.
+"""The answers of a gate after which the tool must not run: Refused, Pending and Finished.
 
-`message()` is what the language model that made the call gets in place of the tool's output, and `succeeded` whether that is a success.
+`message()` is the text for the language model in place of the tool's output. `succeeded` is whether the call was a success.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Refused:
 
     @property
     def hint(self) -> RetryHint | None:
-        """What would help, as the decision says it."""
+        """The retry hint of the decision; None without a decision."""
         return None if self.decision is None else self.decision.decision.retry_hint
 
     @property

@@ -98,7 +98,7 @@ class RuntimeTool:
         self.definition: Final = LLMTool(model_name(contract.name), description, _object_schema(from_struct(contract.argument_schema)))
 
     async def run(self, call: LLMToolCall, arguments: Arguments, run: AgentRun) -> ToolExecutionResult:
-        """Call the tool; record what it tells as an observation."""
+        """Call the tool; record the observed values of its result as an observation."""
         subject = self._subject(arguments) if self._subject else run.subject
         context = ToolContext(
             subject,
@@ -226,7 +226,7 @@ class FinalAnswer:
         self._schemas = Schemas()
 
     async def run(self, call: LLMToolCall, arguments: Arguments, run: AgentRun) -> ToolExecutionResult:
-        """Return the answer."""
+        """Return the answer as the result, or a failure if it does not match the schema."""
         problem = self._schemas.problem(self._schema, arguments, "arguments")
         if problem:
             return failure(call, ARGS, problem)

@@ -1,4 +1,4 @@
-"""The attempts of one call: which provider is asked next, after which pause, and what has been tried.
+"""The attempts of one call: the next provider, the pause before it, and the past attempts.
 
 Each provider is asked again after a failure that another attempt may mend, up to `attempts_max` times. Then, or after another failure,
 the next one is asked. All happens within `deadline_ms`.
@@ -77,7 +77,7 @@ class Attempts:
         return dataclasses.replace(response, provider_meta=self.provider_meta)
 
     def abandon(self, error: BaseException) -> None:
-        """Note that the attempt, if there is one, ended by an error after which no other follows."""
+        """Note that the open attempt, if there is one, ended by an error and is the last one."""
         if self._is_open:
             self.end(error)
 

@@ -116,7 +116,7 @@ class Transport(Protocol):
 
 
 class ModelProvider:
-    """An LLMProvider of a wire format and a transport. `options` are fields of the provider's own for every request."""
+    """An LLMProvider of a wire format and a transport. `options` are added to the body of every request."""
 
     def __init__(self, name: str, model: str, wire: WireFormat, transport: Transport, options: JsonObject) -> None:
         self._name = name
@@ -181,7 +181,7 @@ class ModelProvider:
         await self._transport.close()
 
     def _redact(self, raw: JsonObject) -> JsonObject:
-        # What cannot be redacted is not shown.
+        # If redaction fails, the error has no raw event.
         with _format_errors(self._name, {}):
             return self._wire.redact(raw)
 

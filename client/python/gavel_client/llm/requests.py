@@ -1,4 +1,4 @@
-"""What a model is asked: messages, tools and settings, the same for every provider."""
+"""A request to a model: messages, tools and settings, the same for every provider."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Effects:
         self._open_calls.close(call.agent.id, call.definition.name, call.arguments)
 
     async def close(self, grace_ms: int) -> None:
-        """Wait for the calls under way; those that take longer than `grace_ms` are stopped and reported."""
+        """Wait for the calls under way. Stop and report calls that take longer than `grace_ms`."""
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=grace_ms / 1000)
             for task in late:

@@ -56,7 +56,7 @@ class Expression:
             raise ExpressionError(problem[0] if problem else "the expression does not compile") from error
 
     def scalar(self, values: Mapping[str, object]) -> str | int | float | bool:
-        """Return the value, a string, number or boolean. Raises ExpressionError if the expression errs or has another value.
+        """Return the value, a string, number or boolean. Raises ExpressionError if it cannot be evaluated or has a value of another type.
 
         `values` holds `arguments` and, for a field, `result` (JSON values).
         """
@@ -64,10 +64,10 @@ class Expression:
         try:
             answer = self._compiled.eval(data=dict(values))
         except RuntimeError as error:
-            raise ExpressionError(f"{self.source} errs") from error
+            raise ExpressionError(f"cannot evaluate {self.source}") from error
         kind = answer.type().name()
         if kind == "ERROR":
-            raise ExpressionError(f"{self.source} errs: {str(answer.value())[:PROBLEM_LENGTH_MAX]}")
+            raise ExpressionError(f"cannot evaluate {self.source}: {str(answer.value())[:PROBLEM_LENGTH_MAX]}")
         if kind not in _SCALARS:
             # The library miscounts references of null: such a value is not even looked at.
             raise ExpressionError(f"{self.source} gives {kind.lower()}, not a string, number or boolean")

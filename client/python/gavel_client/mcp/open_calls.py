@@ -45,7 +45,7 @@ class OpenCalls:
                 return turn
 
     def close(self, agent: str, tool: str, arguments: Mapping[str, Any], turn: Turn | None = None) -> None:
-        """Forget a call that has its final answer, if its turn is `turn`; None: whatever its turn is. Raises OSError."""
+        """Forget a call that has its final answer, if its turn is `turn`. With None the turn does not matter. Raises OSError."""
         path = self._path(agent, tool, arguments)
         with suppress(FileNotFoundError):
             if turn is None or Turn(**json.loads(path.read_text(encoding="utf-8"))) == turn:

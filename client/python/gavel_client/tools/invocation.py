@@ -128,7 +128,7 @@ class ToolFailure:
 
 @dataclass(frozen=True)
 class ToolOutcome:
-    """The result of a call, as the caller gets it and, but for the data, as the log has it."""
+    """The result of a call for its caller. The log has the same fields, except for the data."""
 
     requested_tool: str
     canonical_tool: str

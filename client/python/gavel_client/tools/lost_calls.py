@@ -39,14 +39,14 @@ class LostCalls:
         self._position = 0  # the last sequence number read; 0: none
 
     async def run(self) -> None:
-        """Close lost calls for ever. Raises nothing: the runtime carries on, and nobody would see an exception."""
+        """Close lost calls until cancelled. Logs errors and raises none: this is a background task, whose exceptions nobody sees."""
         while True:
             try:
                 await self.close()
             except GavelError as error:
-                _logger.warning("lost calls are not closed now: %s", describe_error(error))
+                _logger.warning("cannot close lost calls, will try again: %s", describe_error(error))
             except Exception:
-                _logger.exception("lost calls are not closed now")
+                _logger.exception("cannot close lost calls, will try again")
             leases = [_lease_until_ms(call) - _now_ms() for call in self._open.values()]
             await asyncio.sleep(max(0.0, min([INTERVAL_MS, *leases])) / 1000 + 0.05)
 

@@ -28,7 +28,7 @@ def load_plugin(name: str, configuration: Mapping[str, Any]) -> Provider:
     plugins = find_plugins()
     if name not in plugins:
         known = ", ".join(sorted(plugins)) or "none"
-        raise ValueError(f"no package brings the provider {name}; installed plug-ins of {GROUP}: {known}")
+        raise ValueError(f"no installed package offers the provider {name}; installed plug-ins of {GROUP}: {known}")
     try:
         provider = plugins[name].load()(configuration)
     except Exception as error:

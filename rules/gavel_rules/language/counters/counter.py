@@ -59,7 +59,7 @@ class Amount(NamedTuple):
 
 
 class CounterError(CaseError):
-    """An event cannot be counted: an expression of the counter errs, or gives a value that no group can hold."""
+    """An event cannot be counted: an expression of the counter fails, or its value does not fit into a group."""
 
 
 class _Expression:
@@ -156,7 +156,7 @@ class CompiledCounter:
         if self._where is not None:
             counts = self._where.evaluate(typed)
             if not isinstance(counts, bool):
-                raise CounterError(f"`where` of counter {self.name} errs")
+                raise CounterError(f"`where` of counter {self.name} fails for the event")
             if not counts:
                 return None
         group: object = "" if self._by is None else self._by.evaluate(typed)

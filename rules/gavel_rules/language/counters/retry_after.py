@@ -1,7 +1,7 @@
 """`retry_after` of a rule: when a counter will have room again, as `history.NAME.frees(key, amount, limit)`.
 
-The parts are expressions of their own. They are evaluated once the rule has refused a proposal. The state then tells when so much will
-have stopped counting that the amount fits under the limit.
+The arguments are separate expressions, which are evaluated after the rule has refused a proposal. The state then gives the time when enough
+entries will have lapsed for the amount to fit under the limit.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_retry_after(
         report(target.offset, "unknown-name", f"the rule set has no counter {name}", suggestion(f"{HISTORY}.{name}", known, 0))
         return None
     if counter.aggregate not in (COUNT, SUM):
-        report(target.offset, "not-supported", f"{name} neither counts nor adds up, so no room can be foreseen", "remove retry_after")
+        report(target.offset, "not-supported", f"{name} is neither a count nor a sum, so its room cannot be foreseen", "remove retry_after")
         return None
     types = ["STRING", "NUMBER", "NUMBER"] if counter.has_groups else ["NUMBER", "NUMBER"]
     places = _split(text, tree.offset)

@@ -77,7 +77,7 @@ def open_counters(
 ) -> None:
     """Let counters of a rule set count from the next event on.
 
-    With `is_pinned`, nothing before that counts, and they stay whatever the log says of them: for counting a log from its beginning.
+    With `is_pinned`, they ignore later events that open, fill or drop counters: for counting a log from its beginning.
     """
     for counter in counters:
         known = store.counters.get(counter.digest)

@@ -1,6 +1,6 @@
 """Transitions of versions: what the events of each trace name, and the last answer of a model to each prompt.
 
-Both tables are bounded by their size alone: what is forgotten can only make a warning of drift come too rarely.
+Both tables have a size limit and no other. A forgotten row can only hide a warning of drift.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ async def test_a_plugin_gets_its_configuration(plugin: None) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("smtp", "no package brings the provider smtp"),
+        ("smtp", "no installed package offers the provider smtp"),
         ("broken", "AttributeError"),
         ("mailer", "fails: KeyError: 'host'"),
         ("other", "returns no Provider with the provider_id other"),

@@ -118,7 +118,7 @@ class _Transport:
         try:
             answer = read()
         except ValueError as error:
-            raise LLMProviderError(self._name, "malformed", "it sent what is not JSON") from error
+            raise LLMProviderError(self._name, "malformed", "its answer is not JSON") from error
         if not isinstance(answer, dict):
             raise LLMProviderError(self._name, "malformed", f"it sent a {type(answer).__name__} in place of an object")
         return answer

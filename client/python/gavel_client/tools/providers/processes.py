@@ -123,6 +123,6 @@ async def _start(
     except FileNotFoundError:
         raise ToolError(TOOL, "the program of the command does not exist") from None
     except PermissionError:
-        raise ToolError(PERMISSION, "the program of the command must not be run") from None
+        raise ToolError(PERMISSION, "the program of the command is not executable for the runtime's user") from None
     except (OSError, ValueError) as error:
         raise ToolError(TOOL, f"the program of the command cannot be run: {type(error).__name__}") from None

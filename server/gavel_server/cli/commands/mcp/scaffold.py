@@ -57,7 +57,7 @@ def scaffold(
             _write(path, text)
             output.print_note(f"wrote {path}")
     if not documents.rules:
-        raise CommandError("every tool only reads, so there is nothing to decide and no rule set; the proxy needs none")
+        raise CommandError("all tools are read-only, so no rule set is written; the proxy needs none for reads")
     output.print_line(documents.rules.rstrip("\n"))
 
 

@@ -1,4 +1,4 @@
-"""`gavel proof`: one file that proves a decision to who trusts nothing but the notary's public key."""
+"""`gavel proof`: prints a file that proves a decision to a reader who trusts only the notary's public key."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def proof(
             decided = _proved(client, checkpoint.size, event_id=decision_id)
             envelope = Envelope.FromString(decided.envelope)
             if not envelope.HasField("decision"):
-                raise CommandError(f"event {decision_id} is no decision; give the id of one, as gavel propose and gavel log print it")
+                raise CommandError(f"event {decision_id} is not a decision; give an id that gavel propose or gavel log prints")
             decision = envelope.decision
             events = [decided, _proved(client, checkpoint.size, event_id=decision.proposal_id)]
             facts = sorted({fact.sequence_number for fact in decision.pinned_facts})
@@ -47,7 +47,7 @@ def proof(
         document = Proof(decision_id, tuple(events), checkpoint)
         check_events(document)
     except (NotVerifiedError, UnreadableError) as error:
-        raise CommandError(f"the server's answers prove nothing: {error}; examine its log with gavel replay") from error
+        raise CommandError(f"the server's answers do not prove the decision: {error}; examine its log with gavel replay") from error
     output.print_line(str(document).removesuffix("\n"))
 
 
