@@ -18,7 +18,7 @@ from gavel_rules.recorder import Recorder
 
 
 def complete_call(recorder: Recorder, envelope: Envelope) -> Fault | None:
-    """Fill in what a tool call lacks, or return a fault if another call has its execution_id."""
+    """Fill in the empty fields of a tool call, or return a fault if another call has its execution_id."""
     state = recorder.state
     if not state.semantics.pairs_tool_calls:
         return None
@@ -39,7 +39,7 @@ def complete_call(recorder: Recorder, envelope: Envelope) -> Fault | None:
 
 
 def complete_result(recorder: Recorder, envelope: Envelope) -> None:
-    """Fill in what a tool result lacks. A failed call has no result that a schema could describe."""
+    """Fill in the empty fields of a tool result. A failed call has no result that a schema could describe."""
     state = recorder.state
     result = envelope.tool_result
     registered = state.tools.contracts.get(result.tool_name)

@@ -1,4 +1,4 @@
-"""Drift: what was recorded compared with what holds now (constitution 000).
+"""Drift: recorded versions compared with those of now (constitution 000).
 
 Four comparisons, each with a code of its own. A decision and a start warn of drift unless every rule set of the action says
 `on_version_mismatch: ignore`; reads, replay and audits show it always.
@@ -75,7 +75,7 @@ def schema_drifts(state: State, tools: Iterable[ToolSchemas]) -> list[Drift]:
 
 
 def model_drifts(state: State, answers: Iterable[ModelAnswer]) -> list[Drift]:
-    """Return a drift for every answer of another model than the requested one, and for every changed answer to an equal prompt."""
+    """Return a drift for every answer of another model than the requested one, and for every change since."""
     found = []
     for answer in answers:
         number = answer.sequence_number

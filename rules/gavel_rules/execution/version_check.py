@@ -24,7 +24,7 @@ class VersionCheck(NamedTuple):
 def check_start(state: State, live: LiveDecision, binding: VersionBinding | None) -> VersionCheck:
     """Return what has drifted since a decision. A rule set with `on_version_mismatch: fail` refuses an executor of other versions.
 
-    A compensation repairs what has been done, whatever has drifted since.
+    A compensation repairs past effects, so drift does not refuse it.
     """
     if not state.semantics.binds_versions or live.compensates:
         return VersionCheck([])

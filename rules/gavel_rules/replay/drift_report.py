@@ -55,7 +55,7 @@ class DriftReport:
         return dict(self._counts), self._tools, self._answers, self._mismatches, self._decisions
 
     def merge(self, content: tuple[dict[tuple[Any, ...], Any], ...]) -> None:
-        """Add what another report has noted about the events that follow."""
+        """Add the notes of another report on the events that follow."""
         counts, *tables = content
         own: tuple[dict[tuple[Any, ...], Any], ...] = (self._tools, self._answers, self._mismatches, self._decisions)
         for table, further in zip(own, tables, strict=True):

@@ -42,13 +42,13 @@ class Target(Protocol):
     """Takes events in their order."""
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
-        """Remove what came after the cursor; if it is new, there must be nothing. Raises ExportError, OSError."""
+        """Remove the events after the cursor. If the cursor is new, the target must be empty. Raises ExportError, OSError."""
 
     def add(self, envelope: Envelope) -> None:
         """Take an event."""
 
     def commit(self) -> int:
-        """Make what was added durable; return the size of the file, 0 if there is none. Raises OSError."""
+        """Sync the added events to disk; return the size of the file, 0 if there is none. Raises OSError."""
 
 
 class LineFile:
@@ -161,7 +161,7 @@ def parquet_schema() -> Any:
 
 
 def parquet_row(envelope: Envelope) -> dict[str, Any]:
-    """Return an event as a row: its header, what was decided, and the whole envelope as JSON. An empty text of a decision is null."""
+    """Return an event as a row: its header, the decision, and the whole envelope as JSON. An empty text of a decision is null."""
     decision = envelope.decision
     return {
         "sequence_number": envelope.sequence_number,

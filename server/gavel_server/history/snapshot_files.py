@@ -67,7 +67,7 @@ class SnapshotFiles:
         return self.directory / f"{number:019}{_SUFFIX}"
 
     def read_position(self, number: int) -> StateSnapshot:
-        """Return the first part of a snapshot, which says what it is. Raises SnapshotError."""
+        """Return the first part of a snapshot, which identifies it. Raises SnapshotError."""
         try:
             with self.path(number).open("rb") as file:
                 part = next(_parts(file), b"")
@@ -188,7 +188,7 @@ class SnapshotContent:
 
 
 def surplus(numbers: Iterable[int], kept_max: int = SNAPSHOTS_MAX) -> list[int]:
-    """Return the snapshots to remove: one after the other, the one whose neighbours are nearest to each other, never the newest ones."""
+    """Return the snapshots to remove: again and again the one with the smallest gap between its neighbours, never the newest ones."""
     kept = [0, *sorted(numbers)]  # the start of the log is a neighbour of the first
     removed = []
     while len(kept) - 1 > kept_max:

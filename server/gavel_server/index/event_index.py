@@ -1,4 +1,4 @@
-"""The indexes of a server's buses as its reads use them: what the worker process has written so far, and how to ask it.
+"""The indexes of a server's buses as its reads use them: the rows that the worker process has written so far, and queries of them.
 
 An index is behind the log by a moment, or while it is built. A read therefore asks it up to `head`, and scans the log from there. It is a
 hint: the caller reads the events that it names from the log and filters them again.
@@ -165,7 +165,7 @@ class EventIndex:
             _LOG.warning("event_index.not_written", bus=bus, problem=self.problem)
 
     async def _end(self) -> None:
-        """End the worker, which has nothing to save: its transactions are whole."""
+        """End the worker at once. It has nothing to save, because its transactions are atomic."""
         process, self._process = self._process, None
         self._heads.clear()
         self._followed.clear()

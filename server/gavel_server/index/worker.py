@@ -179,7 +179,7 @@ class _Worker:
                 await grown
 
     async def poll_forever(self) -> None:
-        """Wake the tasks of the buses whose logs have grown. One command asks for all buses."""
+        """Wake the tasks of the buses whose logs have grown. One command reads the heads of all buses."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             error = None

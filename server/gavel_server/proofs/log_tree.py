@@ -95,7 +95,7 @@ class LogTree:
         raise LogCorruptError(f"the tree of bus {log.bus} cannot be computed; examine the log")
 
     async def _extend(self, log: LogSource, size: int, caller: str) -> None:
-        """Let the tree cover the first `size` events, which the log has."""
+        """Extend the tree to the first `size` events. The log must have them."""
         head = self._tiles.head
         if head is not None and not await _holds(log, head.size, head.chain_hash):
             self._discard(log, f"its event {head.size} is not in the log")

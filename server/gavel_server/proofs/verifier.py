@@ -56,7 +56,7 @@ class UnreadableError(Exception):
 
 
 class NotVerifiedError(Exception):
-    """The input is readable but does not prove what it claims; the message says what does not hold."""
+    """The input is readable but does not prove its claim; the message names the failed check."""
 
 
 # The Merkle tree: RFC 6962 §2.1
@@ -365,7 +365,7 @@ def _render(content: dict[str, object]) -> str:
 
 
 def _decode(text: str, name: str) -> bytes:
-    """Return the bytes of standard base64 in its one form. Raises UnreadableError."""
+    """Return the bytes of canonical standard base64. Raises UnreadableError."""
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -445,7 +445,7 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
 
 
 def verify_file(path: str, keys: Sequence[str], witness_keys: Sequence[str] = (), quorum: int | None = None) -> tuple[int, list[str]]:
-    """Verify a proof file. Return the exit status and the lines to print: what is proved, or why nothing is."""
+    """Verify a proof file. Return the exit status and the lines to print: the proved facts, or the reason of the failure."""
     try:
         notary_keys, witnesses = [read_key(text) for text in keys], [read_key(text) for text in witness_keys]
         content = Path(path).read_bytes() if path != "-" else sys.stdin.buffer.read(FILE_BYTES_MAX + 1)

@@ -42,7 +42,7 @@ class GavelPlugin(BasePlugin):
         return {"output" if answer.succeeded else "error": answer.message()}
 
     async def after_tool_callback(self, *, tool: BaseTool, tool_args: Arguments, tool_context: ToolContext, result: Arguments) -> None:
-        """Report an output. Arguments that another callback has changed were not approved, which a person has to look at."""
+        """Report an output. If another callback has changed the arguments, the call was not approved: a person has to look at it."""
         allowed, arguments = self._running.pop(_key(tool_context), (None, {}))
         if allowed is not None:
             await allowed.report(success(result) if arguments == tool_args else unknown("a callback has changed the arguments"))

@@ -46,7 +46,7 @@ class Attempt:
     began_at: Timestamp
 
     def seconds_left(self) -> float:
-        """Return the time until the tool must have ended, which is before the lease ends."""
+        """Return the time that the tool still has. It ends before the lease does."""
         return self.requested_at + self.started.lease_ms / 1000 * (1 - STOP_FRACTION) - time.monotonic()
 
 

@@ -85,7 +85,7 @@ class LLMFailedError(LLMError):
 
 
 class InvalidOutputError(LLMError):
-    """The model's text is not JSON of the schema. `response` is its last answer, `problem` says what is wrong."""
+    """The model's text is not JSON that matches the schema. `response` is its last answer, `problem` the mismatch."""
 
     def __init__(self, problem: str, response: LLMResponse) -> None:
         super().__init__(f"the model's output does not match the schema: {problem}")

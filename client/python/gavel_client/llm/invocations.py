@@ -104,7 +104,7 @@ def output_json(response: LLMResponse) -> JsonObject:
 
 
 def evidence_of(invocation: Invocation) -> bytes:
-    """Return what is captured of a call: the canonical JSON of prompt and output."""
+    """Return the captured evidence of a call: the canonical JSON of prompt and output."""
     import rfc8785
 
     output = None if invocation.response is None else output_json(invocation.response)

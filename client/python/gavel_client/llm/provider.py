@@ -50,7 +50,7 @@ class LLMProvider(Protocol):
         ...
 
     async def complete(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> LLMResponse:
-        """Return the model's answer. Raises LLMProviderError for a failure, UnknownProviderEvent for what the adapter does not know."""
+        """Return the model's answer. Raises LLMProviderError for a failure, UnknownProviderEvent for an item that is not listed."""
         ...
 
     def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncGenerator[LLMStreamEvent, None]:
@@ -70,7 +70,7 @@ class Assembly(Protocol):
         ...
 
     def result(self) -> JsonObject | None:
-        """Return the provider's complete response, in the form in which it sends one in one piece; None while it is incomplete."""
+        """Return the complete response in the provider's form for requests without streaming; None while it is incomplete."""
         ...
 
 

@@ -61,7 +61,7 @@ class EffectCall:
 
 
 class Effects:
-    """Proposes calls, makes approved ones, and remembers which are open."""
+    """Proposes calls, makes approved calls, and records open calls on disk."""
 
     def __init__(
         self, runtime: ToolRuntime, witness: Witness, open_calls: OpenCalls, evidence: EvidenceStore, executor: str, max_fact_age_ms: int
@@ -117,7 +117,7 @@ class Effects:
         return self._open_calls.open(call.agent.id, call.definition.name, call.arguments, caller.trace_id)
 
     async def _to_its_end(self, making: Coroutine[Any, Any, _Outcome]) -> _Outcome:
-        """Await a call in a task of its own, which a client that goes away does not stop."""
+        """Await a call in a task of its own, so that it goes on if the client disconnects."""
         task = asyncio.create_task(making)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -73,7 +73,7 @@ class _Tokens:
         self._tokens: Final = [(token.encode(), agent) for token, agent in tokens.items()]
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return whose token it is."""
+        """Return the agent of a token."""
         given = token.encode(errors="replace")
         agent = ""
         for expected, owner in self._tokens:

@@ -115,7 +115,7 @@ class ToolRecorder:
         return _outcome(invocation, call, result, answer)
 
     def unrecorded(self, invocation: ToolInvocation, call: Envelope, error: GavelError) -> ToolOutcome:
-        """Return the outcome of a call whose result the server did not take: E_LOST. Its `result` is not in the log."""
+        """Return the outcome E_LOST for a call whose result the server did not accept. Its `result` is not in the log."""
         problem = describe_error(error)
         failure = ToolFailure(LOST, f"the result could not be recorded ({problem}); whether the call took effect is unknown")
         return _outcome(invocation, call, _result_envelope(invocation, call, failure, _Hashes("", "", ""), 0), failure)

@@ -11,8 +11,8 @@ _EVERY: Final = "*"
 
 
 def redact(value: Any, root: str, pointers: Iterable[str]) -> Any:
-    """Return a copy of `value` with REDACTED in place of what the pointers under `/root` name. Other pointers, and places that are not
-    there, change nothing.
+    """Return a copy of `value` with REDACTED in place of the values at the pointers under `/root`. Other pointers, and pointers to absent
+    places, change nothing.
     """
     for pointer in pointers:
         first, *parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]

@@ -101,7 +101,7 @@ class ToolRuntime:
             await provider.close()
 
     async def close_lost_calls(self) -> int:
-        """Close the open calls of this producer whose lease has lapsed; return how many. `async with` does so all the time."""
+        """Close the open calls of this producer whose lease has lapsed; return how many. A background task of `async with` does this."""
         return await self._lost_calls.close()
 
     async def invoke(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutcome:

@@ -119,7 +119,7 @@ def _split(text: str, opening: int) -> list[tuple[int, int]]:
 
 
 def _scaled(value: object, scale: int, rounding: str) -> int | None:
-    """Return a number in the smallest unit; None for anything else, and for what has no such number."""
+    """Return a number in the smallest unit; None for other types and for values that are not finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

@@ -91,7 +91,7 @@ def open_counters(
 
 
 def fill_counter(store: Store, filled: CounterFilled) -> None:
-    """Enter what a counter counted before it was opened, as far as it still counts."""
+    """Enter the events before a counter was opened, unless they have lapsed."""
     table = store.counters[filled.digest]
     if table.is_pinned:
         return

@@ -1,4 +1,4 @@
-"""The decisions of an audit made again: once as recorded, and once under the rule sets that are active now.
+"""Repeats the decisions of an audit: once as recorded, and once under the rule sets that are active now.
 
 The log is read from its start, as in a replay: events before the first audited proposal build the state, later ones are recomputed.
 """
@@ -78,7 +78,7 @@ async def repeat_decisions(
 
 
 def _today(recorded: Decision, alternative: Decision | str, actions: ActionsByType) -> DecisionToday:
-    """Return what a proposal would get today. `alternative` may say why it is not known; the same rule sets decide alike nevertheless."""
+    """Return the decision on a proposal today. `alternative` may be the reason why it is unknown; the same rule sets decide as recorded."""
     if isinstance(alternative, str):
         consulted = {(one.policy_id, one.version) for one in recorded.active_rule_sets}
         if consulted != {(action.policy_id, action.version) for action in actions.get(recorded.action_type, ())}:

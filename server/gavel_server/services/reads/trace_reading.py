@@ -1,4 +1,4 @@
-"""What a trace's events say together: pairs of tool calls and results, the versions that they name, and what has drifted since."""
+"""Derives from a trace's events: pairs of tool calls and results, the versions that they name, and their drift since."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TraceReading(NamedTuple):
         return VersionBinding(**{bound.field: bound.version for bound in self.versions.bound})
 
     def drifts(self, state: State) -> list[Drift]:
-        """Return what has drifted, compared with a state of the bus."""
+        """Return the drift, compared with a state of the bus."""
         found = trace_drifts(state, self.versions)
         for number, decision in self.decisions:
             found += rule_set_drifts(state, decision, number)

@@ -42,7 +42,7 @@ class Scaffold:
 
 
 def write_documents(servers: Sequence[tuple[str, ServerSettings, Sequence[ToolDefinition]]], agent: str, rules_name: str) -> Scaffold:
-    """Return the documents for servers and what they list. `rules_name` is the name of the rule set's file."""
+    """Return the documents for servers and their tools. `rules_name` is the name of the rule set's file."""
     definitions = [definition for _, _, listed in servers for definition in listed]
     effects = [definition for definition in definitions if not definition.is_read_only]
     configuration = _configuration(servers, agent)

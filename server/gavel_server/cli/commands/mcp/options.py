@@ -24,7 +24,7 @@ ConfigFile = Annotated[
 
 
 def mcp_extra() -> None:
-    """Raise CommandError unless what the proxy needs is installed."""
+    """Raise CommandError unless the packages of the proxy are installed."""
     missing = [name for name in ("mcp", "cel_expr_python", "fsspec", "jsonschema_rs", "ruamel") if find_spec(name) is None]
     if missing:
         raise CommandError(f"`gavel mcp` needs {', '.join(missing)}; install it: pip install 'gavel-client[mcp]'")

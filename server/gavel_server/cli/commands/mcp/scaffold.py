@@ -77,7 +77,7 @@ def _server(text: str) -> tuple[str, ServerSettings]:
 
 
 async def list_tools(servers: list[tuple[str, ServerSettings]], folder: Path) -> list[tuple[str, ServerSettings, list[ToolDefinition]]]:
-    """Return what each server lists; `folder` is that of their paths. Raises CommandError for a server that cannot be used."""
+    """Return the tools of each server. Paths in the settings are relative to `folder`. Raises CommandError for an unusable server."""
     import asyncio
 
     from gavel_client.mcp.upstreams.connection import Upstream
