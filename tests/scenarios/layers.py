@@ -37,6 +37,7 @@ from gavel_rules.commands import (
     RevokeDecision,
     SubmitProposal,
     Tick,
+    UnfilledCounters,
 )
 from gavel_rules.decider import handle
 from gavel_rules.events.proposal_view import ProposalView
@@ -155,7 +156,10 @@ class CoreLayer:
 
     async def activate(self, policy_id: str, version: int, *, shadow: bool = False) -> None:
         """See Layer."""
-        self._run(ActivateRuleSet(self.core.new_id(), policy_id, version, None, shadow))
+        command = ActivateRuleSet(self.core.new_id(), policy_id, version, None, shadow)
+        if isinstance(self._run(command), UnfilledCounters):
+            self.core.fill_counters(self.core.state.rule_sets[policy_id, version].rule_set)
+            self._run(command)
 
     async def deactivate(self, policy_id: str) -> None:
         """See Layer."""

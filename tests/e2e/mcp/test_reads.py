@@ -11,7 +11,7 @@ from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_TOOL_RUNTIME,
 from gavel_client.evidence import EvidenceStore
 from gavel_client.values import from_value
 
-from tests.e2e.mcp.world import AGENT, World, text_of
+from tests.e2e.mcp.world import AGENT, GIT_SERVER, World, text_of
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -58,7 +58,7 @@ async def test_git_status(world: World) -> None:
     world.configure(
         {
             "git": {
-                "command": ["mcp-server-git"],
+                "command": [GIT_SERVER],
                 "tools": {
                     "git_status": {
                         "mode": "read",

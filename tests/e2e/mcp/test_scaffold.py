@@ -9,7 +9,7 @@ from pathlib import Path
 from gavel.v1.decision_pb2 import OUTCOME_NEEDS_HUMAN_REVIEW
 from gavel_client.mcp.configuration import load_configuration
 
-from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
+from tests.e2e.mcp.world import GIT_SERVER, LEDGER_RULES, World, text_of
 from tests.e2e.runs import run_gavel
 
 
@@ -17,7 +17,7 @@ async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> Non
     """What is scaffolded from three servers passes its tests at once, and reads and effects follow the servers' hints."""
     rules, config = world.folder / "rules.yaml", world.folder / "proxy.yaml"
     servers = [
-        "git=mcp-server-git",
+        f"git={GIT_SERVER}",
         f"fs=node {npm_servers}/server-filesystem/dist/index.js {world.folder}",
         f"all=node {npm_servers}/server-everything/dist/index.js",
     ]

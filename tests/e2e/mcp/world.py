@@ -20,6 +20,9 @@ from mcp_types import CallToolResult
 
 from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX, Server
 
+# A real MCP server, installed beside the interpreter.
+GIT_SERVER: Final = str(Path(sys.executable).with_name("mcp-server-git"))
+
 AGENT: Final = "coding-agent"
 LEDGER_RULES: Final = """
 gavel: v1
