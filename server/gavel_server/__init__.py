@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import gavel_rules
+
+# By default gRPC starts its threads again in a forked child. They would abort the child that writes a snapshot, which closes their
+# descriptors (process/fork.py). gRPC reads the variable when it is first used.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 
 def _build_of(package_file: str) -> str:

@@ -126,9 +126,8 @@ def leave(status: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # gRPC reads them when it is loaded, which is before `gavel serve` sets them.
+    # gRPC reads it when it is loaded, which is before `gavel serve` sets it.
     os.environ["GRPC_VERBOSITY"] = "ERROR"
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     for name in PRELOADED:
         importlib.import_module(name)
     # Keep collections in a run from touching, and so copying, the pages that all runs share.

@@ -175,8 +175,6 @@ def serve(
     }
     # gRPC would write a line for each failed TLS handshake, past the limits of this server's log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # gRPC would stop its threads before every fork and start them in the child, which has closed their descriptors (process/fork.py).
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     from gavel_server import bootstrap
     from gavel_server import config as settings_of_server
     from gavel_server.cli.rendering import output
