@@ -21,6 +21,7 @@ from tests.e2e.world import ACTION, DAY_MS, DEPOT, POLICY, WAIT_SECONDS_MAX, Ser
 SERVICES = {
     "gavel.v1.AdministrationService",
     "gavel.v1.ArbitrationService",
+    "gavel.v1.AuditService",
     "gavel.v1.EventService",
     "gavel.v1.ExecutionService",
     "gavel.v1.ProjectionService",
