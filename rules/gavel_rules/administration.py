@@ -177,7 +177,7 @@ def fill_counter(recorder: Recorder, command: FillCounter) -> EventAnswer | Faul
     if table is None or table.is_filled or table.opened_at != command.filled.opened_at:
         message = "the counters of the rule set were opened again meanwhile, by another activation; try again when it has ended"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
-    subject = f"bus/{recorder.state.bus}"
+    subject = f"rule-set/{table.policy_id}"
     return EventAnswer(recorder.record_system_fact(command.event_id, "CounterFilled", subject, counter_filled=command.filled))
 
 
