@@ -23,6 +23,7 @@ def test_sessions(tmp_path: Path) -> None:
     assert_shown(readme, script, tmp_path, address, installed=False)
 
 
+@pytest.mark.long
 def test_tutorial(tmp_path: Path) -> None:
     """The tutorial runs to its end and prints what it shows."""
     page = ROOT / "docs/tutorial.md"
@@ -38,6 +39,7 @@ def test_proofs(tmp_path: Path) -> None:
     assert_shown(page, script, tmp_path, free_address(), installed=False)
 
 
+@pytest.mark.long
 def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session of the page on models runs to its end, with the provider's SDK on transcripts, and prints what the page shows."""
     page = ROOT / "docs/models.md"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from gavel_client.values import from_struct
 
 from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
@@ -78,6 +79,7 @@ def _accept(world: World, *names: str) -> str:
     return finished.stdout
 
 
+@pytest.mark.long
 async def test_accept_lists_what_has_drifted(world: World) -> None:
     """`gavel mcp accept` without names shows what has drifted and changes nothing; an unknown name is an error."""
     world.configure_ledger()

@@ -95,6 +95,7 @@ async def test_a_review_resumes(world: World) -> None:
     assert decision_id != next_one.structured_content["decision_id"]
 
 
+@pytest.mark.long
 async def test_a_rejected_review(world: World) -> None:
     """A person's rejection is a refusal without effect, and proposing the same again does not help."""
     world.configure_ledger()
@@ -112,6 +113,7 @@ async def test_a_rejected_review(world: World) -> None:
     assert [] == world.lines
 
 
+@pytest.mark.long
 async def test_equal_calls_at_once(world: World) -> None:
     """Equal calls at the same time are one call; calls with an idempotency key are one call for ever."""
     world.configure_ledger()
@@ -130,6 +132,7 @@ async def test_equal_calls_at_once(world: World) -> None:
     assert ["twin", "keyed"] == world.lines
 
 
+@pytest.mark.long
 async def test_an_error_of_the_tool(world: World) -> None:
     """A tool's own error ends the attempt as aborted, and the next call is free to go."""
     world.configure_ledger()

@@ -39,6 +39,7 @@ async def test_gavel_away(redis_server: EmbeddedRedis, bus: str, tmp_path: Path)
     assert ["before"] == world.lines
 
 
+@pytest.mark.long
 async def test_a_server_that_dies(world: World) -> None:
     """A server that dies is started again; a call that it had begun has an unknown effect, which a person looks at."""
     world.configure_ledger()
@@ -91,6 +92,7 @@ async def test_a_killed_proxy(world: World) -> None:
     assert ("ALREADY_RUNNING", True) == (again.structured_content["reason_code"], "it may have been made" in text_of(again))
 
 
+@pytest.mark.long
 async def test_a_proxy_killed_after_the_report(world: World) -> None:
     """A call whose report is in the log, but whose answer never came, is answered with the first result when it is sent again."""
     world.configure_ledger()

@@ -78,6 +78,7 @@ async def _get(client: Client, task_id: str) -> TaskResult:
     return await client.session.send_request(GetTask(params=TaskParams(task_id=task_id)), TaskResult)
 
 
+@pytest.mark.long
 async def test_a_task(world: World) -> None:
     """An approved task completes with the result of the call, however often it is polled; it outlives the proxy."""
     world.configure_ledger()
@@ -100,6 +101,7 @@ async def test_a_task(world: World) -> None:
     assert ["careful"] == world.lines
 
 
+@pytest.mark.long
 async def test_a_rejected_task(world: World) -> None:
     """A rejected task completes with the refusal; a task that does not exist is an error."""
     world.configure_ledger()
