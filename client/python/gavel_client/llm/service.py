@@ -15,9 +15,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, Final
 
 from gavel_client.llm.attempts import Attempts, RetryPolicy
 from gavel_client.llm.errors import InvalidOutputError, LLMFailedError, LLMProviderError
@@ -27,6 +25,9 @@ from gavel_client.llm.provider import LLMProvider, completed_event, error_event
 from gavel_client.llm.requests import AssistantMessage, LLMRequest, UserMessage
 from gavel_client.tools.schemas import Schemas
 from gavel_client.values import to_struct
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 OUTPUTS_MAX_DEFAULT: Final = 2
 
