@@ -79,7 +79,7 @@ test-long: $(STAMP) front
 # Runs the tests on the compiled build, which tests/conftest.py verifies, and the tests that compare both builds.
 test-compiled: compiled front
 	TEST_BUILD=compiled $(COMPILED) .ci/pytest --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
-	TEST_BUILD=compiled $(COMPILED) .ci/pytest --numprocesses=6 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
+	TEST_BUILD=compiled $(COMPILED) .ci/pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -19,7 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
 from tests.e2e.runs import run_gavel
-from tests.e2e.world import GAVEL
+from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX
 from tests.support.ports import free_port
 
 
@@ -45,7 +45,7 @@ def _serving(world: World, *options: str) -> Iterator[str]:
 async def _connected(url: str, mode: str = "auto", token: str = "") -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
-        httpx2.AsyncClient(headers=headers) as http,
+        httpx2.AsyncClient(headers=headers, timeout=WAIT_SECONDS_MAX) as http,
         Client(streamable_http_client(url, http_client=http), mode=mode, cache=None) as client,
     ):
         yield client
