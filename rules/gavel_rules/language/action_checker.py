@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gavel.v1.decision_pb2 import RetryPolicy
 
@@ -17,10 +17,8 @@ from gavel_rules.language.cel.checker import CheckedExpression, Environment, Sco
 from gavel_rules.language.cel.cost import ACTION_STEPS_MAX, suggest_bounds
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import (
-    BOOL,
-    DOUBLE,
     DYN,
-    INT,
+    FACT_TYPES,
     STRING,
     Field,
     ValueType,
@@ -47,8 +45,6 @@ from gavel_rules.language.fact_declaration import FactDeclaration
 from gavel_rules.language.report_expressions import ReportExpression
 from gavel_rules.language.rule import Rule
 from gavel_rules.language.subject_templates import find_dependencies, find_invalid_subject, sort_by_dependency
-
-_FACT_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "number": DOUBLE, "integer": INT, "boolean": BOOL}
 
 
 class ExpressionCost(NamedTuple):
@@ -349,6 +345,6 @@ def _declare_fact(name: str, part: FactPart) -> FactDeclaration:
 
 def _fact_type(part: FactPart) -> ValueType:
     """Return the type of a fact's values. Attributes of the part may be missing: see `read_document`."""
-    type_ = _FACT_TYPES.get(getattr(part, "type", ""), DYN)
+    type_ = FACT_TYPES.get(getattr(part, "type", ""), DYN)
     length_max = getattr(part, "max_length", None)
     return replace(type_, size_max=length_max) if type_ is STRING and isinstance(length_max, int) else type_

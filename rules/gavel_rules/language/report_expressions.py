@@ -60,7 +60,7 @@ class ReportExpression:
     def _evaluate(self, execution: Envelope, decision: Envelope) -> Any:
         params = self._schema.typed(struct_to_dict(decision.decision.params))
         values = self._reader.read(bare_case(params, {}, decision.subject))
-        event_values = (*_execution_values(execution.execution), *_decision_values(decision.decision))
+        event_values = (*execution_values(execution.execution).items(), *_decision_values(decision.decision))
         values.update((name, value) for name, value in event_values if name in self._names)
         if self._may_reach_limit and count_elements(self.scoped.expression.tree, values) > ITERATIONS_MAX:
             # The keys of a map have no order: a macro could find its key before the library's limit one time and not the next.
@@ -92,17 +92,18 @@ def _to_json(answer: Any, depth: int) -> object:
     raise NoValueError
 
 
-def _execution_values(report: Execution) -> list[tuple[str, object]]:
-    return [
-        ("execution.status", ExecutionStatus.Name(report.status).removeprefix(STATUS_PREFIX)),
-        ("execution.attempt", report.attempt),
-        ("execution.execution_id", report.execution_id),
-        ("execution.reason_code", report.reason_code),
-        ("execution.result", struct_to_dict(report.result)),
-        ("execution.error.code", report.error.code),
-        ("execution.error.message", report.error.message),
-        ("execution.completed_steps", list(report.completed_steps)),
-    ]
+def execution_values(report: Execution) -> dict[str, object]:
+    """Return what expressions read of a report, by variable."""
+    return {
+        "execution.status": ExecutionStatus.Name(report.status).removeprefix(STATUS_PREFIX),
+        "execution.attempt": report.attempt,
+        "execution.execution_id": report.execution_id,
+        "execution.reason_code": report.reason_code,
+        "execution.result": struct_to_dict(report.result),
+        "execution.error.code": report.error.code,
+        "execution.error.message": report.error.message,
+        "execution.completed_steps": list(report.completed_steps),
+    }
 
 
 def _decision_values(decision: Decision) -> list[tuple[str, object]]:

@@ -96,6 +96,9 @@ STRING: Final = ValueType("string")
 TIMESTAMP: Final = ValueType("timestamp")
 DYN: Final = ValueType("dyn")
 
+# By the type that a fact is declared with.
+FACT_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "number": DOUBLE, "integer": INT, "boolean": BOOL}
+
 
 def _scope(**types: ValueType) -> ValueType:
     return ValueType("scope", fields={name: Field(type_) for name, type_ in types.items()})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.cel.checker import Environment, ScopedExpression
-from gavel_rules.language.cel.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType, counted_event_scope
+from gavel_rules.language.cel.vocabulary import DOUBLE, DYN, FACT_TYPES, INT, Field, ValueType, counted_event_scope
 from gavel_rules.language.counters.counter import COUNT, DISTINCT, CompiledCounter, CounterExpressions, aggregate_of
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
@@ -19,7 +19,6 @@ from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.document.source import Source
 from gavel_rules.text import suggestion
 
-_FACT_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "number": DOUBLE, "integer": INT, "boolean": BOOL}
 _OF_FACTS: Final = ("facts", "observations")
 
 
@@ -154,7 +153,7 @@ class _CounterChecker:
         """Return the type of the counted facts' values, as the document's actions declare it."""
         keys = getattr(self._part, "fact", None) or ()
         types = {
-            _FACT_TYPES.get(fact.type, DYN)
+            FACT_TYPES.get(fact.type, DYN)
             for action in self._document.actions.values()
             for fact in getattr(action, "facts", {}).values()
             if getattr(fact, "key", None) in keys

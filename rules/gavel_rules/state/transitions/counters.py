@@ -13,7 +13,7 @@ from gavel.v1 import execution_pb2
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.execution_pb2 import Execution, ExecutionStatus
+from gavel.v1.execution_pb2 import Execution
 from gavel.v1.fact_pb2 import CounterFilled
 from sortedcontainers import SortedList
 
@@ -21,6 +21,7 @@ from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIE
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.counters.counter import DISTINCT, NEVER_MS, CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import ALL_GROUPS, CounterEntry, CounterTable, Totals, order_key
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
@@ -34,7 +35,6 @@ _FACTS: Final = "facts"
 _OBSERVATIONS: Final = "observations"
 
 _PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
-_STATUS_PREFIX: Final = "EXECUTION_STATUS_"
 _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
 _OUTCOMES: Final = {OUTCOME_APPROVED: "APPROVED", OUTCOME_REJECTED: "REJECTED", OUTCOME_NEEDS_HUMAN_REVIEW: "NEEDS_HUMAN_REVIEW"}
 
@@ -134,7 +134,7 @@ def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
     decision = live.decision.decision
     for table in _reserving(store, decision.action_type):
         entry = table.entries.get(live.decision_id)
-        event = _event_of(live.decision, decision, live.proposal, _execution_values(execution))
+        event = _event_of(live.decision, decision, live.proposal, execution_values(execution))
         _settle_entry(store, table, live, entry, event)
     if decision.compensates_decision_id and execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
         _release(store, decision.compensates_decision_id)
@@ -261,7 +261,7 @@ def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> 
             return
         live = ended.live
     action_type = live.decision.decision.action_type
-    _count_of_action(store, _EXECUTIONS, envelope, action_type, live.proposal, _execution_values(execution))
+    _count_of_action(store, _EXECUTIONS, envelope, action_type, live.proposal, execution_values(execution))
 
 
 def _count_of_action(
@@ -305,19 +305,6 @@ def _event_of(
         producer.version,
         {**others, "trace.id": proposal.trace_id},
     )
-
-
-def _execution_values(execution: Execution) -> dict[str, object]:
-    return {
-        "execution.status": ExecutionStatus.Name(execution.status).removeprefix(_STATUS_PREFIX),
-        "execution.attempt": execution.attempt,
-        "execution.execution_id": execution.execution_id,
-        "execution.reason_code": execution.reason_code,
-        "execution.result": struct_to_dict(execution.result),
-        "execution.error.code": execution.error.code,
-        "execution.error.message": execution.error.message,
-        "execution.completed_steps": list(execution.completed_steps),
-    }
 
 
 def _enter_event(store: Store, table: CounterTable, entry_id: str, event: CountedEvent) -> None:
