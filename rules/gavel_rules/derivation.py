@@ -1,8 +1,8 @@
 """Facts derived from executions: derive(EXECUTION, DECISION, its rule set) -> facts (constitution §4.7.3, §7.2).
 
-A pure, versioned function without other inputs. One rule is built in; the others are those of the rule set that made the decision,
-whatever is active now. The fact derivation reactor publishes the result; the server derives the facts again on append and refuses any
-difference, and so does a replay. A rule that fails gives no fact; the built-in rule always gives one.
+A pure, versioned function without other inputs. One rule is built in; the others come from the rule set that made the decision, even if
+another one is active now (`language.derivation_rules`). The fact derivation reactor publishes the result. The server derives the facts
+again on append and refuses any difference; a replay does the same. A rule that fails gives no fact; the built-in rule always gives one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Gavel's own reason codes in one table (constitution §6.3): which stage gives each, how it counts, what it arms, what releases it
 and what helps.
 
-Code that handles reason codes asks the table, so a new code is one constant and one row here, and the function that refuses with it
-(`arbitration.stages` for a stage). Rule sets may not use these codes. docs/arbitration.md explains them to users.
+Code that handles reason codes asks the table. A new code is one constant and one row here, its number in
+proto/gavel/v1/reason_code.proto, and the function that refuses with it (`arbitration.stages` for a stage). Rule sets may not use these
+codes. docs/arbitration.md explains them to users.
 """
 
 from __future__ import annotations

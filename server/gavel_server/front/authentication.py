@@ -1,4 +1,7 @@
-"""Who the callers of the front are: credentials that it sends become handles, and the secret lets its forwarded calls in."""
+"""Authenticates the callers of the native front: their credentials become handles, and a secret admits the calls that it forwards.
+
+`rpc.identity.authentication` does so for calls over grpc.aio; both ask `identity.authenticator`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Who makes a call over grpc.aio: the front, for a caller that has a handle; a part of the server itself; or a caller with credentials.
+"""Authenticates every call over grpc.aio. `front.authentication` does so for the native front; both ask `identity.authenticator`.
 
+A call comes from the front, for a caller that has a handle; from a part of the server itself; or from a caller with credentials.
 The front and the server's own parts know a secret of this start. With it, a call may name a handle and the caller's address; without it the
 private socket answers nothing. Callers cannot send it: it never leaves the machine, and is on no command line and in no log.
 """
