@@ -43,6 +43,6 @@ def work_parked_key(bus: str, queue: str, group: str) -> str:
 def event_ids_key(bus: str, day: int) -> str:
     """Return the key of the hash of one day's event_ids; `day` counts from 1970-01-01.
 
-    A value is the event's sequence number, for a proposal followed by ":" and the number of its first decision.
+    A value is the sequence number of the event. For a proposal, ":" and the sequence number of its first decision follow.
     """
     return f"gavel:{{{bus}}}:ids:{day}"

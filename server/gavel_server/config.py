@@ -1,8 +1,8 @@
 """The settings of `gavel serve`: command line > environment `GAVEL_*` > TOML file (`--config`).
 
-Settings describe how one server runs and never change a decision: everything that alters an outcome is an event. The two settings
-that do alter outcomes (`cross_check`, `idempotency_window_days`) apply only to a bus that the server opens, and are recorded in its
-first event. Unknown names are refused in the file; the environment may hold names of other programs.
+Settings describe how one server runs. They never change a decision, with two exceptions: `cross_check` and
+`idempotency_window_days` apply only to a bus that the server opens, and its first event records them. An unknown name in the file is
+an error. An unknown name in the environment is ignored, because it may belong to another program.
 """
 
 from __future__ import annotations

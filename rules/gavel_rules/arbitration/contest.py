@@ -167,10 +167,11 @@ def rank(
     judgements: Mapping[tuple[int, str], Decision] = _NO_JUDGEMENTS,
     index: int = 0,
 ) -> list[CandidateDecision]:
-    """Return the decision on each candidate if the contest closes now: those that pass by score, then the others by age.
+    """Return the decision on each candidate if the contest closes now.
 
-    `judgements` has decisions that were already made, by `index` and event_id. Candidates whose event_id is in `unjudged` are left to a
-    person. So are candidates whose arbitration fails; each failure is appended to `failures`.
+    Approved candidates come first, by score; the others follow in the order of `proposals`. `judgements` has earlier decisions, by
+    `index` and event_id. Candidates whose event_id is in `unjudged` are left to a person. So are candidates whose arbitration fails; each
+    failure is appended to `failures`.
     """
     decisions: list[CandidateDecision] = []
     for proposal in proposals:

@@ -201,7 +201,7 @@ def check_versions(context: Context) -> bool:
 def check_citations(context: Context) -> bool:
     """Refuse citations that the log does not have.
 
-    Also finds the evidence that later stages would refuse for, because one refusal names everything that is missing.
+    Selects the evidence too: a refusal by this stage also names the unmet requirements for which later stages would refuse.
     """
     context.citations, unknown = resolve_citations(context.proposal.citations, context.cited_events)
     context.selections = [selection for view in context.views for selection in view.evidence.selections]

@@ -57,13 +57,13 @@ def encode_stream_error(request_id: str, status: bytes) -> bytes:
 
 
 def encode_decision_result(envelope: bytes, chain_hash: bytes) -> tuple[bytes, ...]:
-    """Encode one result of a BatchSubmitProposalsResponse with a decision, as parts to join."""
+    """Encode one result of a BatchSubmitProposalsResponse: a decision. Return the parts for the caller to join."""
     length = len(envelope) + len(_CHAIN_HASH) + len(chain_hash)
     prefix = _RESULT_DECISION.prefix(length)
     return (_RESULT.prefix(len(prefix) + length), prefix, envelope, _CHAIN_HASH, chain_hash)
 
 
 def encode_error_result(status: bytes) -> tuple[bytes, ...]:
-    """Encode one result of a BatchSubmitProposalsResponse with an encoded google.rpc.Status, as parts to join."""
+    """Encode one result of a BatchSubmitProposalsResponse: an encoded google.rpc.Status. Return the parts for the caller to join."""
     prefix = _RESULT_ERROR.prefix(len(status))
     return (_RESULT.prefix(len(prefix) + len(status)), prefix, status)

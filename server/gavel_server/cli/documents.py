@@ -127,7 +127,7 @@ def _to_message(document: Any, message: _Message, place: str, name: str, what: s
     from google.protobuf.json_format import ParseDict, ParseError
 
     if not isinstance(document, dict):
-        raise InvalidInputError(f"{place} must be {what}: a mapping")
+        raise InvalidInputError(f"{place} is not a mapping; give the fields of {what} as a mapping")
     _check_exact(document, "", name)
     if mistakes := list(_unknown_names(document, message.DESCRIPTOR, "")):  # type: ignore[arg-type]  # the stubs of protobuf have two classes for its one Descriptor
         raise InvalidInputError("\n  ".join([f"{place} is not {what} of gavel.v1:", *mistakes]))

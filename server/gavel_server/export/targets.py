@@ -197,7 +197,7 @@ def read_cursor(path: Path, new: Cursor) -> Cursor | None:
         raise ExportError(f"the cursor {path} is damaged; export to another file and cursor: {error}") from error
     if cursor[:3] != new[:3]:
         what = f"{cursor.format} of bus {cursor.bus} with incarnation {cursor.incarnation}"
-        raise ExportError(f"the cursor {path} is of an export of {what}; give another cursor to export {new.format} of bus {new.bus}")
+        raise ExportError(f"the cursor {path} belongs to an export of {what}; give another cursor to export {new.format} of bus {new.bus}")
     return cursor
 
 

@@ -100,9 +100,9 @@ class Gate:
             return Refused(stop.reason.name, stop.detail)
 
     async def check(self, call: Call) -> Refused | Pending | None:
-        """Propose the call without beginning its execution: for a framework that asks whether a person has to approve.
+        """Propose the call without beginning its execution, for a framework that asks first whether a person has to approve.
 
-        Return None if the call is approved, or if its tool has no effect.
+        Return None if the call is approved or its tool has no effect, otherwise the refusal or the open review.
         """
         if self._actions.reads(call.tool):
             return None

@@ -65,9 +65,10 @@ def is_transient(error: GavelError) -> bool:
 
 
 class AcceptedStream:
-    """Tells a stream whose credentials have expired, which new ones continue, from one whose credentials were never accepted.
+    """Tells whether the server ever accepted the credentials of a stream.
 
-    Make one when the stream is opened, and call `note_response` for each of its responses.
+    If it did and they have expired, a stream with new credentials continues. If it never did, a retry is useless. Construct an object
+    when the stream is opened, and call `note_response` for each response.
     """
 
     def __init__(self) -> None:

@@ -87,7 +87,7 @@ class GuardProbe:
 
 
 def find_flips(outcome: Callable[[float], bool | None], points: Sequence[float], whole: bool) -> list[float]:
-    """Return the values on both sides of each change of the outcome between ascending points."""
+    """Return the two values next to each change of the outcome: the last one before it, and the first one after. `points` ascend."""
     outcomes = [(point, result) for point in points for result in [outcome(point)] if result is not None]
     flips: list[float] = []
     for (low, before), (high, after) in pairwise(outcomes):

@@ -38,7 +38,7 @@ class CaseSearch:
         self._universe = universe
 
     def options(self, path: str, constraints: Constraints, more: Iterable[object] = ()) -> list[object]:
-        """Return the values of a path to try within constraints, near its thresholds first, ABSENT last. `more` are tried as well."""
+        """Return values of `path` that the constraints allow, to try in this order: near its thresholds, others and `more`, ABSENT."""
         steps = constraints.optional.get(path, ())
         if any(constraints.present.get(step) is False for step in steps):
             return [ABSENT]

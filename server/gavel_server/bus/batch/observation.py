@@ -1,4 +1,4 @@
-"""What is measured and traced of the batches of a bus. A sequencer without an observer pays nothing for it."""
+"""Metrics and spans of the batches of a bus. A sequencer without an observer records none and spends no time on them."""
 
 from __future__ import annotations
 

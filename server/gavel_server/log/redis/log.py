@@ -144,7 +144,7 @@ class RedisLog:
         acknowledge_replicas: int = 0,
         owns_connections: bool = False,
     ) -> RedisLog:
-        """Return the log of `bus` in the Redis of `connections`, after checking that it can hold it.
+        """Return the log of `bus` in the Redis of `connections`, after a check that this Redis can hold a log.
 
         `idempotency_window_ms` holds until the caller sets the attribute of that name to the bus's recorded window.
         `acknowledge_replicas` replicas must confirm each append within the timeout of the connections (GAVEL_ACK=replicas:N).

@@ -100,7 +100,7 @@ def test_cursor(tmp_path: Path) -> None:
     write_cursor(path, cursor)
     assert cursor == read_cursor(path, NEW)
     for other in (NEW._replace(bus="other"), NEW._replace(format="ocsf"), NEW._replace(incarnation="1-1")):
-        with pytest.raises(ExportError, match="is of an export of jsonl of bus default"):
+        with pytest.raises(ExportError, match="belongs to an export of jsonl of bus default"):
             read_cursor(path, other)
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ExportError, match="is damaged"):
