@@ -51,16 +51,19 @@ async def trim(sequencer: Sequencer) -> None:
 
 async def _trim_decisions(sequencer: Sequencer) -> None:
     work = sequencer.log.work
+    if not await work.numbers("decisions", 0, 1):
+        return
+    state = await sequencer.confirmed_state()
+    # Without a pause: the state that is read is committed. What ends later is left for the next round.
+    head = state.head
+    live = {decision_number(decision) for decision in state.decisions.values() if decision.phase in _EXECUTABLE}
     after = 0
     for _ in range(0, ROUND_ENTRIES_MAX, STEP_ENTRIES):
         numbers = await work.numbers("decisions", after, STEP_ENTRIES)
         if not numbers:
             return
         after = numbers[-1]
-        state = await sequencer.confirmed_state()
-        # Without a pause from here: the state that is read is committed.
-        live = {decision_number(decision) for decision in state.pending_decisions() if decision.phase in _EXECUTABLE}
-        ended = [number for number in numbers if number <= state.head and number not in live]
+        ended = [number for number in numbers if number <= head and number not in live]
         if ended:
             await work.remove("decisions", ended)
 
