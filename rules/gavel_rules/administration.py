@@ -116,7 +116,7 @@ def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Faul
 def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | UnfilledCounters | Fault:
     """Activate a deployed version, or make it a shadow. Activating what is active changes nothing.
 
-    Its counters have to hold their past first; the server fills them and sends the command again.
+    The counters of the version have to hold their past first. If one does not, the server fills it and sends the command again.
     """
     state = recorder.state
     policy_id, version = command.policy_id, command.version
@@ -159,7 +159,10 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
 
 
 def open_counters(recorder: Recorder, command: OpenCounters) -> EventAnswer | Fault:
-    """Record that the counters of a deployed version count from now on, those that are not filled yet once more from the beginning."""
+    """Record that the counters of a deployed version count from now on.
+
+    Counters that were opened before but are not filled yet begin once more.
+    """
     state = recorder.state
     deployed = state.rule_sets.get((command.policy_id, command.version))
     digests = unfilled_counters(state, deployed) if deployed is not None else ()

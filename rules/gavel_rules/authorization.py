@@ -1,10 +1,11 @@
 """Authorization: whether the caller of a command may have it carried out, and the attestation that its event gets.
 
-The grants in force where the command is handled decide. A replay handles the command again with the caller that the log attests, so it
+The grants in force at the command's place in the log decide. A replay handles the command again with the caller that the log attests, so it
 comes to the same answer, or finds the log changed. Without grants the core allows everything; the server then lets only administrators
 write.
 
-Derived facts need no grant: the core derives each of them again, and records no other. Nor do Gavel's own commands, which have no caller.
+Derived facts need no grant: the core derives each of them again, and records no other. Gavel's own commands have no caller and need no
+grant either.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _OF_GAVEL: Final = (RecordRefusals, OpenCounters, FillCounter)
 
 
 def authorize(recorder: Recorder, command: Command, principal: Principal) -> Fault | None:
-    """Return why the caller may not have the command carried out; or None, after giving the recorder its attestation."""
+    """Give the recorder the caller's attestation and return None; or return the fault if the grants do not allow the command."""
     state = recorder.state
     in_force = state.grants_in_force
     if not state.semantics.attests or (in_force is None and principal.is_anonymous) or isinstance(command, _OF_GAVEL):
@@ -88,7 +89,7 @@ def preflight_fault(state: State, proposal: ProposalView, principal: Principal) 
 def access_of_command(state: State, command: Command) -> Access | None:
     """Return what a command would do, as far as grants restrict it; None if it needs no grant.
 
-    A command about a decision that the state does not know, which therefore records nothing, has neither action nor subject.
+    The access of a command about a decision that the state does not know has neither action nor subject; such a command records nothing.
     """
     bus = state.bus
     match command:

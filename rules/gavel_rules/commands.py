@@ -144,7 +144,7 @@ class ActivateRuleSet:
 
 @dataclass(slots=True)
 class OpenCounters:
-    """Let the counters of a deployed version count that no rule set in force has. The server does so before an activation."""
+    """Open the counters of a deployed version that no rule set in force has. The server sends it before an activation."""
 
     event_id: str
     policy_id: str
@@ -320,7 +320,7 @@ class RuleSetPosition(NamedTuple):
 
 
 class UnfilledCounters(NamedTuple):
-    """The rule set cannot be activated yet: these of its counters, by digest, lack the part of the log before they were opened."""
+    """The rule set cannot be activated yet: the counters with these digests lack the events from before they were opened."""
 
     digests: tuple[str, ...]
 
@@ -335,7 +335,7 @@ class GrantsPosition(NamedTuple):
 
 
 class ToolsPosition(NamedTuple):
-    """What the registry of tools has already, with the sequence number of its event."""
+    """The registry of tools has this content already; the sequence number is that of the event that recorded it."""
 
     sequence_number: int
 

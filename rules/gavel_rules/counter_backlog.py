@@ -50,7 +50,10 @@ class CounterBacklog:
             self.state.commit()
 
     def fills(self, now_ms: int) -> Iterator[CounterFilled]:
-        """Yield the events that fill the counters at a time, in order; the last one of each counter is `complete`."""
+        """Yield the events that fill the counters, in order, without the entries that have lapsed by `now_ms`.
+
+        The last event of each counter is `complete`.
+        """
         for digest in sorted(self._tables):
             table = self._tables[digest]
             entries = [entry for entry in table.entries.values() if entry.lapses_at_ms > now_ms]

@@ -102,9 +102,10 @@ class Release(Enum):
 class ReasonCode(NamedTuple):
     """One row of the table.
 
-    `stage` and `refusal_class` are None where no stage gives the code, and the class also where the trace is closed already: such
-    refusals do not count. `retryable` is that of the decision's retry hint; None: the decision has no hint before version 3, or its hint
-    depends. `remedies` are those of the decision's retry hint, the most promising first; what the hint requires may add to them.
+    `stage` is None if no stage gives the code. `refusal_class` is None if the refusal does not count: no stage gives it, or the trace is
+    closed already. `retryable` is that of the decision's retry hint. It is None if decisions before version 3 have no hint, or if the hint
+    depends on more than the code. `remedies` are those of the decision's retry hint, the most promising first; what the hint requires may
+    add to them.
     """
 
     code: str

@@ -42,8 +42,8 @@ _parse_header: Final = parse_header
 class Recorder:
     """The events of one command, applied to the state in order.
 
-    `attestation` names the caller of the command. The first event that is recorded after it is set gets it: the event that the caller
-    causes itself. The others follow from that one. `caller` is the name of an authenticated caller, else "".
+    `attestation` names the caller of the command. Only the first event that is recorded after it is set gets it: the caller causes that
+    event, and the others follow from it. `caller` is the name of an authenticated caller, else "".
     """
 
     def __init__(self, state: State, now_ms: int) -> None:

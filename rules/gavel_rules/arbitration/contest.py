@@ -9,7 +9,7 @@ A PROPOSAL records the contest that it enters and what its citations resolve to.
 close looks nothing up in the log, even after a restart or on another server. A close is one timer that makes all its decisions in one
 commit; contests are bounded for that reason.
 
-Judging 64 candidates by costly rules takes long. A `EarlyJudging` judges them ahead, one at a time, on the state that the close will find.
+Judging 64 candidates by costly rules takes long. An `EarlyJudging` judges them ahead, one at a time, on the state that the close will find.
 
 A bug in a close would reach no caller and would block the whole bus. A close therefore always ends: a candidate whose arbitration fails is
 left to a person (NOT_JUDGED); if the close itself fails, all candidates are. A replay cannot derive such a failure from the log. The log
@@ -58,7 +58,9 @@ class CandidateDecision(NamedTuple):
 
 
 def find_entry(state: State, envelope: Envelope) -> ContestEntry | Fault | None:
-    """Return the entry of the candidate with the proposal's event_id: a fault if the proposals differ, None if there is none."""
+    """Return the entry of the candidate with the proposal's event_id: a fault if the two proposals differ, None if no candidate has that
+    event_id.
+    """
     waiting = state.open_proposals.get(envelope.event_id)
     if waiting is None:
         return None
@@ -96,8 +98,8 @@ def enter(recorder: Recorder, envelope: Envelope, approval: Decision, cited_even
 class EarlyJudging:
     """Judges the candidates of a contest that is due, ahead of its close, one with each `step`.
 
-    `judgements` hold until the state changes. Their keys are 0, or the place of a shadow from 1 on, and the proposal's event_id. A
-    candidate whose arbitration fails is left out: the close arbitrates it again.
+    `judgements` hold until the state changes. A key is an index and the event_id of the proposal. Index 0 is the decision; from 1 on the
+    index counts the shadows. A candidate whose arbitration fails is left out: the close arbitrates it again.
     """
 
     def __init__(self, state: State, contest: OpenContest, now_ms: int, evaluate: Evaluate) -> None:
@@ -137,7 +139,7 @@ def close(
 ) -> None:
     """Decide every candidate of a contest that is due, the winner first.
 
-    `unjudged` are the event_ids of candidates whose arbitration failed, as a replay knows from the log. `judgements` are those of a
+    `unjudged` are the event_ids of candidates whose arbitration failed, as a replay knows from the log. `judgements` are those of an
     EarlyJudging.
     """
     state = recorder.state

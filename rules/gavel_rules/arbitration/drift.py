@@ -75,7 +75,9 @@ def schema_drifts(state: State, tools: Iterable[ToolSchemas]) -> list[Drift]:
 
 
 def model_drifts(state: State, answers: Iterable[ModelAnswer]) -> list[Drift]:
-    """Return a drift for every answer of another model than the requested one, and for every change since."""
+    """Return a drift for every answer by another model than the requested one, and for every prompt whose last answer differs from this
+    one.
+    """
     found = []
     for answer in answers:
         number = answer.sequence_number
@@ -141,7 +143,10 @@ def rule_set_drifts(state: State, decision: Decision, sequence_number: int) -> l
 
 
 def refuses(action: CompiledAction, mismatches: Iterable[VersionMismatch]) -> bool:
-    """Return whether a rule set refuses versions that differ from those of the trace, unless it names them among those it accepts."""
+    """Return whether a rule set refuses versions that differ from those of the trace.
+
+    It does not refuse the versions that it lists as accepted.
+    """
     if action.on_drift != "fail":
         return False
     accepted = dict(action.required_versions)

@@ -58,9 +58,9 @@ def of_reason_code(reason_code: str, retry_after_ms: int = 0) -> RetryHint:
 def of_evidence(reason_code: str, unmet: Sequence[EvidenceSelection], selections: Iterable[EvidenceSelection]) -> RetryHint:
     """Return the hint that names every unmet requirement once.
 
-    One row asks for what satisfies all requirements of one key and subject; there are several rows only if no single source satisfies them.
-    A row's state is the first one by precedence. `selections` are those of all requirements. A row also meets the requirements of absent
-    optional facts, so that evidence that follows the hint does not violate those.
+    All requirements of one key and subject share a row, which satisfies them all; there are several rows only if no single source can. A
+    row's state is the first one by precedence. `selections` are those of all requirements, met or not: a row also satisfies the
+    requirements of absent optional facts, so that evidence that follows the hint does not violate them.
     """
     requirements: dict[tuple[str, str], list[_Requirement]] = {}
     for selection in unmet:
@@ -93,7 +93,7 @@ def of_evidence(reason_code: str, unmet: Sequence[EvidenceSelection], selections
 
 
 def of_conflict(reason_code: str, state: State, holder_id: str, now_ms: int) -> RetryHint:
-    """Return the hint of a refusal because a decision holds the conflict key, with the time until the key is free, if the log knows it."""
+    """Return the hint of a refusal by a held conflict key. The hint has the time until the key is free, if the log knows it."""
     holder = state.decisions[holder_id]
     retry_after_ms = 0
     if holder.phase == APPROVED and not holder.compensates:
@@ -121,7 +121,7 @@ def forbid_retry(decision: Decision) -> None:
 def complete(decision: Decision, state: State) -> None:
     """Complete a refusal with its reason code as a number and with its remedies, if the bus's arbiter version has them.
 
-    A refusal is every decision but an approval. It has its other fields already.
+    A refusal is every decision but an approval. Call it last, when the other fields are set.
     """
     if decision.outcome == OUTCOME_APPROVED or not state.semantics.has_remedies:
         return

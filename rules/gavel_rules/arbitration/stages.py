@@ -280,9 +280,10 @@ def check_supersession(context: Context) -> bool:
 
 
 def check_repetition(context: Context) -> bool:
-    """Refuse a proposal that waits for a contest already, or that repeats the producer's last refusal in the trace, by evidence or policy.
+    """Refuse a proposal that is waiting for a contest already, or that repeats one that was refused.
 
-    A candidate of a contest passes: it was no repetition when it entered, and equal proposals refused since then repeat the candidate.
+    The fingerprint of the producer's last proposal in the trace that was refused for its evidence or by policy is compared. A candidate of
+    a contest passes: it was no repetition when it entered, and equal proposals refused since then repeat the candidate.
     """
     state, proposal = context.state, context.proposal
     if proposal.competes:

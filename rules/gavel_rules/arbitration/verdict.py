@@ -70,7 +70,7 @@ def refuse_for_evidence(decision: Decision, reason_code: str, views: list[Action
 
 
 def refuse_for_open_duplicate(decision: Decision, state: State, waiting_id: str, views: list[ActionView], now_ms: int) -> None:
-    """Refuse because the same proposal, with the event_id `waiting_id`, waits for its contest. It is decided when that closes."""
+    """Refuse because the same proposal, with the event_id `waiting_id`, waits for its contest, whose close will decide it."""
     refuse_for_evidence(decision, reason_codes.DUPLICATE_PROPOSAL, views, [])
     contest = state.contest_of(waiting_id)
     if contest is not None:

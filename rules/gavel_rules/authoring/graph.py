@@ -1,7 +1,7 @@
 """Diagrams of a rule set: which facts its rules read, and in which order the rules of an action are evaluated.
 
-They contain names and numbers only. A document restricts names to plain characters, and those of groups are cut to them here, so nothing
-needs to be escaped and no text of an author becomes part of the drawing.
+They contain names and numbers only. A document restricts names to plain characters; other characters of group names are removed here.
+Nothing needs to be escaped, and no text of an author becomes part of the drawing.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
 
 
 def producer_name(producer_type: int, producer_id: str) -> str:
-    """Return the name of a producer: its type and id, e.g. "4 support-agent". Versions of a producer have one name."""
+    """Return the name of a producer: its type and id, e.g. "4 support-agent". All versions of a producer have the same name."""
     return f"{producer_type} {producer_id}"
 
 

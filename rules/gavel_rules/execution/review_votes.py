@@ -1,9 +1,9 @@
 """Votes in a review: who may vote, who has, and how many votes are missing.
 
 A review's policy is in the decision that opened it. The voter is the authenticated principal of the attestation, with the groups that it
-had at the time. Without authentication the voter is whom the request names: names can be counted, but nobody's groups are known, and
-nobody can be told apart from the proposer. Then a policy that depends on these allows no approval. A rejection stays possible, because
-it lets nothing happen.
+had at the time. Without authentication the voter is whom the request names: names can be counted, but nobody's groups are known, and nobody
+can be told apart from the proposer. A policy with groups or separation then allows no approval. A rejection stays possible, because it lets
+nothing happen.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def approvers(review: Review) -> list[str]:
 
 
 def missing_votes(review: Review) -> int:
-    """Return how many votes to approve are missing, at least 1: the last one needed may find that evidence is missing."""
+    """Return how many votes to approve an open review are missing.
+
+    At least 1: if the evidence did not allow the last vote, it has to be given again.
+    """
     return max(1, review.policy.quorum - len(approvers(review)))
 
 

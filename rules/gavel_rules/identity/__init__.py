@@ -1,1 +1,1 @@
-"""Who says so: the principals of callers, in the form that rules, grants and the log use."""
+"""The principals of callers and their grants, in the form that commands, the log and replays use."""

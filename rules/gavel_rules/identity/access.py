@@ -80,14 +80,14 @@ def permitting_grant(grants: CompiledGrants, principal: Principal, access: Acces
 
 
 def may_join(grants: CompiledGrants, principal: Principal, owner: Principal) -> bool:
-    """Return whether one of the grants lets the principal take part in traces of their owner, by naming a cause there."""
+    """Return whether a grant lets the principal name a cause in a trace of `owner`, and so take part in that trace."""
     return any(names(grant.joins, owner) for grant in grants.of(principal))
 
 
 def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access, *, hides_matter: bool = False) -> str:
     """Return why no grant allows an access, for people: which grants come closest, and what each of them lacks.
 
-    `hides_matter`: action and subject are not the caller's own words but those of a decision, and the caller may not read.
+    `hides_matter` leaves action and subject out: they come from a decision that the caller has no right to read.
     """
     what = f"{grants.name} version {grants.version}"
     who = f"{principal.name!r}"

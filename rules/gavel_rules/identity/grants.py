@@ -1,4 +1,4 @@
-"""Compiled grants: a grants document as permissions are checked by it, and the compiler, which reports every mistake at its place."""
+"""Compiled grants: the form of a grants document by which permissions are checked. The compiler reports every mistake at its place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Grant(NamedTuple):
     joins: tuple[str, ...]
 
     def is_for(self, principal: Principal) -> bool:
-        """Return whether a principal is among the callers of this grant. A name that looks like a group's gives no membership."""
+        """Return whether a principal is among the callers of this grant.
+
+        A principal whose name looks like a group is not a member of the group.
+        """
         return names(self.to, principal)
 
 

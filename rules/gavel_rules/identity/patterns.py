@@ -1,6 +1,6 @@
 """Patterns of grants: a text in which `*` stands for any characters, none included. Everything else is literal.
 
-Matching takes time proportional to the length of pattern and text at worst multiplied, and never backtracks further.
+Matching never backtracks. At worst its time is proportional to the product of the lengths of pattern and text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rights that grants give, and the RPCs that each of them opens: the one table of who may call what.
 
-A right opens its RPCs on a bus. What a call records is checked once more as an event: `access` has the rights of events. Every RPC of the
+A right opens its RPCs on a bus. The event that a call records is checked once more: `access` has the rights of events. Every RPC of the
 contract is in this table, or among those that need no right; a test walks the contract.
 """
 

@@ -1,9 +1,9 @@
 """The rule sets that this process compiled last, by digest.
 
-A bus may hold thousands of deployed versions, few of them active, and a compiled rule set takes about a hundred times the memory of
-its text. The state therefore keeps texts, and compiled rule sets only of what is active. This cache serves the next need for one:
-a deployment is activated, or a decision outlives the version that made it (ADR 0018). Compiling is a pure function of the text, so
-no decision depends on what is cached.
+A bus may hold thousands of deployed versions, few of them active, and a compiled rule set takes about a hundred times the memory of its
+text. The state therefore keeps texts, and compiled rule sets only of what is active. The cache spares a second compilation when a deployed
+version is activated, or when a decision outlives the version that made it (ADR 0018). Compiling is a pure function of the text, so no
+decision depends on what is cached.
 
 Only rule sets compiled from canonical text are cached: declarations then have the same order on every replica.
 """

@@ -31,7 +31,9 @@ class IntegrityStart(NamedTuple):
 
 
 class IntegrityPart(NamedTuple):
-    """What one part of a log must be compared with the parts before it: event_ids with their first and last times, and earlier causes."""
+    """What `are_joined` compares of one part of a log with the parts before it: event_ids with their first and last times, and earlier
+    causes.
+    """
 
     window_ms: int
     first_ms_of: dict[bytes, int]
@@ -43,7 +45,10 @@ class Integrity:
     """Checks the integrity of a bus's log, or of a part of it. Feed every record from number 1, or that of the part, in order."""
 
     def __init__(self, bus: str, start: IntegrityStart | None = None) -> None:
-        """`start`: where a part begins. The parts of a log are intact together if `are_joined` says so."""
+        """`start` is where the part begins; None: at the beginning of the log.
+
+        `are_joined` tells whether intact parts are intact together.
+        """
         self._bus = bus
         self._is_part = start is not None
         start = start or IntegrityStart(0, genesis_hash(bus), 0, 0)

@@ -96,7 +96,7 @@ class Recomputation:
         return self._early_judging
 
     def decide_under(self, envelope_bytes: bytes, actions: tuple[CompiledAction, ...]) -> Decision | str:
-        """Return the decision on the proposal that is fed next, if `actions` governed it, or why it is not known."""
+        """Return the decision that the next proposal would get if `actions` governed it, or the reason why it cannot be computed."""
         recorded = Envelope.FromString(envelope_bytes)
         if recorded.proposal.HasField("contest"):
             return "it competed in a contest"

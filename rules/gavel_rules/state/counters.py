@@ -92,7 +92,7 @@ class CounterTable:
         return Reading(self.counter.number(self._value(group, lapsed)), 0 if frees_at_ms == NEVER_MS else frees_at_ms)
 
     def is_full(self, group: str, now_ms: int) -> bool:
-        """Return whether an event that counts in a group, or in any, could not be entered."""
+        """Return whether a group gives no number, because an event of the group, or one of an unknown group, could not be entered."""
         faults = self.faults
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
 

@@ -92,7 +92,8 @@ class State:
     def time_ms(self, clock_ms: int) -> int:
         """Return the time of the bus when a server's clock is `clock_ms`: that clock, unless the bus is ahead by an accepted time.
 
-        The lead is halved by the time that passes: events of the bus get later, and every duration ends after at most twice its length.
+        Until the clocks catch up, the time of the bus runs at half speed: its events still get later, and every duration ends after at most
+        twice its length.
         """
         acceptance = self.store.clock_acceptance
         if acceptance is None:

@@ -1,4 +1,4 @@
-"""What two versions of the grants allow differently: grants that one has and the other lacks, and the rights of each caller."""
+"""The differences between two versions of the grants: grants that only one of them has, and rights that callers lose or gain."""
 
 from __future__ import annotations
 

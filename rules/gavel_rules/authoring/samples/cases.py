@@ -115,7 +115,7 @@ class CaseGenerator:
                     yield sample
 
     def vary_values(self, start: SampleCase) -> Iterator[SampleCase]:
-        """Yield a case with each value of each path that is worth trying, changing one path of `start` at a time."""
+        """Yield variations of `start`. Each changes one path, to one of the values that are worth trying there."""
         for path in sorted({*self._builder.hints, *self._universe.optional}):
             if not self.budget.exhausted and (is_attribute(path) or path in self._universe.optional):
                 flips = (value for probe in self._probes.values() if path in probe.paths for value in probe.boundaries(path))

@@ -23,7 +23,7 @@ class MergedCase:
         return MergedCase(_copy_mappings(self.data), dict(self.origins))
 
     def patch(self, path: tuple[str, ...], item: object, origin: Path) -> None:
-        """Patch the part at `path` with what stands at `origin` of the document."""
+        """Patch the part at `path` with the data at the place `origin` of the document."""
         if len(path) == 2 and path[0] == "facts" and item is not None and not isinstance(item, dict):
             path = (*path, "value")  # a bare value replaces the value of the fact and keeps its other keys
         data = self.data

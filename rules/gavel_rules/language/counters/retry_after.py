@@ -33,7 +33,7 @@ class CheckedFrees(NamedTuple):
 
 
 class Room(NamedTuple):
-    """How much room is asked for in a group, in whole numbers of the counter's smallest unit."""
+    """The room that a proposal needs in a group, in whole numbers of the counter's smallest unit."""
 
     group: str
     amount: int

@@ -31,7 +31,10 @@ def enter_contest(store: Store, event: RecordedEvent) -> None:
 
 
 def rekey_candidates(store: Store) -> None:
-    """Key all waiting proposals by the semantics that now hold. Later versions tell more proposals apart, so no two get one key."""
+    """Key all waiting proposals by the semantics that now hold.
+
+    Later versions tell more proposals apart, so no two proposals get the same key.
+    """
     for trace_id in list(store.open_proposals_by_trace):
         store.drop(store.open_proposals_by_trace, trace_id)
     for contest in store.contests.values():

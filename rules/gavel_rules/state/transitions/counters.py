@@ -128,7 +128,7 @@ def keep_counters(store: Store) -> None:
 
 
 def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
-    """Settle the reservations of a decision that a report says had an effect, and release those of what it compensated."""
+    """Settle the reservations of a decision whose report states an effect. Release those of the decision that it compensated."""
     if execution.status not in _EFFECTIVE:
         return
     decision = live.decision.decision
@@ -153,7 +153,7 @@ def release(store: Store, live: LiveDecision) -> None:
 
 
 def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
-    """Add an entry; if it finds no room, its group gives no number until it would have lapsed."""
+    """Add an entry. If it finds no room, its group gives no number until the entry would have lapsed."""
     lapses_at_ms = entry.lapses_at_ms
     if not table.has_room(entry.group, store.recorded_at_ms):
         _fail(store, table, ALL_GROUPS, lapses_at_ms)

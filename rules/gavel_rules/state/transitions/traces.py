@@ -1,9 +1,9 @@
 """Transitions of traces: refusals that count against producers, closed actions, and lapse.
 
 A trace is remembered until it has been silent for TRACE_LAPSE_MS. Evidence outlives the traces that it was recorded in, and so do the
-readings of a tool result of which one is evidence: they may contradict each other. Refusals are
-forgotten earlier if they count in more than REFUSED_TRACES_MAX traces: a producer that is refused in ever new traces would fill the memory.
-It loses its own first, and nothing is lost by it that a new trace would not give the producer anyway.
+readings of a tool result of which one is evidence: they may contradict each other. Refusals are forgotten earlier if they count in more
+than REFUSED_TRACES_MAX traces: a producer that is refused in ever new traces would fill the memory. Such a producer loses its own refusals
+first. It gains nothing by that: in a new trace it would begin without refusals anyway.
 """
 
 from __future__ import annotations
