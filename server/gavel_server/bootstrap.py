@@ -340,9 +340,9 @@ async def open_sequencer(
 
 
 async def complete_opening(sequencer: Sequencer) -> None:
-    """Do what a bus needs beside its sequencer, once it has its first event.
+    """Complete the opening of a bus once it has its first event: set the log's idempotency window, and create the consumer groups.
 
-    Consumer groups are created here. Reads need none, and executors create a missing one themselves, so a failure is only logged.
+    Reads need no group, and executors create a missing one themselves, so a failure is only logged.
     """
     log = sequencer.log
     if isinstance(log, ArchivedLog):

@@ -1,1 +1,1 @@
-"""The archive of logs: sealed segments in a directory or an object store, what reads across the seam, backups."""
+"""The archive of logs: sealed segments in a directory or an object store, the log that reads across the seam, and backups."""

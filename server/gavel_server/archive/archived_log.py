@@ -1,6 +1,7 @@
-"""A log whose oldest events are in an archive: what reads it does not notice the seam.
+"""A log whose oldest events are in an archive.
 
-Reads ask the live log first, and the archive only for events that the live log no longer has. Everything else is the live log's.
+Its readers do not notice the seam. Reads ask the live log first, and the archive only for events that the live log no longer has. All other
+operations are those of the live log.
 """
 
 from __future__ import annotations

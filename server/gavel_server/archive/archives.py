@@ -37,14 +37,14 @@ class Archives:
     """Archives and trims every log of a store, whether its bus is open in this process or not."""
 
     def __init__(self, url: str, days: int, logs: Logs) -> None:
-        """`url` is that of `open_storage`; what is older than `days` leaves the logs."""
+        """`url` is as for `open_storage`. Events older than `days` leave the logs."""
         self._url: Final = url
         self._days: Final = days
         self._logs: Final = logs
         self._opened: dict[str, Archive] = {}
 
     async def run_forever(self, now_ms: Callable[[], int]) -> None:
-        """Archive what is old enough, for ever. Failures are logged and tried again; nothing is trimmed then."""
+        """Archive events that are old enough, for ever. Failures are logged and tried again; nothing is trimmed then."""
         while True:
             try:
                 for bus in await self._logs.names():

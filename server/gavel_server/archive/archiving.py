@@ -2,7 +2,7 @@
 
 The steps of a segment: write its file, read it back and check hash and chain, write its manifest. A segment without a manifest does not
 count. When all segments are recorded, the log is trimmed to the end of the last one whose events are old enough; the newest event always
-stays. A run that ends at any step leaves nothing that the next one does not repair by doing it again.
+stays. A run may end at any step: the next run repeats the step and so repairs what was left.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Archived(NamedTuple):
 
 
 async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims: bool) -> Archived:
-    """Seal the segments whose events were all recorded before `cutoff_ms` (since 1970). `trims`: remove them from the log then.
+    """Seal the segments whose events were all recorded before `cutoff_ms` (since 1970).
 
-    Raises ArchiveError, also if the archive is not of this log, and LogError.
+    `trims`: then remove them from the log. Raises ArchiveError, also if the archive is not of this log, and LogError.
     """
     await archive.refresh()
     await _check_is_of(log, archive)

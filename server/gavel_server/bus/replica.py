@@ -265,7 +265,7 @@ class Replica:
         )
 
     async def write_last_snapshot(self) -> None:
-        """Write a snapshot of a bus that has stopped, in a thread: others may have work left."""
+        """Write a snapshot of a bus that has stopped, in a thread, because other buses may still have work."""
         if self.snapshots is not None and self.is_settled:
             await asyncio.to_thread(self.snapshots.write_last, self.state, self.head, self.incarnation, self.trace_owners)
 

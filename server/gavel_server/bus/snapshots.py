@@ -1,7 +1,7 @@
 """The snapshots of a bus of this server: it starts from one, and writes new ones beside its work.
 
 A snapshot is taken of the state between two batches and written by a forked child, so that decisions wait only for the fork. It may be used
-only if the log has the same chain hash at its number; what is wrong with one that may not is logged, and the next older one is tried.
+only if the log has the same chain hash at its number. Otherwise the reason is logged, and the next older snapshot is tried.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NewestSnapshot(NamedTuple):
 
 
 class BusSnapshots:
-    """The snapshots of one bus. `every`: write one after as many events; 0: write none."""
+    """The snapshots of one bus. A snapshot is written after every `every` events; 0: none is written."""
 
     def __init__(self, files: SnapshotFiles, every: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.files: Final = files

@@ -66,8 +66,9 @@ def check_credentials(client: GavelClient | SyncGavelClient) -> None:
 def as_person(by: str | None, call: Callable[[str], _Response]) -> _Response:
     """Return the response to a call of a person; the argument of `call` is the name that the request gives.
 
-    With authentication the server takes the name from the caller's credentials, and the request gives none. A server without
-    authentication refuses that before anything is recorded, and gets --by or the login name. Raises GavelError and InvalidInputError.
+    With authentication the server takes the name from the caller's credentials, and the request gives none. A server without authentication
+    refuses that before anything is recorded; the call is then repeated with the login name. With --by it is made once, with that name.
+    Raises GavelError and InvalidInputError.
     """
     from gavel_client import GavelError
 

@@ -22,9 +22,9 @@ _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
 
 @asynccontextmanager
 async def open_log(data: Path, url: str, bus: str, archive: str = "") -> AsyncIterator[EventLog]:
-    """Yield the log of `bus` in the Redis at `url`, "" for that of a data directory, across the seam with `archive`, "" for none.
+    """Yield the log of `bus` in the Redis at `url`; "": in the Redis of the data directory.
 
-    Raises CommandError, LogError.
+    It reads across the seam with `archive`, if one is given. Raises CommandError, LogError.
     """
     from gavel_server.log.redis.connection import mask_url
 

@@ -1,4 +1,4 @@
-"""The options with which a command finds its server and shows who calls: of every command that has --server.
+"""The options of every command that has --server: where its server is, and who calls.
 
 `with_server_options` adds them to a command, so that no command has to pass them on. Precedence: option, environment, context, default. The
 variables are named GAVEL_CLIENT_…, because GAVEL_TLS_CERT and GAVEL_TOKEN_FILE are settings of `gavel serve`.

@@ -62,8 +62,8 @@ class Compiler:
     async def check(self, document: str, caller: str = INTERNAL, *, analysed: bool = False) -> ValidateRuleSetResponse:
         """Compile a document in a child process and run it on generated cases; return all errors and warnings.
 
-        `analysed` adds warnings about the relations between its rules, which takes longer. `caller` is whose share of the pool it uses.
-        Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
+        `analysed` adds warnings about the relations between its rules, which takes longer. `caller` names the caller whose share of the
+        pool it uses. Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
         """
         encoded = document.encode()
         if not encoded:
@@ -82,7 +82,7 @@ class Compiler:
         return ValidateRuleSetResponse.FromString(answer)
 
     async def compile(self, document: str, caller: str = INTERNAL, field: str = "document") -> CompiledRuleSet:
-        """Check a document and return its rule set, compiled from its canonical text as it is when it decides.
+        """Check a document and return its rule set, compiled from its canonical text, as for decisions.
 
         `field` is the field of the request that holds the document. Raises ServiceError: the errors of `check`, and
         INVALID_RULE_SET with every violation.

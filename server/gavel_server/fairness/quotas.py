@@ -120,7 +120,7 @@ class Quotas:
             account.subscriptions -= is_subscription
 
     def throttled(self, is_visible: Callable[[Principal], bool] | None = None) -> list[Throttled]:
-        """Return the callers that were refused lately and whose principals are visible, the most refused first. None: all are."""
+        """Return the callers that were refused lately, the most refused first. `is_visible` selects them by principal; default: all."""
         now = self._monotonic()
         found = [
             Throttled(caller, account.refused_quota, account.refused, now - account.refused_at, account.principal)

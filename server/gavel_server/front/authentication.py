@@ -30,7 +30,7 @@ def _ignore(_: str) -> None:
 
 
 class FrontAuthentication:
-    """What a front needs to know of callers. Without an authenticator they need no credentials."""
+    """The authentication of the callers of a front. Without an authenticator they need no credentials."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class FrontAuthentication:
         tls: TlsMaterial | None = None,
         on_refused: Callable[[str], None] = _ignore,
     ) -> None:
-        """`secret` is the one of this start, for the server's private socket; `tls` what new connections are encrypted with.
+        """`secret` admits calls on the server's private socket; each start has its own.
 
-        `on_refused` is called with the method of each call that the front refuses because its caller has no valid credentials.
+        `tls` encrypts new connections; None: they are not encrypted. `on_refused` is called with the method of each call that the front
+        refuses because its caller has no valid credentials.
         """
         self._authenticator: Final = authenticator
         self._handles: Final = Handles() if handles is None else handles

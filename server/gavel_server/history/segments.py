@@ -62,7 +62,7 @@ class Segment(NamedTuple):
 
 
 class SegmentResult(NamedTuple):
-    """What was recomputed equal; what it noted of versions; and the state at the head without evidence, as parts of a snapshot."""
+    """The result of a segment: what was recomputed equal, its notes of versions, and the state at the head of the log."""
 
     events: int
     decisions: int

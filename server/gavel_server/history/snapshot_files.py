@@ -157,7 +157,7 @@ class SnapshotFiles:
 
 
 class SnapshotContent:
-    """What a snapshot is written from. The hash objects are created with it, before a fork: creating one takes locks of OpenSSL."""
+    """The source of a snapshot. Create it before a fork: it creates the hash objects, and creating one takes locks of OpenSSL."""
 
     def __init__(self, state: State, head: Head, incarnation: str, further: Iterable[StateSnapshot] = ()) -> None:
         """`incarnation` is the event_id of the first event; `further` are parts that follow the state."""

@@ -24,7 +24,10 @@ SESSIONS_MAX: Final = 4096
 
 
 class Authenticator:
-    """Makes sessions, and ends those whose credentials are no longer accepted. A method that is None accepts no credential."""
+    """Makes sessions, and ends those whose credentials are no longer accepted.
+
+    A method of authentication that is None accepts no credential.
+    """
 
     def __init__(
         self,

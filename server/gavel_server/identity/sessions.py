@@ -20,7 +20,7 @@ EXPIRED: Final = "the credentials have expired"
 
 
 class Source(NamedTuple):
-    """What a session was made from, to find the sessions that a change of keys, certificates or tokens ends."""
+    """The origin of a session, by which a change of keys, certificates or tokens finds the sessions that it ends."""
 
     issuer: str = ""
     """Of a JWT."""

@@ -51,7 +51,7 @@ def serve(listen: str) -> None:
 
 
 def remove_series(bus: str, *, is_empty: bool) -> None:
-    """Forget the gauges of a bus that this server no longer has in memory, and if it is empty its times: callers name ever new buses."""
+    """Forget the gauges of a bus that is no longer in memory, and its histograms if it `is_empty`: callers may name ever new buses."""
     for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS, OPEN_REVIEWS, REVIEW_AGE, SNAPSHOT_NUMBER, SNAPSHOT_PAUSE, INDEX_NUMBER):
         with suppress(KeyError):  # a bus that was in memory for less than a round has none
             gauge.remove(bus)

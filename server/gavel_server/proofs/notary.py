@@ -1,8 +1,8 @@
 """The notary: reads a log, proves what is new, and signs a checkpoint of all of it with a key that no server has.
 
 Its directory holds the newest checkpoint that it signed and the tree of the log, in the layout of C2SP tlog-tiles. A checkpoint is written
-there before its signature leaves the process, so a notary that is killed never signs two trees of one size. From the start of the process
-the whole log is read once; whether it still begins with the events that were signed before is checked before anything new is signed.
+there before its signature leaves the process, so a notary that is killed never signs two trees of one size. A new process reads the whole
+log once. It signs nothing before it has checked that the log still begins with the events that were signed before.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # grpc's class takes no parameters at run time
 
 
 class HandlerRegistry(Protocol):
-    """What handlers are registered with: a grpc.aio server, or a listener, which keeps them for the next server."""
+    """The place where handlers are registered: a grpc.aio server, or a listener, which keeps them for the next server."""
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler], /) -> None:
         """Serve the methods of these handlers."""
@@ -118,7 +118,7 @@ class Interceptor:
     def register_library(self, server: HandlerRegistry, service: ServiceDescriptor, servicer: object, guard: Guard | None = None) -> None:
         """Serve a servicer of gRPC's own libraries, whose methods take gRPC's context and may use it to end a call.
 
-        A method that the library does not implement is not served. `guard` checks each request of the methods with one request.
+        A method that the library does not implement is not served. `guard` checks the request of each method that takes a single request.
         """
         behaviours = {method.name: getattr(servicer, method.name) for method in service.methods}
         handlers = {

@@ -67,7 +67,7 @@ class Listener:
         self._server.add_generic_rpc_handlers(tuple(handlers))
 
     def bind(self, address: str, bind: Bind) -> None:
-        """Take an address of the current server, which is bound already and not encrypted, and how the next one is bound."""
+        """Take the address that the current server is bound to, without encryption, and the function that binds the next server."""
         self._address = own_address(address)
         self._bind_again = bind
 

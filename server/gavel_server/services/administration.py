@@ -62,7 +62,7 @@ class AdministrationServicer:
         self._compiles = asyncio.Semaphore(COMPILES_MAX)
 
     async def WhoAmI(self, request: WhoAmIRequest, context: CallContext) -> WhoAmIResponse:
-        """Return the caller and its rights on a bus; on a bus that does not exist, those of its future caller.
+        """Return the caller and its rights on a bus; on a bus that does not exist, the rights that it would have there.
 
         A caller without rights gets the same answer whether the bus exists or not.
         """

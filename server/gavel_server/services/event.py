@@ -141,7 +141,10 @@ class EventServicer:
         return EncodedResponse(b"".join(parts))
 
     async def GetEvent(self, request: GetEventRequest, context: CallContext) -> EncodedResponse[GetEventResponse]:
-        """Read one event by its sequence number or its id. The id of a live decision or open review is known as long as that lives."""
+        """Read one event by its sequence number or its id.
+
+        The id of a live decision or an open review is known for as long as it lives, other ids within the idempotency window.
+        """
         key = request.WhichOneof("key")
         if key is None:
             raise invalid([("key", "is required: event_id or sequence_number")])
@@ -242,7 +245,10 @@ class EventServicer:
             number = head + 1
 
     async def GetTrace(self, request: GetTraceRequest, context: CallContext) -> EncodedResponse[GetTraceResponse]:
-        """Read a whole trace, with its tool calls and results paired, and what has drifted. Only events in the answer count."""
+        """Read a whole trace, with its tool calls and results paired, and what has drifted.
+
+        Pairs and drift come from the events in the answer alone.
+        """
         trace_id = request.trace_id
         if not (0 < len(trace_id) <= TRACE_ID_LENGTH_MAX and trace_id.isascii() and trace_id.isprintable()):
             raise invalid([("trace_id", f"is not 1 to {TRACE_ID_LENGTH_MAX} printable ASCII characters")])

@@ -39,7 +39,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 async def check_health_access(request: Any, principal: Principal, access: AccessControl, *, is_required: bool) -> None:
-    """Return if a caller may ask for the health that it asks for. Raises ServiceError. `is_required`: callers need credentials."""
+    """Check that a caller may ask for this health. Raises ServiceError if not. `is_required`: callers need credentials."""
     name = getattr(request, "service", "")
     if not is_required or not name.startswith(BUS_PREFIX):
         return

@@ -63,7 +63,7 @@ class ProjectionServicer:
     """Serves ProjectionService on the buses of this server."""
 
     def __init__(self, buses: BusRegistry, supervisor: Supervisor, quotas: Quotas, access: AccessControl | None = None) -> None:
-        """`access` knows whom callers may hear of; default: of everybody, unless grants restrict them."""
+        """`access` tells which other callers a caller may be told about; default: all of them, unless grants restrict it."""
         self._buses = buses
         self._access = access or AccessControl(buses)
         self._supervisor = supervisor

@@ -6,7 +6,7 @@ servers may serve one group: the log store gives each item to one of them.
 
 Streams of one group may have callers of different rights. Each item goes to a stream that selects it and whose caller may work on it
 (`permissions`). An item that no stream here takes, or that finds no room, is given back: no delivery is counted, the streams of other
-servers can take it, and the items behind it are read on. A stream takes those it had no room for as soon as it has room.
+servers can take it, and the items behind it are read on. A stream takes the items that it had no room for as soon as it has room.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WorkGroup:
         self.changed.set()
 
     def notify(self, queues: Collection[str]) -> None:
-        """Note that queues have got entries, or, without any, that the bus closes."""
+        """Note that `queues` have new entries; if `queues` is empty, that the bus closes."""
         if not queues or self.queue in queues:
             self.changed.set()
 

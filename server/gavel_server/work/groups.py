@@ -22,7 +22,7 @@ _RETRY_AFTER_MS = 1_000
 
 
 class ConsumerSettings(NamedTuple):
-    """What a consumer asks for; the limits are not 0, except `silence_ms_max` (0: none), and empty labels are all."""
+    """The settings that a consumer asks for. No limit is 0, except `silence_ms_max` (0: no limit). Without labels it takes all items."""
 
     queue: QueueName
     group: str

@@ -1,7 +1,7 @@
 """One stream of work: the items that its consumer holds, those that are still to be sent, and how they are settled.
 
-The stream never reads the queue; its group does (`group`). Settling is done by one task for each stream, in the order of the requests, so
-that it is repeated while the log cannot be reached and acknowledgements that wait together are one call.
+The stream never reads the queue; its group does (`group`). One task for each stream settles its items, in the order of the requests. It
+repeats a step while the log cannot be reached, and sends acknowledgements that wait together in one call.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class BatchDecision:
         return len(self._entries)
 
     def finish_unopened(self) -> DecidedBatch:
-        """Return the batch without its first command, the opening of the bus, after all others were refused: it has no events."""
+        """Return the batch without events: the first command, the opening of the bus, is taken back, because all others were refused."""
         self._state.undo(self.mark)
         self.mark = self._state.mark()
         head, answers = self._expected_head, self._answers[1:]

@@ -35,7 +35,10 @@ class BatchObserver:
             request.times = RequestTimes(now_ns, trace)
 
     def note_taken(self, requests: Iterable[Request], queued: int) -> None:
-        """Note that requests have left the queue, which holds `queued` others. One that has returned to it has waited once."""
+        """Note that requests have left the queue, which holds `queued` others.
+
+        If a request was put back, only its first wait is measured.
+        """
         now_ns = time.monotonic_ns()
         self._queued_commands.set(queued)
         for request in requests:

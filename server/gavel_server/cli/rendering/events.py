@@ -93,7 +93,7 @@ def pending_line(pending: PendingDecision | PendingReview) -> str:
 
 
 def voters_text(policy: ReviewPolicy, *, escalated: bool = False) -> str:
-    """Return who may vote in a review. An empty policy lets everybody vote who may review the action."""
+    """Return who may vote in a review. With an empty policy, everybody who may review the action may vote."""
     groups = sorted({*policy.groups, *policy.escalate_to}) if escalated and policy.groups else list(policy.groups)
     parts = [f"members of {' or '.join(groups)}" if groups else "everybody"]
     if policy.separation:
@@ -113,7 +113,7 @@ def policy_line(policy: ReviewPolicy) -> str:
 
 
 def votes_text(pending: PendingReview) -> str:
-    """Return how many have voted to approve, of how many that a review needs, and who, e.g. "1 of 2: ada"."""
+    """Return how many of the votes that a review needs have been given, and by whom, e.g. "1 of 2: ada"."""
     approvers = [vote.reviewer for vote in pending.votes if vote.verdict == fact_pb2.REVIEW_VERDICT_APPROVE]
     count = f"{len(approvers)} of {max(1, pending.review_policy.quorum)}"
     return printable(f"{count}: {', '.join(approvers)}" if approvers else count)

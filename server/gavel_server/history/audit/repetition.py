@@ -33,7 +33,7 @@ class Repetition:
 async def repeat_decisions(
     log: EventLog, arbiter_version: int, proposals: Sequence[Envelope], decisions: Sequence[Envelope], actions: ActionsByType
 ) -> Repetition:
-    """Make decisions of a log again. `proposals` are those of the first decisions among them, `actions` what governs today."""
+    """Make decisions of a log again. `proposals` belong to the first decisions among `decisions`; `actions` are those in force today."""
     repetition = Repetition()
     if not proposals:
         return repetition

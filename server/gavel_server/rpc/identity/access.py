@@ -1,8 +1,8 @@
 """The second half of the interceptor: whether an authenticated caller has the right that its call needs (docs/security.md).
 
-The table of rights is `gavel_rules.identity.rights`. A bus's own grants decide. While a bus has none, only administrators may call it.
-What a call records is checked once more by the core, where the event gets its place in the log. Without authentication nothing is
-checked here.
+The table of rights is `gavel_rules.identity.rights`. A bus's own grants decide. While a bus has none, only administrators may call it. The
+core checks the event that a call records once more, where the event gets its place in the log. Without authentication nothing is checked
+here.
 
 A bus that does not exist is not opened by a call of an authenticated caller: CreateBus does that. A bus that is not open in this process
 is opened only for callers that have the right.
@@ -69,7 +69,7 @@ class AccessControl:
         return in_force.grants.rights_of(principal, state.bus)
 
     def may_know(self, viewer: Principal, other: Principal, state: State) -> bool:
-        """Return whether a caller that may read a bus may hear that another one calls this server: one with rights on the same bus."""
+        """Return whether a reader of a bus may be told that another caller uses this server: the other must have rights on the same bus."""
         in_force = state.grants_in_force
         if in_force is None or viewer.is_anonymous or viewer == SERVER or self.is_admin(viewer):
             return True

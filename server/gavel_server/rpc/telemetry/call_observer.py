@@ -1,7 +1,7 @@
-"""What is measured and traced of each call, on both transports. Without an observer a call pays nothing for it.
+"""Metrics and spans of each call, on both transports.
 
-Names follow the semantic conventions of RPCs (https://opentelemetry.io/docs/specs/semconv/rpc). Neither spans nor labels hold payloads,
-metadata or messages of errors.
+Without an observer a call records none and spends no time on them. Names follow the semantic conventions of RPCs
+(https://opentelemetry.io/docs/specs/semconv/rpc). Neither spans nor labels hold payloads, metadata or messages of errors.
 """
 
 from __future__ import annotations

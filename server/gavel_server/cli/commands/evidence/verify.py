@@ -29,7 +29,7 @@ def verify_evidence(
 ) -> None:
     """Hash again what the tool results, observations and decisions of a trace rest on.
 
-    Exit status 1: some of it is missing or altered. What was never kept is listed, and no failure.
+    Exit status 1: some of it is missing or altered. Evidence that was never kept is listed and is no failure.
     """
     import json
     from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`gavel grants diff`: shows what two versions of the grants allow differently."""
+"""`gavel grants diff`: shows the differences between two versions of the grants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def diff_grants_files(
     as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
-    """Show what two versions of the grants allow differently. Exit status: 0 nothing, 1 something, 2 a document is not valid."""
+    """Show the differences between two versions of the grants. Exit status: 0 no difference, 1 differences, 2 a document is not valid."""
     from gavel_rules.authoring.grants.diff import diff_grants
 
     from gavel_server.cli.documents import read_grants

@@ -22,7 +22,10 @@ def explain_access(
     fact: Annotated[list[str] | None, typer.Option("--fact", metavar="KEY", help="A fact key; may be repeated.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Say whether grants allow an access, and which grant does or what the nearest ones lack. Exit status: 0 allowed, 1 denied."""
+    """Say whether grants allow an access, with the grant that allows it or what the nearest grants lack.
+
+    Exit status: 0 allowed, 1 denied.
+    """
     from gavel_rules.authoring.grants.diff import describe
     from gavel_rules.authoring.grants.suite import PRODUCER_TYPES
     from gavel_rules.identity.access import Access, explain_refusal, permitting_grant

@@ -29,7 +29,7 @@ def accept(
 ) -> None:
     """Accept tools as their servers list them now, so that the proxy opens them again.
 
-    Read the printed definition first: a description reaches the model, and a schema what it may send.
+    Read the printed definition first. The model reads the description, and the schema says which arguments the model may send.
     """
     import asyncio
 

@@ -1,7 +1,7 @@
 """The documents that `gavel mcp scaffold` writes: a rule set, its tests and the configuration of the proxy, from lists of tools.
 
 The hints of the servers choose the first version of each rule, and a person the next. A tool that its server calls read-only is witnessed.
-A tool that, by the server, destroys nothing and reaches nothing outside is approved. Every other tool needs a person.
+Calls of a tool are approved if its server says that it destroys nothing and reaches nothing outside. Every other tool needs a person.
 """
 
 from __future__ import annotations

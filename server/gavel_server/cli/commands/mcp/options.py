@@ -1,4 +1,4 @@
-"""What the commands of `gavel mcp` share: the configuration, the client, and the check that the extra is installed."""
+"""Shared by the commands of `gavel mcp`: the configuration, the client, and the check that the extra is installed."""
 
 from __future__ import annotations
 

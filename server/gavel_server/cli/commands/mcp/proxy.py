@@ -39,8 +39,8 @@ def proxy(
 ) -> None:
     """Let Gavel decide about the calls that an MCP client makes to MCP servers.
 
-    The client starts this command as an MCP server, or connects to it over HTTP. Reads are made and witnessed, calls with effects become
-    proposals and are made if they are approved. Logs go to standard error.
+    The client starts this command as an MCP server, or connects to it over HTTP. Reads are forwarded and witnessed. Calls with effects
+    become proposals, and are forwarded if they are approved. Logs go to standard error.
     """
     from gavel_server.cli.consumer import run_until_signal
 

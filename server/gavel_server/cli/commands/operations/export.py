@@ -56,9 +56,9 @@ def export(
 ) -> None:
     """Export a log for other systems.
 
-    jsonl has envelopes as protobuf JSON, cloudevents CloudEvents 1.0, ocsf events of OCSF 1.3 (class API Activity), one a line. parquet has
-    a directory of files. With --cursor, a run continues where the last one ended, also after it was killed, and a file or directory has
-    each event once.
+    The formats jsonl (envelopes as protobuf JSON), cloudevents (CloudEvents 1.0) and ocsf (OCSF 1.3, class API Activity) have one event a
+    line. The format parquet is a directory of files. With --cursor, a run continues where the last one ended, also after it was killed, and
+    a file or directory has each event once.
     """
     from gavel_server.export.targets import LineFile, ParquetDirectory, StandardOutput
 

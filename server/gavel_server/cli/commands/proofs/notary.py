@@ -75,8 +75,8 @@ def notarize(
 ) -> None:
     """Prove a log, sign checkpoints of it, and publish them on the server.
 
-    The notary reads the whole log once, checks that it still begins with what was signed before, recomputes the decisions, and signs.
-    Run it where operators of the server have no access. A log that was rewritten, or that is not proved, ends it.
+    The notary reads the whole log once, checks that it still begins with what was signed before, recomputes the decisions, and signs. Run
+    it where operators of the server have no access. The notary ends if the log was rewritten or is not proved.
 
     Exit status: 3 the log was rewritten, has lost events, or is not proved.
     """

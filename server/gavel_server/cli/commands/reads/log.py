@@ -102,7 +102,7 @@ def tail(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print the newest events, one per line. Of them, only those that pass all filters."""
+    """Print those of the newest events that pass all filters, one per line."""
     from gavel.v1.event_service_pb2 import SubscribeEventsResponse
     from gavel_client import GavelError
     from gavel_client.rpc.backoff import is_unopened_bus
@@ -151,7 +151,7 @@ def _categories(chosen: list[Category]) -> list[EventCategory.ValueType]:
 
 
 def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEventsResponse]]) -> Iterator[SubscribeEventsResponse]:
-    """Yield what `subscribe` selects of a bus's events from sequence number `first` on, for ever.
+    """Yield the events of a bus that `subscribe` selects, from sequence number `first` on, for ever.
 
     Wait while the server is away, and for the first write to a bus that does not exist yet. Raises GavelError if the server refuses.
     """
