@@ -1,4 +1,4 @@
-"""What Gavel's own reason codes of a first decision, and remedies, mean: texts for people, used by `explain` and the command line.
+"""The meanings of remedies, and of Gavel's own reason codes of first decisions: texts for people, used by `explain` and the command line.
 
 Programs read the code and the retry hint. The meaning of a rule set's own codes is up to its author.
 """

@@ -191,7 +191,7 @@ def line(event: Envelope) -> str:
 
 
 async def run(server: str, bus: str, token_file: str, position_file: str, complaints: int) -> None:
-    """Run the graph for each complaint and print its trace; stop after so many `complaints`, or never if that is 0."""
+    """Run the graph for each complaint and print its trace; stop after `complaints` of them, or never if that is 0."""
     handled = 0
     async with GavelClient(server, bus=bus, credentials=TokenFile(token_file)) as client:
         graph = refund_graph(client)

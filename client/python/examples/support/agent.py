@@ -9,8 +9,8 @@ It needs ANTHROPIC_API_KEY, and asks OpenAI if Anthropic fails and OPENAI_API_KE
 
     read (complete_json) ──▶ handle (Agent: tools, proposals) ──▶ draft a reply for the support desk (stream)
 
-All calls of models are in the complaint's trace, and with --evidence their texts are kept. The model chooses neither the order that
-is refunded nor whether: the order is that of the complaint, and the rules decide on what the tools have read.
+All calls of models are in the complaint's trace, and with --evidence their texts are kept. The model chooses neither the order nor whether
+it is refunded: the order is that of the complaint, and the rules decide by the readings of the tools.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Google ADK: a plugin that lets a tool run only through the gate. Register it as the last plugin of the runner.
 
-A call that waits for a person asks for a tool confirmation, which ends the invocation. The confirmation only asks the gate again.
+A call that waits for a person asks for a tool confirmation, which ends the invocation. A confirmation approves nothing by itself; it only
+asks the gate again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ EVENTS_MAX = 256
 
 
 def name_events(message: Any, decision: Envelope | None) -> Any:
-    """Name the proposal and the decision behind the output of a tool in its message, if it is one; return the message."""
+    """Add the event_ids of the proposal and the decision behind a tool's output to the output, if it is a message; return it."""
     if decision is not None and hasattr(message, "additional_kwargs"):
         message.additional_kwargs[EVENT_IDS] = [decision.decision.proposal_id, decision.event_id]
     return message

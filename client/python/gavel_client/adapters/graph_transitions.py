@@ -29,7 +29,7 @@ _STEPS = uuid.UUID("3f0a6c50-0f0e-4c43-9d6f-4a1b7d0d8a5e")
 class GraphTransitions(BaseCallbackHandler):
     """Pass it to the graph: `config={"callbacks": [GraphTransitions(client, "my-agent")]}`. A step that cannot be recorded fails.
 
-    `client` may be given to a graph that runs in an event loop, too; LangChain calls it in a thread. `subject` defaults to `agent/ID`.
+    A graph that runs in an event loop may have it too: LangChain calls it in a thread. `subject` defaults to `agent/ID`.
     """
 
     raise_error = True

@@ -1,4 +1,5 @@
-"""Waiting for the facts of a trusted channel, which watches the log and publishes what decisions lack under its own identity."""
+"""Waiting for the facts of a trusted channel, which watches the log and publishes, under its own identity, the facts that decisions lack.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The steps of a run that are in the log already, because an earlier run made them or another process makes the same run.
 
-A step follows a rejection under an event_id that derives from it (`run_ids`): the next proposal, or an AGENT_DIAGNOSTIC
-`ProposalAdopted` that names a proposal of another run for the same work. A step that is in the log is taken, never made again.
+A step follows a rejection under an event_id that derives from it (`run_ids`): the next proposal, or an AGENT_DIAGNOSTIC `ProposalAdopted`
+that names a proposal of another run for the same work. A step that is in the log is used as it is and never made again.
 """
 
 from __future__ import annotations

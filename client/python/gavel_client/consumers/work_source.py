@@ -1,4 +1,4 @@
-"""What a Consumer takes its entries from: a stream of WorkService (`work_stream`), or the queue in Redis itself (`work_queue`)."""
+"""The source of a Consumer's entries: a stream of WorkService (`work_stream`), or the queue in Redis itself (`work_queue`)."""
 
 from __future__ import annotations
 

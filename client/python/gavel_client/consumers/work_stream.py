@@ -131,7 +131,7 @@ class WorkStream:
             return None
 
     async def claim(self, cursor: str) -> tuple[str, StreamEntry | None]:
-        """Return nothing: the server delivers what others have left."""
+        """Return no entry: the server delivers the entries that other consumers have left."""
         return START, None
 
     async def heartbeat(self, entry_ids: Sequence[str]) -> None:

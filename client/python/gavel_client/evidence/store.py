@@ -109,8 +109,7 @@ class EvidenceStore:
     def remove(self, content_hash: str, cutoff: datetime) -> bool:
         """Remove the bytes with a hash if they were last written before `cutoff`; return whether. Raises EvidenceError.
 
-        In a directory nothing can write them again meanwhile. In an object store, a call that returns the same content within these
-        milliseconds loses its evidence.
+        In a directory nothing can write them between the check and the removal. In an object store a call that does so loses its evidence.
         """
         path = self._path(content_hash)
         try:

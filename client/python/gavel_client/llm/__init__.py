@@ -1,4 +1,6 @@
-"""Language models, in three layers; each keeps what the one below returns whole (constitution 003).
+"""Language models, in three layers.
+
+Each passes on the whole result of the one below (constitution 003).
 
 *Provider*: one model behind one API (`openai_responses`, `chat_completions`, `anthropic_messages`). The official SDKs are used inside, and
 none of their types is visible. *Service* (`LLMService`): retries and failover over several providers, JSON output, and a diagnostic event

@@ -1,4 +1,4 @@
-"""What an agent's run consists of: turns, each with the model's response and the results of the tools that it called (constitution 003)."""
+"""The parts of an agent's run: turns, each with the model's response and the results of the tools that it called (constitution 003)."""
 
 from __future__ import annotations
 

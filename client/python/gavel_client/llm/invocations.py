@@ -1,8 +1,8 @@
 """The record of each call of a model: the diagnostic event LlmInvocationCommitted (constitution 000 §2, 003).
 
-The event names the models asked and answering, provider, settings, tokens, attempts and latency, and has hashes of prompt and output. It
-has no text. With an evidence store, prompt and output are kept there, and the event says where. An answer is handed to its caller only
-after its event is in the log.
+The event has the model that was asked and the one that answered, the provider, settings, tokens, attempts and latency, and hashes of prompt
+and output. It has no text. With an evidence store, prompt and output are kept there, and the event says where. An answer is handed to its
+caller only after its event is in the log.
 
 `prompt_hash` covers messages, tools and the schema of the output, without model, settings and the ids of calls, which providers choose:
 equal prompts have equal hashes with every provider. docs/hashing.md.
@@ -34,7 +34,7 @@ ATTEMPTS_RECORDED_MAX: Final = 64
 
 @dataclass(frozen=True)
 class LLMContext:
-    """Where a call belongs: the subject and trace of its event, and the event that caused it."""
+    """The place of a call: the subject and trace of its event, and the event that caused it."""
 
     subject: str
     trace_id: str = ""

@@ -43,7 +43,7 @@ class LLMToolCall:
 
 @dataclass(frozen=True)
 class LLMUsage:
-    """Numbers of tokens. `input_tokens` includes those read from and written to a cache; `details` is the provider's own account."""
+    """Numbers of tokens. `input_tokens` includes those read from and written to a cache; `details` has the provider's own counts."""
 
     input_tokens: int
     output_tokens: int
@@ -101,7 +101,7 @@ FILTERED: Final = LLMSegment("error", "", {"code": "content_filter"}, safety=LLM
 
 @dataclass(frozen=True)
 class LLMProviderMeta:
-    """One attempt to get a response. `extra` has its number, the API, and of a failed one the `error` with code and message."""
+    """One attempt to get a response. `extra` has its number and the API, and, if the attempt failed, the `error` with code and message."""
 
     provider_name: str
     model: str

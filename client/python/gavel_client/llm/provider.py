@@ -66,7 +66,10 @@ class Assembly(Protocol):
     """Puts the events of one stream together."""
 
     def feed(self, raw: JsonObject) -> list[LLMStreamEvent]:
-        """Take the next event of the provider; return those of the closed set that it means, none for mere progress."""
+        """Take the next event of the provider; return the events of the closed set that it stands for.
+
+        An event that only reports progress stands for none.
+        """
         ...
 
     def result(self) -> JsonObject | None:

@@ -43,8 +43,8 @@ class LLMJson:
 class LLMService:
     """Asks `providers` in order: the first one, and another only after it has failed.
 
-    With a `recorder` every call leaves the diagnostic LlmInvocationCommitted, also one that fails or that its caller leaves, and an answer
-    whose event cannot be recorded is not given out.
+    With a `recorder` every call is recorded as the diagnostic LlmInvocationCommitted, also a call that fails or that its caller cancels. An
+    answer whose event cannot be recorded is not given out.
     """
 
     def __init__(

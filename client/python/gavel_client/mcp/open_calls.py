@@ -34,7 +34,7 @@ class OpenCalls:
         self._folder: Final = folder
 
     def open(self, agent: str, tool: str, arguments: Mapping[str, Any], task: str) -> Turn:
-        """Return the turn of the open call that is equal; else open one in `task`. Raises OSError, ValueError."""
+        """Return the turn of an equal open call; if there is none, open one in `task`. Raises OSError, ValueError."""
         path = self._path(agent, tool, arguments)
         while True:
             with suppress(FileNotFoundError):

@@ -124,7 +124,7 @@ class Proxy:
         return await self._guarded(lambda: self._call(name, arguments, caller))
 
     async def decision(self, decision_id: str, caller: Caller) -> WaitDecisionResponse | None:
-        """Return how a decision of the proxy's stands; None if there is none with this id. Raises GavelError."""
+        """Return the state of one of the proxy's decisions; None if there is none with this id. Raises GavelError."""
         try:
             state = await self._agents[caller.agent].client.wait_decision(decision_id, timeout_ms=0)
         except GavelError as error:
@@ -135,7 +135,7 @@ class Proxy:
         return state if server in self._upstreams else None
 
     async def resume(self, state: WaitDecisionResponse, caller: Caller) -> CallToolResult | Pending | Refused:
-        """Make the call that a decision approves, if it does and the call was not made. Raises GavelError."""
+        """Make the call of a decision, if the decision approves it and it was not made yet. Raises GavelError."""
         decision = state.decision
         content = decision.decision
         if content.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:

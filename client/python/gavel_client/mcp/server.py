@@ -1,4 +1,4 @@
-"""The proxy as an MCP server, for clients of the stateless revision and of the ones before it."""
+"""The proxy as an MCP server, for clients of the protocol's stateless revision and of earlier ones."""
 
 from __future__ import annotations
 

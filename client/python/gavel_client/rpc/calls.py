@@ -400,7 +400,7 @@ def validate_rule_set(
 def deploy_rule_set(
     document: str, *, reason: str = "", bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
 ) -> UnaryCall[rule_sets.DeployRuleSetResponse]:
-    """Record a rule set version. The same digest again changes nothing; another digest under the version is ALREADY_EXISTS."""
+    """Record a rule set version. Deploying its digest again changes nothing; another digest under the version is ALREADY_EXISTS."""
     request = rule_sets.DeployRuleSetRequest(bus=bus, document=document, reason=reason)
     return _unary(RuleSetServiceStub, lambda stub: stub.DeployRuleSet, request, timeout_ms)
 
@@ -700,9 +700,10 @@ def deploy_grants(
     bus: str = "",
     timeout_ms: int = COMPILE_TIMEOUT_MS,
 ) -> UnaryCall[administration.DeployGrantsResponse]:
-    """Put grants in force. The digest in force again changes nothing; another one under a known version is ALREADY_EXISTS.
+    """Put grants in force.
 
-    If `expected_version` is set and not the version in force (0: none), the call fails with ABORTED.
+    Deploying their digest again changes nothing; another digest under a known version is ALREADY_EXISTS. If `expected_version` is set and
+    not the version in force (0: none), the call fails with ABORTED.
     """
     request = administration.DeployGrantsRequest(bus=bus, document=document, reason=reason, expected_version=expected_version)
     return _unary(AdministrationServiceStub, lambda stub: stub.DeployGrants, request, timeout_ms, repeatable=expected_version is None)

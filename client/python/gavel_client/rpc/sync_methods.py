@@ -290,7 +290,7 @@ class SyncMethods(ABC):
     def deploy_rule_set(
         self, document: str, *, reason: str = "", bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
     ) -> rule_sets.DeployRuleSetResponse:
-        """Record a rule set version. The same digest again changes nothing; another digest under the version is ALREADY_EXISTS."""
+        """Record a rule set version. Deploying its digest again changes nothing; another digest under the version is ALREADY_EXISTS."""
         return self._call(calls.deploy_rule_set(document, reason=reason, bus=bus, timeout_ms=timeout_ms))
 
     def activate_rule_set(
@@ -557,9 +557,10 @@ class SyncMethods(ABC):
     def deploy_grants(
         self, document: str, *, reason: str = "", expected_version: int | None = None, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
     ) -> administration.DeployGrantsResponse:
-        """Put grants in force. The digest in force again changes nothing; another one under a known version is ALREADY_EXISTS.
+        """Put grants in force.
 
-        If `expected_version` is set and not the version in force (0: none), the call fails with ABORTED.
+        Deploying their digest again changes nothing; another digest under a known version is ALREADY_EXISTS. If `expected_version` is set and
+        not the version in force (0: none), the call fails with ABORTED.
         """
         return self._call(calls.deploy_grants(document, reason=reason, expected_version=expected_version, bus=bus, timeout_ms=timeout_ms))
 

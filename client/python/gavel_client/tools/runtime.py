@@ -49,8 +49,8 @@ class ToolRuntime:
 
     With authentication the runtime needs a principal of its own: an agent's word for what it read is no evidence
     (docs/arbitration.md#trust-tiers). Without `evidence` the log has only the hashes of results. `aliases` False: only canonical names are
-    known; None: unless the environment has GAVEL_TOOL_ALIASES=false. A call without a result `lease_margin_ms` after its time is lost,
-    and any runtime of the same `producer_id` closes it. `client` stays open.
+    known; None: aliases are known unless the environment has GAVEL_TOOL_ALIASES=false. A call without a result `lease_margin_ms` after its
+    time is lost, and any runtime of the same `producer_id` closes it. `client` stays open.
     """
 
     def __init__(

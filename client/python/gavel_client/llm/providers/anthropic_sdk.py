@@ -1,6 +1,6 @@
 """Providers that are called with Anthropic's SDK: the Messages API.
 
-The package anthropic (the extra `anthropic` of gavel-client) is imported when a provider is made. Its types stay in this module.
+The package anthropic (the extra `anthropic` of gavel-client) is imported when a provider is constructed. Its types stay in this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The format of OpenAI's Chat Completions API (POST /chat/completions), which many servers of models speak, without I/O.
+"""The format of OpenAI's Chat Completions API (POST /chat/completions), without I/O.
 
-Source: the types of the package openai, `openai.types.chat`. Besides OpenAI's own fields, the delta of a message may have
-`reasoning_content` (DeepSeek, vLLM) or `reasoning` (OpenRouter, Ollama), and `annotations` with citations. Any other field with a
-value is unknown.
+Many servers of models speak it. Source: the types of the package openai, `openai.types.chat`. Besides OpenAI's own fields, the delta of a
+message may have `reasoning_content` (DeepSeek, vLLM) or `reasoning` (OpenRouter, Ollama), and `annotations` with citations. Any other field
+with a value is unknown.
 """
 
 from __future__ import annotations

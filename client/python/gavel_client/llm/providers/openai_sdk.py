@@ -1,6 +1,6 @@
 """Providers that are called with OpenAI's SDK: the Responses API, and servers that speak Chat Completions.
 
-The package openai (the extra `openai` of gavel-client) is imported when a provider is made. Its types stay in this module.
+The package openai (the extra `openai` of gavel-client) is imported when a provider is constructed. Its types stay in this module.
 """
 
 from __future__ import annotations

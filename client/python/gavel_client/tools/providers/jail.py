@@ -73,7 +73,7 @@ class Jail:
             return True
 
     def write(self, path: str, content: bytes, *, replaces: bool) -> None:
-        """Put a whole file in place at once; with `replaces` in place of the one that is there. Raises ToolError."""
+        """Put a whole file in place in one step. With `replaces` it may take the place of another file. Raises ToolError."""
         with self._directory_of(path) as (directory, name), _explained(path):
             mode = 0o644
             if replaces:

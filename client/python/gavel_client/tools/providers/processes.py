@@ -71,7 +71,7 @@ async def run_process(
 ) -> dict[str, object]:
     """Run a program in the directory of a file descriptor; return exitCode, stdout, stderr, truncated and timeoutHit. Raises ToolError.
 
-    exitCode is 128 and the number of the signal for a process that a signal ended.
+    If a signal ended the process, exitCode is 128 plus the number of the signal.
     """
     outputs = [Output(name, output_bytes_max, emit) for name in ("stdout", "stderr")]
     reading = asyncio.gather(*(output.read() for output in outputs))
