@@ -51,7 +51,7 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
     """Archive all complete segments of a log, without trimming it, and the events after them. Raises ArchiveError, LogError."""
     head = await log.head()
     if not head.sequence_number:
-        raise ArchiveError(f"bus {log.bus} has no events")
+        raise ArchiveError(f"bus {log.bus} has no events to back up")
     await archive_log(log, archive, now_ms + DAY_MS, trims=False)
     records: list[Record] = []
     first = archive.end.sequence_number + 1

@@ -50,7 +50,7 @@ class Authority:
         """Return the authority of two files. Raises OSError, ValueError."""
         private = load_pem_private_key(key.read_bytes(), password=None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{key} was not made by gavel certs dev")
+            raise ValueError(f"{key} was not made by gavel certs dev; give another directory")
         return Authority(x509.load_pem_x509_certificate(certificate.read_bytes()), private)
 
     def save(self, certificate: Path, key: Path) -> None:

@@ -67,7 +67,7 @@ def read_key(path: Path) -> NotaryKey:
     except (OSError, ValueError) as error:
         raise KeyFileError(f"cannot read the key {path}: {error}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise KeyFileError(f"others than its owner may read or write the key {path}; chmod 600 it")
+        raise KeyFileError(f"other users may read or write the key {path}; run: chmod 600 {path}")
     match = _SECRET.fullmatch(content)
     try:
         material = base64.b64decode(match[3], validate=True) if match else b""

@@ -45,7 +45,7 @@ class Expression:
         if len(source) > EXPRESSION_LENGTH_MAX:
             raise ExpressionError(f"the expression is longer than {EXPRESSION_LENGTH_MAX} characters")
         if "\0" in source:
-            raise ExpressionError("the expression holds NUL")
+            raise ExpressionError("the expression holds a NUL character; remove it")
         growing = _GROWING.search(source)
         if growing:
             raise ExpressionError(f"{growing[1]}() is not available here")
@@ -137,6 +137,6 @@ def _check_data(values: object) -> None:
 
 def _check_text(text: str) -> None:
     if "\0" in text:
-        raise ExpressionError("a text in the data holds NUL")
+        raise ExpressionError("a text in the data holds a NUL character")
     if not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text):
         raise ExpressionError("a text in the data holds lone surrogates")

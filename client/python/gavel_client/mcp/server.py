@@ -119,7 +119,7 @@ class _Handlers:
         except GavelError as error:
             raise _unreachable(error) from None
         if state is None:
-            raise MCPError(INVALID_PARAMS, "there is no such task")
+            raise MCPError(INVALID_PARAMS, f"there is no task {params.task_id[:128]}")
         return caller, state
 
 

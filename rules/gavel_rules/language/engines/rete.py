@@ -256,7 +256,7 @@ def _cycle(name: str, rule_of: dict[str, int], handle: int, document: str) -> li
     if code == 0:
         started = engine.start_action_for_state(handle, state)
         if started is None:
-            raise NetworkFaultError(f"the Rete engine on {name} matched, and would not say what")
+            raise NetworkFaultError(f"the Rete engine on {name} reported a match, but not which rule")
         message: str | None = started[1]
         left = len(rule_of)
         while message is not None:

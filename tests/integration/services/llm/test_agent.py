@@ -387,7 +387,7 @@ async def test_readings_belong_to_what_the_call_is_about(
         response = await target.respond(TASK, cause=other)
     trace = await trace_of(client, other)
     assert ["order/7"] * 3 == [trace[event_id].subject for event_id in response.turns[0].tool_results[0].event_ids]
-    with pytest.raises(ValueError, match="observe without subject"):
+    with pytest.raises(ValueError, match="observe needs subject"):
         await runtime_tool(client, runtime, "orders.status", "Status", observe=lambda data: data)
 
 

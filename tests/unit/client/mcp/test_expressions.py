@@ -37,7 +37,7 @@ def test_values(source: str, value: object) -> None:
         ("arguments.files.exists(f, true)", "undeclared reference to 'f'"),
         ('arguments.text.replace("a", arguments.text)', "replace() is not available here"),
         ("'a' + " * EXPRESSION_LENGTH_MAX + "'a'", "longer than"),
-        ('"a\0b"', "holds NUL"),
+        ('"a\0b"', "holds a NUL"),
     ],
 )
 def test_refused_expressions(source: str, problem: str) -> None:

@@ -149,7 +149,7 @@ def _components(path: str) -> list[str]:
     except UnicodeEncodeError:
         raise ToolError(PATH, "the path holds characters that no file name has") from None
     if len(encoded) > PATH_BYTES_MAX or "\0" in path:
-        raise ToolError(PATH, f"the path is longer than {PATH_BYTES_MAX} bytes, or holds NUL")
+        raise ToolError(PATH, f"the path is longer than {PATH_BYTES_MAX} bytes, or holds a NUL character")
     if not path.startswith(f"{ROOT}/"):
         raise ToolError(PATH, f"{path} is not under {ROOT}")
     components = path[len(ROOT) + 1 :].split("/")

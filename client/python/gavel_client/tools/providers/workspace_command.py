@@ -56,7 +56,7 @@ class WorkspaceCommand:
         if not isinstance(command_id, str) or not isinstance(argv, list) or not all(isinstance(one, str) for one in argv):
             raise ToolError(ARGS, "commandId is not a text, or argv is not a list of texts")
         if any("\0" in one for one in argv):
-            raise ToolError(ARGS, "argv holds NUL")
+            raise ToolError(ARGS, "argv holds a NUL character")
         program = self._program(command_id, argv)
         with self._jail.directory(_text(arguments, "cwd", ROOT)) as directory:
             data = await run_process(
