@@ -59,7 +59,7 @@ class Archive:
                 continue
             content = await asyncio.to_thread(self.storage.read, f"{FOLDER}/{name}")
             if content is None:
-                raise ArchiveError(f"{self.storage.place}/{FOLDER}/{name} disappeared while it was read; check that nothing deletes the archive")
+                raise ArchiveError(f"{self.storage.place}/{FOLDER}/{name} disappeared; check that nothing deletes the archive")
             self._add(decode_manifest(content, name))
 
     async def add(self, manifest: Manifest, content: bytes) -> None:

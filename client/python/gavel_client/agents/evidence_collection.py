@@ -209,7 +209,7 @@ def _recorded_facts(answer: object) -> list[Envelope]:
     found = list(answer) if isinstance(answer, Sequence) else [answer]
     for event in found:
         if not isinstance(event, Envelope) or event.WhichOneof("payload") != "fact" or not event.sequence_number:
-            raise ProviderError("INVALID_FACT", "the provider did not return recorded facts; return the envelopes that publish_event returned")
+            raise ProviderError("INVALID_FACT", "the provider returned no recorded facts; return the envelopes that publish_event returned")
     return [event for event in found if isinstance(event, Envelope)]
 
 

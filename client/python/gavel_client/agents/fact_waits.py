@@ -1,5 +1,4 @@
-"""Waiting for the facts of a trusted channel, which watches the log and publishes, under its own identity, the facts that decisions lack.
-"""
+"""Waits for the facts of a trusted channel, which watches the log and publishes the facts that decisions lack under its own identity."""
 
 from __future__ import annotations
 

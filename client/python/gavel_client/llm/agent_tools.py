@@ -88,7 +88,7 @@ class RuntimeTool:
     ) -> None:
         if observe is not None and subject is None:
             raise ValueError(
-                f"observe needs subject: give a function that returns what a call of {contract.name} is about; else the model could choose it"
+                f"observe needs subject: give a function that returns what a call of {contract.name} is about, or the model chooses it"
             )
         self._runtime = runtime
         self._tool_name: Final = contract.name
