@@ -19,6 +19,7 @@ from gavel_server.log.redis.embedded import EmbeddedRedis
 from hypothesis import HealthCheck, settings
 
 from tests.support.paths import ROOT
+from tests.support.redis.cluster import RunningCluster, running_cluster
 
 # No deadlines: on a busy machine an example may take long to generate and to run.
 settings.register_profile("gavel", settings(), max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -67,6 +68,19 @@ async def redis_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 def redis_url(redis_server: EmbeddedRedis) -> str:
     """The URL of the Redis that all tests share. A test uses a `bus` of its own on it."""
     return redis_server.url
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningCluster]:
+    """A Redis Cluster of three masters for all tests that only read and write. Tests that stop a node start their own."""
+    async with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_url(redis_cluster: RunningCluster) -> str:
+    """The URL of the Redis Cluster that all tests share. A test uses a `bus` of its own on it."""
+    return redis_cluster.url
 
 
 @pytest.fixture

@@ -315,7 +315,7 @@ async def open_sequencer(
 
     `opens`: open the bus if it is new. `is_observed`: measure and trace its batches.
     """
-    live = await redis_logs.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledge_replicas=settings.ack_replicas)
+    live = await redis_logs.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledgement=settings.acknowledgement)
     log: EventLog = live
     if settings.archive:
         log = ArchivedLog(live, await open_archive(settings.archive, bus))

@@ -29,7 +29,8 @@ from gavel_server.fairness.quotas import (
 )
 from gavel_server.front.programs import FrontSetting
 from gavel_server.identity.settings import Authentication, ClientCertificate, IdentitySettings, JwtIssuer, MtlsName
-from gavel_server.log.redis.connection import check_url
+from gavel_server.log.redis.acknowledgement import Acknowledgement
+from gavel_server.log.redis.topology.urls import check_url
 from gavel_server.process.memory import memory_bytes
 
 ENVIRONMENT_PREFIX: Final = "GAVEL_"
@@ -38,7 +39,6 @@ LISTEN_IN_CONTAINER: Final = "0.0.0.0:9090"
 DATA_DEFAULT: Final = Path(".gavel")
 IDEMPOTENCY_WINDOW_DAYS_DEFAULT: Final = 7
 IDEMPOTENCY_WINDOW_DAYS_MAX: Final = 365
-REPLICAS_MAX: Final = 16
 SNAPSHOT_EVERY_DEFAULT: Final = 100_000
 INDEX_FROM_DEFAULT: Final = 10_000
 ARCHIVE_AFTER_DAYS_DEFAULT: Final = 30
@@ -51,7 +51,6 @@ _UNIX: Final = "unix:"
 FILE_ONLY: Final = frozenset({"tls_client_certificate", "mtls_name", "issuers", "unix_users", "admins"})
 _LISTEN_FORMS: Final = "use HOST:PORT, [IPV6]:PORT or unix:PATH, e.g. 127.0.0.1:9090"
 _CROSS_CHECK: Final = re.compile(r"always|off|sample ([1-9][0-9]{0,8})")
-_ACK: Final = re.compile(r"replicas:([0-9]{1,2})")
 
 
 class SettingsError(GavelServerError):
@@ -82,9 +81,7 @@ def _checked_cross_check(mode: str) -> str:
 
 
 def _checked_ack(ack: str) -> str:
-    match = _ACK.fullmatch(ack)
-    if match is None or int(match[1]) > REPLICAS_MAX:
-        raise ValueError(f"{ack!r} is not a number of replicas; use replicas:N, with N from 0 to {REPLICAS_MAX}")
+    Acknowledgement.parse(ack)
     return ack
 
 
@@ -105,13 +102,13 @@ class Settings(BaseSettings):
     data: Path = DATA_DEFAULT
     """Directory of the embedded Redis and of this server's own files."""
     redis: Annotated[str | None, AfterValidator(_checked_redis)] = None
-    """URL of a Redis or Valkey to use instead of the embedded one."""
+    """URL of a Redis or Valkey, of Sentinels or of a cluster to use instead of the embedded Redis."""
     redis_memory_mib: int | None = Field(None, ge=REDIS_MEMORY_MIB_MIN)
     """Memory of the embedded Redis for its data, in MiB. None: half of the machine's. When it is used up, writes are refused."""
     accept_volatile: bool = False
     """Serve even if the Redis may lose acknowledged events."""
     ack: Annotated[str, AfterValidator(_checked_ack)] = "replicas:0"
-    """How many replicas must confirm a write before it is answered, as replicas:N."""
+    """What must have a write before it is answered: replicas:N, or aof:N for the disks of the master and of N replicas."""
     checkpoint: Path | None = None
     """File of the last acknowledged events, outside Redis. None: in the data directory."""
     snapshot_every: int = Field(SNAPSHOT_EVERY_DEFAULT, ge=0)
@@ -185,9 +182,9 @@ class Settings(BaseSettings):
         return QuotaLimits(self.quota_calls_per_second, self.quota_bytes_per_second, self.quota_streams, self.quota_subscriptions)
 
     @property
-    def ack_replicas(self) -> int:
-        """How many replicas must confirm each write."""
-        return int(self.ack.removeprefix("replicas:"))
+    def acknowledgement(self) -> Acknowledgement:
+        """What must have a write before it is answered."""
+        return Acknowledgement.parse(self.ack)
 
     @property
     def identity(self) -> IdentitySettings:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gavel_client.consumers.fact_derivation import FactDerivationReactor
+from gavel_client.consumers.redis_urls import parse_target
 from gavel_client.consumers.work_queue import connection_pool
 from gavel_client.rpc.client import GavelClient
 from gavel_client.supervision import Supervisor
@@ -32,7 +33,9 @@ class Reactors:
         self.target = ""
         self.secret = ""  # of the server's private socket, if that is the target
         self._running: dict[str, tuple[_Reactor, asyncio.Task[None]]] = {}
-        self._connections = connection_pool(redis_url, CONNECTIONS_MAX)
+        # Each bus of a cluster may be on another node, so its reactor opens its own connections there.
+        is_cluster = parse_target(redis_url).kind == "cluster"
+        self._connections = None if is_cluster else connection_pool(redis_url, connections_max=CONNECTIONS_MAX)
 
     def start(self, bus: str) -> Callable[[], None]:
         """Start the reactor of a bus; return the function to call after each recorded execution."""
@@ -51,7 +54,8 @@ class Reactors:
     async def stop(self) -> None:
         """Stop the reactors after their current work."""
         await asyncio.gather(*map(self.stop_bus, list(self._running)))
-        await self._connections.disconnect()
+        if self._connections is not None:
+            await self._connections.disconnect()
 
 
 class _OwnClient(GavelClient):
@@ -68,7 +72,7 @@ class _OwnClient(GavelClient):
 class _Reactor:
     """The reactor of one bus, which may be run again after a failure."""
 
-    def __init__(self, target: str, secret: str, bus: str, redis_url: str, connections: ConnectionPool) -> None:
+    def __init__(self, target: str, secret: str, bus: str, redis_url: str, connections: ConnectionPool | None) -> None:
         self.wakeup = asyncio.Event()
         self._target = target
         self._secret = secret

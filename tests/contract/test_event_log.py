@@ -37,18 +37,30 @@ HOUR_MS = 3_600_000
 OpenLog = Callable[[], Awaitable[EventLog]]
 
 
-@pytest.fixture(params=["memory", "redis", "archived"])
-async def open_log(request: pytest.FixtureRequest, redis_url: str, bus: str, tmp_path: Path) -> AsyncIterator[OpenLog]:
+@pytest.fixture(params=["memory", "redis", "cluster", "archived"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The name of an implementation."""
+    return str(request.param)
+
+
+@pytest.fixture
+def store_url(kind: str, request: pytest.FixtureRequest) -> str:
+    """The URL of the Redis, or of the cluster, that holds the log."""
+    return str(request.getfixturevalue("cluster_url" if kind == "cluster" else "redis_url"))
+
+
+@pytest.fixture
+async def open_log(kind: str, store_url: str, bus: str, tmp_path: Path) -> AsyncIterator[OpenLog]:
     """Open the log of one bus; every call returns another handle on it, as another server would have."""
     memory = MemoryLog(bus, clock=lambda: NOW_MS)
     opened: list[EventLog] = []
 
     async def open_one() -> EventLog:
         log: EventLog = memory
-        if request.param == "redis":
-            log = await RedisLog.connect(redis_url, bus)
-        elif request.param == "archived":
-            log = ArchivedLog(await RedisLog.connect(redis_url, bus), Archive(Directory(tmp_path), bus))
+        if kind in ("redis", "cluster"):
+            log = await RedisLog.connect(store_url, bus)
+        elif kind == "archived":
+            log = ArchivedLog(await RedisLog.connect(store_url, bus), Archive(Directory(tmp_path), bus))
         opened.append(log)
         return log
 

@@ -28,12 +28,24 @@ LONG_MS = 3_600_000
 GROUP = "team/payments@eu:1"
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def log(request: pytest.FixtureRequest, redis_url: str, bus: str) -> AsyncIterator[EventLog]:
+@pytest.fixture(params=["memory", "redis", "cluster"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The name of an implementation."""
+    return str(request.param)
+
+
+@pytest.fixture
+def store_url(kind: str, request: pytest.FixtureRequest) -> str:
+    """The URL of the Redis, or of the cluster, that holds the queues."""
+    return str(request.getfixturevalue("cluster_url" if kind == "cluster" else "redis_url"))
+
+
+@pytest.fixture
+async def log(kind: str, store_url: str, bus: str) -> AsyncIterator[EventLog]:
     """The log of one bus, by real time."""
     log: EventLog = MemoryLog(bus, clock=lambda: time.time_ns() // 1_000_000)
-    if request.param == "redis":
-        log = await RedisLog.connect(redis_url, bus)
+    if kind != "memory":
+        log = await RedisLog.connect(store_url, bus)
     yield log
     await log.close()
 

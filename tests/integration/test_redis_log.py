@@ -27,10 +27,11 @@ from gavel_server.log import (
     genesis_hash,
 )
 from gavel_server.log.entries import Work
-from gavel_server.log.redis.connection import mask_url
+from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.script import Script
+from gavel_server.log.redis.topology.urls import mask_url
 from gavel_server.log.work.protocol import ConsumerGroup
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
@@ -538,7 +539,7 @@ async def test_replicas(tmp_path: Path, bus: str) -> None:
     """An append without enough replicas is an error although it is in the log; a replica refuses appends."""
     async with replicated_redis(tmp_path) as (primary, copy):
         url = primary.url
-        safe = await RedisLog.connect(url, bus, acknowledge_replicas=1)
+        safe = await RedisLog.connect(url, bus, acknowledgement=Acknowledgement(1))
         first = entries_after(empty_head(bus), 2)
         await safe.append(empty_head(bus), first, NOW_MS, [])
         assert (
@@ -555,7 +556,7 @@ async def test_replicas(tmp_path: Path, bus: str) -> None:
         with pytest.raises(LogUnavailableError, match="READONLY"):
             await replica.append(head_of(first), entries_after(head_of(first), 1), NOW_MS, [])
 
-        safer = await RedisLog.connect(url, bus, acknowledge_replicas=2, timeout_ms=1_000)
+        safer = await RedisLog.connect(url, bus, acknowledgement=Acknowledgement(2), timeout_ms=1_000)
         second = entries_after(head_of(first), 1)
         with pytest.raises(
             NotReplicatedError, match=r"events up to 3 are in the log, but only [01] of 2 replicas confirmed within 1000 ms"

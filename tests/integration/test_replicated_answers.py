@@ -22,6 +22,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.intake.admission import admit
 from gavel_server.intake.event_ids import new_event_id
+from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.process.background import new_supervisor
 from gavel_server.process.clock import GuardedClock
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("redis_program")
 @asynccontextmanager
 async def serve(primary: RedisOnTcp, bus: str, checkpoint: Checkpoint | None = None) -> AsyncIterator[Sequencer]:
     """Run a server of the bus that waits for one replica."""
-    log = await RedisLog.connect(primary.url, bus, acknowledge_replicas=1, timeout_ms=TIMEOUT_MS)
+    log = await RedisLog.connect(primary.url, bus, acknowledgement=Acknowledgement(1), timeout_ms=TIMEOUT_MS)
     sequencer = Sequencer(log, GuardedClock(), cross_check=CROSS_CHECK, idempotency_window_ms=WEEK_MS, checkpoint=checkpoint)
     await sequencer.start()
     try:

@@ -63,7 +63,7 @@ async def test_a_log_without_attestations_and_authentication(tmp_path: Path) -> 
     """A server that requires authentication does not start on a bus whose events cannot name their caller, and says what to do."""
     async with EmbeddedRedis(tmp_path) as redis:
         logs = RedisLogs(redis.url)
-        log = await logs.open(BUS, idempotency_window_ms=WEEK_MS, acknowledge_replicas=0)
+        log = await logs.open(BUS, idempotency_window_ms=WEEK_MS)
         core = Core(arbiter_version=2)
         for record, event in zip(core.records, core.events, strict=True):
             entry = Entry(record.sequence_number, record.envelope, record.chain_hash, event.event_id, "")

@@ -11,7 +11,8 @@ This module neither reads events nor decides. It wakes the sequencer of a bus, w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
@@ -22,7 +23,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.replica import Replica
 from gavel_server.log import Head, LogError
-from gavel_server.log.protocol import volatility_message
+from gavel_server.log.protocol import Growth, volatility_message
 from gavel_server.process import metrics
 from gavel_server.process.background import new_supervisor
 
@@ -39,10 +40,13 @@ _LOG: Final = structlog.get_logger(__name__)
 
 
 class GrownLogs(Protocol):
-    """A store of many logs that can tell which of them have grown."""
+    """A store of many logs that can tell which of them have grown. The logs may be in several places, which fail separately."""
 
-    async def grown(self, known: Mapping[str, int]) -> Collection[str]:
-        """Return the buses whose logs may hold events beyond the given sequence numbers. Raises LogError."""
+    async def grown(self, known: Mapping[str, int]) -> Growth:
+        """Return the buses whose logs may hold events beyond the given sequence numbers."""
+
+    async def durability(self, buses: Sequence[str]) -> Mapping[str, list[str]]:
+        """Return `EventLog.durability` of each bus; those whose log cannot be reached are absent."""
 
 
 class _WatchedBus:
@@ -91,7 +95,8 @@ class BusWatcher:
     def __init__(self, logs: GrownLogs | None = None, supervisor: Supervisor | None = None, *, accept_volatile: bool = True) -> None:
         self.supervisor = supervisor or new_supervisor()
         self._accept_volatile = accept_volatile
-        self._volatility: list[str] = []
+        self._volatility: dict[Replica, list[str]] = {}
+        self._problems: list[str] = []  # those of all buses, as they were logged
         self._logs = logs
         self._buses: dict[Replica, _WatchedBus] = {}
         self._idle: list[_WatchedBus] = []  # of the last poll
@@ -113,6 +118,7 @@ class BusWatcher:
     async def remove(self, replica: Replica) -> None:
         """Stop watching a bus; after the last one the tasks end."""
         self._buses.pop(replica, None)
+        self._volatility.pop(replica, None)
         if not any(other.bus == replica.bus for other in self._buses):
             metrics.remove_series(replica.bus, is_empty=replica.head.sequence_number == 0)
         if not self._buses:
@@ -147,16 +153,14 @@ class BusWatcher:
 
     async def _poll_store(self, logs: GrownLogs, idle: list[_WatchedBus]) -> None:
         known = {bus.replica.bus: bus.last_head.sequence_number for bus in idle}
-        try:
-            grown = await logs.grown(known)
-        except LogError as error:
-            for bus in idle:
-                bus.replica.handle_log_error(error)
-            return
+        growth = await logs.grown(known)
         for bus in idle:
             replica = bus.replica
-            if replica.is_waiting_for_log or (
-                grown and replica.bus in grown and replica.head is bus.last_head and not replica.state.has_uncommitted_changes
+            failure = growth.failures.get(replica.bus)
+            if failure is not None:
+                replica.handle_log_error(failure)
+            elif (replica.is_waiting_for_log and replica.bus not in growth.pending) or (
+                replica.bus in growth.buses and replica.head is bus.last_head and not replica.state.has_uncommitted_changes
             ):
                 bus.read_on()
 
@@ -168,26 +172,35 @@ class BusWatcher:
             bus.update_gauges()
         await self._save_checkpoints(replicas)
         await self._check_durability(replicas)
-        for replica in {id(replica.clock): replica for replica in replicas}.values():
+        # One log for each clock, and rather one that answers: the logs may be in several places.
+        ordered = sorted(replicas, key=lambda replica: not replica.is_waiting_for_log)
+        for replica in {id(replica.clock): replica for replica in ordered}.values():
             await replica.observe_clock()
         self._check_clock()
 
     async def _check_durability(self, replicas: list[Replica]) -> None:
-        """Refuse writes to all buses while the log may lose acknowledged events: its settings may change, and a failover may change it."""
-        if not replicas:
-            return
-        try:
-            reasons = await replicas[0].log.durability()
-        except LogError:
-            return  # the polls report it
-        if reasons != self._volatility:
-            self._volatility = reasons
-            for reason in reasons:
-                _LOG.error("log.volatile", problem=reason, writes="accepted" if self._accept_volatile else "refused")
-            if not reasons:
-                _LOG.info("log.durable")
-        for replica in self._buses:
+        """Refuse writes to a bus while its log may lose acknowledged events: settings change, and a failover moves logs."""
+        for replica, reasons in (await self._durability(replicas)).items():
+            self._volatility[replica] = reasons
             replica.volatility = "" if self._accept_volatile else volatility_message(reasons)
+        problems = sorted({reason for reasons in self._volatility.values() for reason in reasons})
+        if problems != self._problems:
+            self._problems = problems
+            for problem in problems:
+                _LOG.error("log.volatile", problem=problem, writes="accepted" if self._accept_volatile else "refused")
+            if not problems:
+                _LOG.info("log.durable")
+
+    async def _durability(self, replicas: list[Replica]) -> dict[Replica, list[str]]:
+        """Return `EventLog.durability` of each bus; a log that cannot be reached is absent, as the polls report it."""
+        found: dict[Replica, list[str]] = {}
+        if self._logs is not None:
+            reasons_of_bus = await self._logs.durability([replica.bus for replica in replicas])
+            return {replica: reasons_of_bus[replica.bus] for replica in replicas if replica.bus in reasons_of_bus}
+        for replica in replicas:
+            with suppress(LogError):
+                found[replica] = await replica.log.durability()
+        return found
 
     def _check_clock(self) -> None:
         """Wake the buses that have timers if the clock's anchor has moved: timers are due by it, sequencers sleep by the loop's clock."""

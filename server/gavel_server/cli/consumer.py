@@ -30,8 +30,8 @@ def work_queue_url(data: Path | None, redis: str) -> str:
 
     Raises InvalidInputError, CommandError.
     """
-    from gavel_server.log.redis.connection import check_url
     from gavel_server.log.redis.data_directory import noted_url
+    from gavel_server.log.redis.topology.urls import check_url
 
     if redis:
         try:

@@ -26,7 +26,7 @@ async def open_log(data: Path, url: str, bus: str, archive: str = "") -> AsyncIt
 
     It reads across the seam with `archive`, if one is given. Raises CommandError, LogError.
     """
-    from gavel_server.log.redis.connection import mask_url
+    from gavel_server.log.redis.topology.urls import mask_url
 
     async with open_redis(url, bus, mask_url(url)) if url else open_directory(data, bus) as log:
         if not archive:

@@ -182,21 +182,19 @@ class _Worker:
         """Wake the tasks of the buses whose logs have grown. One command reads the heads of all buses."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            error = None
             waiting = dict(self._waiting)
-            try:
-                woken = await self._logs.grown({bus: number for bus, (number, _) in waiting.items()}) if waiting else set()
-            except LogError as failure:
-                error, woken = failure, set(waiting)
-            for bus in woken:
+            if not waiting:
+                continue
+            growth = await self._logs.grown({bus: number for bus, (number, _) in waiting.items()})
+            for bus in {*growth.buses, *growth.failures}:
                 del self._waiting[bus]
                 _, grown = waiting[bus]
                 if grown.done():
                     continue  # its task has begun anew
-                if error is None:
-                    grown.set_result(None)
+                if bus in growth.failures:
+                    grown.set_exception(growth.failures[bus])
                 else:
-                    grown.set_exception(error)
+                    grown.set_result(None)
 
 
 def _say(**line: object) -> None:

@@ -8,7 +8,8 @@ append by itself. Events leave it by `trim` only, from its start, once an archiv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from gavel_rules.events.hash_chain import genesis_hash
@@ -78,11 +79,19 @@ class LogVolatileError(LogUnavailableError):
 
 
 class NotReplicatedError(LogUnavailableError):
-    """The batch IS in the log, but too few replicas confirmed it in time (GAVEL_ACK=replicas:N).
+    """The batch IS in the log, but too few replicas confirmed it in time (GAVEL_ACK).
 
     The outcome is known: the events are in the log and must not be appended again. Callers get UNAVAILABLE, because the
     promised durability is not reached yet; a retry with the event_id asks the replicas again. Catch it before LogUnavailableError.
     """
+
+
+class Growth(NamedTuple):
+    """Buses whose logs may hold further events, why that is unknown for others, and the buses whose store has not answered yet."""
+
+    buses: Collection[str]
+    failures: Mapping[str, LogError] = MappingProxyType({})
+    pending: Collection[str] = ()
 
 
 class LogCorruptError(LogError):
@@ -121,7 +130,7 @@ class EventLog(Protocol):
         """Return whether the events up to this number are known to have the promised durability. Does not ask the store."""
 
     async def confirm(self, sequence_number: int) -> None:
-        """Wait until the events up to this number have the promised durability (GAVEL_ACK=replicas:N); return at once if `is_confirmed`.
+        """Wait until the events up to this number have the promised durability (GAVEL_ACK); return at once if `is_confirmed`.
 
         Raises NotReplicatedError if too few replicas confirm them in time.
         """

@@ -23,6 +23,7 @@ class RedisOnTcp:
 
     def __init__(self, port: int, process: asyncio.subprocess.Process) -> None:
         self.port = port
+        self.address = f"127.0.0.1:{port}"
         self.url = f"redis://127.0.0.1:{port}/0"
         self.process = process
 
@@ -34,13 +35,18 @@ class RedisOnTcp:
         """Let it go on after `pause`."""
         self.process.send_signal(signal.SIGCONT)
 
+    async def kill(self) -> None:
+        """Kill it and wait until it is gone."""
+        self.process.kill()
+        await self.process.wait()
+
 
 @asynccontextmanager
-async def redis_on_tcp(directory: Path, *settings: str) -> AsyncIterator[RedisOnTcp]:
-    """Run a Redis."""
-    port = free_port()
+async def redis_on_tcp(directory: Path, *settings: str, port: int = 0, program: str = "") -> AsyncIterator[RedisOnTcp]:
+    """Run a Redis; without `port` on a free one, without `program` the one that the server would embed."""
+    port = port or free_port()
     os.makedirs(directory, exist_ok=True)
-    program = find_redis((6, 2), directory).path
+    program = program or find_redis((6, 2), directory).path
     arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "", "--repl-diskless-sync", "yes"]
     arguments += ["--repl-diskless-sync-delay", "0", *settings]
     process = await asyncio.create_subprocess_exec(program, *arguments, stdout=subprocess.DEVNULL)

@@ -8,6 +8,7 @@ import pytest
 from gavel.v1 import fact_pb2
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_server.config import Settings, SettingsError, is_local, load
+from gavel_server.log.redis.acknowledgement import Acknowledgement
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def test_defaults() -> None:
     settings = load()
     assert ("127.0.0.1:9090", Path(".gavel"), None) == (settings.listen, settings.data, settings.redis)
     assert CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS) == settings.cross_check_of_new_bus
-    assert (0, 7 * 24 * 60 * 60 * 1000) == (settings.ack_replicas, settings.idempotency_window_ms)
+    assert (Acknowledgement(), 7 * 24 * 60 * 60 * 1000) == (settings.acknowledgement, settings.idempotency_window_ms)
     assert (True, False, False) == (settings.fdr, settings.accept_volatile, settings.allow_unauthenticated_network)
 
 
@@ -33,7 +34,7 @@ def test_command_line_before_environment_before_file(tmp_path: Path, monkeypatch
     monkeypatch.setenv("GAVEL_LISTEN", "127.0.0.1:2")
     monkeypatch.setenv("GAVEL_DATA", "from-environment")
     settings = load(file, {"listen": "127.0.0.1:3"})
-    assert ("127.0.0.1:3", Path("from-environment"), 1) == (settings.listen, settings.data, settings.ack_replicas)
+    assert ("127.0.0.1:3", Path("from-environment"), Acknowledgement(1)) == (settings.listen, settings.data, settings.acknowledgement)
 
 
 def test_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ from google.protobuf.message import DecodeError
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gavel_client.consumers.work_source import BLOCK_MS, BUS_DEFAULT, MIN_IDLE_MS_DEFAULT
+from gavel_client.consumers.redis_discovery import open_pool
+from gavel_client.consumers.work_source import BLOCK_MS, BUS_DEFAULT, DECISIONS, MIN_IDLE_MS_DEFAULT
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.errors import WorkQueueError
 from gavel_client.timeouts import timeout
@@ -101,7 +102,7 @@ class WorkQueue:
         self.problem = ""
         self._backoff = backoff or Backoff()
         self._was_used = False
-        self._own_connections = connection_pool(redis_url) if connections is None else None
+        self._own_connections = connection_pool(redis_url, bus) if connections is None else None
         self._redis: Any = redis.asyncio.Redis(connection_pool=connections or self._own_connections)
         # Raw replies: redis-py drops the cursor of XAUTOCLAIM, and the shapes of its replies differ between releases.
         for command in _RAW_COMMANDS:
@@ -230,8 +231,11 @@ class WorkQueue:
             return await self._redis.execute_command(*command)
 
 
-def connection_pool(redis_url: str, connections_max: int | None = None) -> redis.asyncio.ConnectionPool:
-    """Return connections for work queues. With `connections_max`, a command waits for a free one."""
+def connection_pool(redis_url: str, bus: str = "", connections_max: int | None = None) -> redis.asyncio.ConnectionPool:
+    """Return connections for work queues. With `connections_max`, a command waits for a free one.
+
+    In a cluster they lead to the master that holds `bus`. Raises ValueError for an invalid URL.
+    """
     options: dict[str, Any] = {
         "protocol": 2,
         # `_run_once` limits each command. redis-py would use asyncio.wait_for, which may lose a cancellation in Python 3.11.
@@ -240,9 +244,7 @@ def connection_pool(redis_url: str, connections_max: int | None = None) -> redis
         # No retries inside redis-py: a repeated read would leave entries pending with a consumer that never received them.
         "retry": Retry(NoBackoff(), 0),
     }
-    if connections_max is None:
-        return redis.asyncio.ConnectionPool.from_url(redis_url, **options)
-    return redis.asyncio.BlockingConnectionPool.from_url(redis_url, max_connections=connections_max, timeout=None, **options)
+    return open_pool(redis_url, work_key(bus or BUS_DEFAULT, DECISIONS), options, connections_max)
 
 
 def _entry(item: Any) -> Entry:

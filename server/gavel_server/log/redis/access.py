@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-_CONNECTION: Final = "+@connection"
+# In a cluster every user has to find the masters.
+_CONNECTION: Final = "+@connection +cluster|slots"
 _READING: Final = "+xrange +xread +xlen +xinfo +hget +hmget +hexists +hlen +exists +type +time +info +config|get"
 
 USERS: Final = {
     "gavel-server": (
-        f"~gavel:* -@all {_CONNECTION} +@read +@write +@scripting +@transaction -@dangerous -@blocking "
+        # The category of connections comes after what it may not lose: it has WAITAOF, whose name older versions refuse.
+        f"~gavel:* -@all +@read +@write +@scripting +@transaction -@dangerous -@blocking {_CONNECTION} "
         "+xread +xreadgroup +xinfo +time +wait +info +config|get"
     ),
     # Offline reads, `gavel replay --redis`. The script reads pages of a log (read.lua); a script can do no more than its user.

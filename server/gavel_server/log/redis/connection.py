@@ -1,20 +1,18 @@
 """Connections to one Redis that send each command at most once.
 
 A client library that retries may apply an append twice, or hide that its outcome is unknown. This module uses redis-py for URLs,
-TLS, authentication and parsing (hiredis), and leaves out its command layer, which retries. Replies are what hiredis parses from
-RESP 2: bytes, integers, lists and None. Errors name the URL with user and password masked.
+TLS, authentication, Sentinel and parsing (hiredis), and leaves out its command layer, which retries. Replies are what hiredis parses from
+RESP 2: bytes, integers, lists and None. Errors name the URL with user and password masked. `topology` has the nodes of a cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, cast
-from urllib.parse import urlsplit
+from typing import Any, Final, Protocol, cast
 
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -22,6 +20,7 @@ from gavel_server.log.protocol import LogUnavailableError, LogUnreachableError, 
 from gavel_server.log.redis.durability import COMMANDS, volatility
 from gavel_server.log.redis.replies import reason
 from gavel_server.log.redis.resp import Command, pack
+from gavel_server.log.redis.topology.urls import Endpoint, endpoint
 
 # The oldest Redis that can hold a log.
 REDIS_VERSION_MIN: Final = (6, 2)
@@ -37,12 +36,8 @@ PROBE_TRIES: Final = 3
 # After a silence, how long an earlier call may go on waiting once a probe is answered: answers may arrive together.
 STALE_GRACE_SECONDS: Final = 0.5
 
-# Large enough to read a batch's reply, or a page of history, in few system calls.
-SOCKET_READ_BYTES: Final = 256 * 1024
 # What a lost connection raises; RuntimeError is uvloop's for a transport that the other side has closed.
 _LOST: Final = (RedisError, OSError, TimeoutError, RuntimeError)
-# Options of the URL that would change the form of replies or the timeout of calls.
-_FIXED_OPTIONS: Final = ("protocol", "decode_responses", "socket_timeout", "timeout", "retry_on_timeout", "health_check_interval")
 
 
 class NetworkPath:
@@ -58,6 +53,7 @@ class NetworkPath:
         # Idle connections that answered last before this moment, by the loop's clock, are closed instead of used.
         self.trusted_since = 0.0
         self._waits: dict[asyncio.Timeout, float] = {}
+        self._peer: object = None
 
     @contextmanager
     def waiting(self, scope: asyncio.Timeout) -> Iterator[None]:
@@ -75,6 +71,18 @@ class NetworkPath:
             self.trusted_since = sent_at
             asyncio.get_running_loop().call_later(STALE_GRACE_SECONDS, self._end_waits, sent_at)
 
+    def note_peer(self, peer: object) -> None:
+        """Note the address to which a new connection leads. After a failover it is another one: connections to the old one are left."""
+        if self._peer is not None and peer != self._peer:
+            self.leave()
+        self._peer = peer
+
+    def leave(self) -> None:
+        """End the calls that wait, and use no connection again that was open before: a failover has moved the data."""
+        now = asyncio.get_running_loop().time()
+        self.trusted_since = now
+        self._end_waits(now)
+
     def _end_waits(self, sent_at: float) -> None:
         now = asyncio.get_running_loop().time()
         for scope, began_at in self._waits.items():
@@ -82,8 +90,22 @@ class NetworkPath:
                 scope.reschedule(now)
 
 
+class Channel(Protocol):
+    """A way to a Redis that holds logs: a pool, or in a cluster the pools of whichever node holds a bus."""
+
+    @property
+    def address(self) -> str:
+        """The URL for messages."""
+
+    async def read(self, *commands: Command, extra_ms: int = 0) -> list[Any]:
+        """See ConnectionPool."""
+
+    async def write(self, *commands: Command, extra_ms: int = 0) -> list[Any]:
+        """See ConnectionPool."""
+
+
 class ConnectionPool:
-    """Up to `connections_max` connections to the Redis at `url`; a call waits for a free one.
+    """Up to `connections_max` connections to the Redis at `target`, a URL or an endpoint; a call waits for a free one.
 
     `timeout_ms` bounds each of waiting, connecting and the call itself. `link` is shared by the pools of one Redis. `check` judges the
     replies of a new connection to `greeting`: it returns why the connection may not be used, or "". Raises ValueError for an invalid URL.
@@ -91,19 +113,20 @@ class ConnectionPool:
 
     def __init__(
         self,
-        url: str,
+        target: str | Endpoint,
         timeout_ms: int,
         connections_max: int,
         link: NetworkPath | None = None,
         greeting: Sequence[Command] = (),
         check: Callable[[list[Any]], str] = lambda _: "",
     ) -> None:
-        self.address = mask_url(url)
+        where = endpoint(target, timeout_ms / 1000) if isinstance(target, str) else target
+        self.address = where.address
         self._link = link or NetworkPath()
         self._greeting = greeting
         self._check = check
         self._timeout_seconds = timeout_ms / 1000
-        self._new_connection = _connection_factory(url, self.address, self._timeout_seconds)
+        self._new_connection = where.new_connection
         self._connections_max = connections_max
         self._free = asyncio.Semaphore(connections_max)
         # Each with the time of its last answer.
@@ -214,6 +237,8 @@ class ConnectionPool:
             async with asyncio.timeout(seconds) as scope:
                 with self._link.waiting(scope):
                     await cast("Callable[[], Awaitable[None]]", connection.connect)()
+            # A connection of Sentinel has learnt its address now.
+            self._link.note_peer((getattr(connection, "host", ""), getattr(connection, "port", 0)))
             if self._greeting:
                 await self._send(connection, self._greeting, replies, seconds)
         except _LOST as error:
@@ -239,55 +264,26 @@ class Connections:
     may be another one, with other settings. Raises ValueError for an invalid URL.
     """
 
-    def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
-        self.url = url
+    def __init__(self, target: str | Endpoint, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
+        self._endpoint = endpoint(target, timeout_ms / 1000) if isinstance(target, str) else target
         self.timeout_ms = timeout_ms
-        link = NetworkPath()
+        self._link = NetworkPath()
         checks: tuple[Sequence[Command], Callable[[list[Any]], str]] = ((), lambda _: "") if accept_volatile else (COMMANDS, volatility)
-        self.appends = ConnectionPool(url, timeout_ms, APPEND_CONNECTIONS_MAX, link, *checks)
-        self.reads = ConnectionPool(url, timeout_ms, READ_CONNECTIONS_MAX, link)
-        self.watch = ConnectionPool(url, timeout_ms, 1, link)
+        self.appends = ConnectionPool(self._endpoint, timeout_ms, APPEND_CONNECTIONS_MAX, self._link, *checks)
+        self.reads = ConnectionPool(self._endpoint, timeout_ms, READ_CONNECTIONS_MAX, self._link)
+        self.watch = ConnectionPool(self._endpoint, timeout_ms, 1, self._link)
+
+    async def leave(self) -> None:
+        """Close the connections and end the calls that wait: the data is elsewhere now."""
+        self._link.leave()
+        await self.close()
 
     async def close(self) -> None:
         """Close the connections. Later calls raise LogUnavailableError."""
         await self.watch.close()
         await self.appends.close()
         await self.reads.close()
-
-
-def check_url(url: str) -> str:
-    """Return the URL if it is a valid URL of a Redis. Raises ValueError, with the password masked."""
-    _connection_factory(url, mask_url(url), 0.0)
-    return url
-
-
-def mask_url(url: str) -> str:
-    """Return the URL without user and password, for logs and messages."""
-    without_user = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
-    return re.sub(r"([?&][^=&]*(?:password|username)=)[^&]*", r"\1***", without_user)
-
-
-def _connection_factory(url: str, address: str, timeout_seconds: float) -> Callable[[], AbstractConnection]:
-    example = "use redis://host:6379/0, rediss://… or unix:///path/redis.sock"
-    try:
-        where = urlsplit(url)
-        if where.scheme != "unix" and not re.fullmatch(r"/?[0-9]*/?", where.path):
-            raise ValueError(url)  # redis-py would take database 0
-        options: dict[str, Any] = dict(parse_url(url))
-        unusable = sorted(name for name in options if name in _FIXED_OPTIONS)
-        if unusable:
-            raise TypeError(f"the URL may not set the option {unusable[0]}")
-        kind = cast("Callable[..., AbstractConnection]", options.pop("connection_class", Connection))
-        options.update(
-            protocol=2, socket_timeout=None, socket_connect_timeout=timeout_seconds, socket_read_size=SOCKET_READ_BYTES, driver_info=None
-        )
-        kind(**options)  # fails here for an unknown option, not at the first call
-    except TypeError as error:
-        raise ValueError(f"the Redis URL {address} has an option that is unknown or not allowed: {error}; {example}") from None
-    except (ValueError, RedisError):
-        # The library's message may quote part of the password.
-        raise ValueError(f"the Redis URL {address} is malformed; {example}, and percent-encode special characters") from None
-    return lambda: kind(**options)
+        await self._endpoint.close()
 
 
 async def _is_usable(connection: AbstractConnection) -> bool:

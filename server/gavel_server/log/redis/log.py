@@ -37,11 +37,14 @@ from gavel_server.log.protocol import (
     empty_head,
     window_days,
 )
-from gavel_server.log.redis.connection import REDIS_VERSION_MIN, TIMEOUT_MS_DEFAULT, Connections
+from gavel_server.log.redis.acknowledgement import Acknowledgement
+from gavel_server.log.redis.connection import REDIS_VERSION_MIN, TIMEOUT_MS_DEFAULT
 from gavel_server.log.redis.durability import COMMANDS, judge
 from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
-from gavel_server.log.redis.resp import Argument, Command, flags_and_arguments
+from gavel_server.log.redis.resp import Argument, flags_and_arguments
 from gavel_server.log.redis.script import Script
+from gavel_server.log.redis.topology.protocol import BusConnections, Topology
+from gavel_server.log.redis.topology.servers import open_topology
 from gavel_server.log.work.protocol import QUEUES, REQUESTS_MAX
 from gavel_server.log.work.redis import RedisWorkQueues
 from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
@@ -71,31 +74,35 @@ class _IncompleteError(LogCorruptError):
 
 
 class RedisLog:
-    """The log of one bus in a Redis (6.2 or later) or Valkey. Create it with `connect`, or with `RedisLogs.open` on shared connections.
+    """The log of one bus in a Redis (6.2 or later), Valkey or a cluster. `RedisLogs.open` creates it on shared connections.
 
     Use it from one event loop.
     """
 
     def __init__(
-        self, connections: Connections, bus: str, idempotency_window_ms: int, acknowledge_replicas: int, *, owns_connections: bool
+        self,
+        connections: BusConnections,
+        bus: str,
+        idempotency_window_ms: int,
+        acknowledgement: Acknowledgement,
+        topology: Topology | None = None,
     ) -> None:
-        timeout_ms = connections.timeout_ms
+        """`topology`: what `close` closes."""
         self.bus = bus
         self.url = connections.url
-        self._connections = connections
-        self._owns_connections = owns_connections
+        self._topology = topology
         self._appends = connections.appends
         self._reads = connections.reads
         self.idempotency_window_ms = idempotency_window_ms
-        self._acknowledge_replicas = acknowledge_replicas
+        self._acknowledgement = acknowledgement
         self._genesis = genesis_hash(bus)
         self._log_key, self._head_key = log_key(bus), head_key(bus)
         self._work_keys = {queue: work_key(bus, queue) for queue in QUEUES}
         self.work = RedisWorkQueues(self._reads, bus, self._answers)
-        # Sent after each append on the same connection: WAIT covers only the writes of its own connection.
-        self._wait_ms = timeout_ms if acknowledge_replicas else 0
-        self._wait_for_replicas: tuple[Command, ...] = (("WAIT", acknowledge_replicas, timeout_ms),) if acknowledge_replicas else ()
-        self._confirmed = 0  # the last event that enough replicas are known to have
+        # Sent after each append on the same connection: WAIT and WAITAOF cover only the writes of their own connection.
+        self._wait_ms = connections.timeout_ms if acknowledgement.is_needed else 0
+        self._wait_commands = acknowledgement.commands(connections.timeout_ms)
+        self._confirmed = 0  # the last event that is known to be acknowledged so
         self._confirming: asyncio.Future[None] | None = None
         self._fence = 0
         # Appends without a reply so far, and how many of them a later `head` has settled.
@@ -109,53 +116,50 @@ class RedisLog:
         bus: str,
         *,
         idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT,
-        acknowledge_replicas: int = 0,
+        acknowledgement: Acknowledgement = Acknowledgement(),  # noqa: B008  # immutable
         timeout_ms: int = TIMEOUT_MS_DEFAULT,
     ) -> RedisLog:
-        """Connect to the Redis at `url` (redis://, rediss:// or unix://) and check that it can hold the log of `bus`.
+        """Connect to the Redis, or the cluster, at `url` and check that it can hold the log of `bus`.
 
         `close` closes the connections. If the log has lost events, it is read up to the first lost one, which the error names.
         Raises ValueError for an invalid URL or bus name, LogUnavailableError, LogCorruptError.
         """
-        connections = Connections(url, timeout_ms)
+        topology = open_topology(url, timeout_ms)
+        log = cls(topology.of(bus), bus, idempotency_window_ms, acknowledgement, topology)
         try:
             try:
-                return await cls.open(
-                    connections,
-                    bus,
-                    idempotency_window_ms=idempotency_window_ms,
-                    acknowledge_replicas=acknowledge_replicas,
-                    owns_connections=True,
-                )
+                await log._check()
             except _IncompleteError:
-                log = cls(connections, bus, idempotency_window_ms, acknowledge_replicas, owns_connections=True)
                 raise log._missing(await log._first_missing()) from None
         except BaseException:
-            await connections.close()
+            await topology.close()
             raise
+        return log
 
     @classmethod
     async def open(
         cls,
-        connections: Connections,
+        connections: BusConnections,
         bus: str,
         *,
         idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT,
-        acknowledge_replicas: int = 0,
-        owns_connections: bool = False,
+        acknowledgement: Acknowledgement = Acknowledgement(),  # noqa: B008  # immutable
     ) -> RedisLog:
-        """Return the log of `bus` in the Redis of `connections`, after a check that this Redis can hold a log.
+        """Return the log of `bus` over connections that others share, after a check that the Redis can hold a log.
 
         `idempotency_window_ms` holds until the caller sets the attribute of that name to the bus's recorded window.
-        `acknowledge_replicas` replicas must confirm each append within the timeout of the connections (GAVEL_ACK=replicas:N).
+        `acknowledgement` must be reached by each append within the timeout of the connections (GAVEL_ACK).
         Raises ValueError for an invalid bus name, LogUnavailableError, LogCorruptError.
         """
-        if not re.fullmatch(BUS, bus):
-            raise ValueError(f"bus {bus!r} is not a name of 1 to 63 lower-case letters, digits and hyphens")
-        log = cls(connections, bus, idempotency_window_ms, acknowledge_replicas, owns_connections=owns_connections)
-        await log._check_version()
-        await log.head()
+        log = cls(connections, bus, idempotency_window_ms, acknowledgement)
+        await log._check()
         return log
+
+    async def _check(self) -> None:
+        if not re.fullmatch(BUS, self.bus):
+            raise ValueError(f"bus {self.bus!r} is not a name of 1 to 63 lower-case letters, digits and hyphens")
+        await self._check_version()
+        await self.head()
 
     async def head(self) -> Head:
         """See EventLog. If an append is in doubt, raise the fence."""
@@ -194,7 +198,7 @@ class RedisLog:
 
     def is_confirmed(self, sequence_number: int) -> bool:
         """See EventLog."""
-        return not self._acknowledge_replicas or sequence_number <= self._confirmed
+        return not self._acknowledgement.is_needed or sequence_number <= self._confirmed
 
     async def confirm(self, sequence_number: int) -> None:
         """See EventLog. Callers share one WAIT."""
@@ -209,13 +213,13 @@ class RedisLog:
             raise LogUnavailableError(f"Redis at {self._reads.address} does not hold event {sequence_number} of bus {self.bus} any more")
 
     async def _confirm_head(self) -> None:
-        """Wait until the replicas have the head. WAIT covers the writes of its own connection, so a small write precedes it."""
+        """Wait until the head is acknowledged. WAIT covers the writes of its own connection, so a small write precedes it."""
         replies = await self._appends.read(
             ("MULTI",),
             ("HINCRBY", self._head_key, "confirmations", 1),
             ("HGET", self._head_key, "sequence_number"),
             ("EXEC",),
-            *self._wait_for_replicas,
+            *self._wait_commands,
             extra_ms=self._wait_ms,
         )
         written, number = self._answers(replies[:4])[3]
@@ -300,14 +304,18 @@ class RedisLog:
 
     async def close(self) -> None:
         """Close the connections, unless other logs share them."""
-        if self._owns_connections:
-            await self._connections.close()
+        if self._topology is not None:
+            await self._topology.close()
 
     async def _check_version(self) -> None:
         (reply,) = self._answers(await self._reads.read(("INFO", "server")))
         version = info_fields(reply).get("redis_version", "0")
-        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < REDIS_VERSION_MIN:
+        numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if numbers < REDIS_VERSION_MIN:
             raise LogUnavailableError(f"Redis at {self._reads.address} is version {version}; Gavel needs 6.2 or later, or Valkey")
+        problem = self._acknowledgement.problem(numbers)
+        if problem:
+            raise LogUnavailableError(f"Redis at {self._reads.address} is version {version}; {problem}")
 
     def _answers(self, replies: list[Any]) -> list[Any]:
         """Return the replies. Raises LogUnavailableError or LogCorruptError if one is an error."""
@@ -375,7 +383,7 @@ class RedisLog:
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:
         """Return the script's reply and, if sent and received, that of WAIT."""
         try:
-            replies = await _APPEND.run(self._appends.write, body, self._wait_for_replicas, self._wait_ms)
+            replies = await _APPEND.run(self._appends.write, body, self._wait_commands, self._wait_ms)
         except LogUnavailableError:
             raise
         except BaseException:
@@ -387,17 +395,11 @@ class RedisLog:
 
     def _check_replicas(self, sequence_number: int, waited: list[Any]) -> None:
         """Raise NotReplicatedError if too few replicas confirmed the events. `waited` holds the reply of WAIT, if it arrived."""
-        if not self._acknowledge_replicas:
+        if not self._acknowledgement.is_needed:
             return
-        what = f"events up to {sequence_number} are in the log, but"
-        if not waited:
-            raise NotReplicatedError(f"{what} Redis at {self._reads.address} did not report whether replicas have them")
-        if isinstance(waited[0], Exception):
-            raise NotReplicatedError(f"{what} Redis at {self._reads.address} refuses to wait for replicas: {reason(waited[0])}")
-        if waited[0] < self._acknowledge_replicas:
-            raise NotReplicatedError(
-                f"{what} only {waited[0]} of {self._acknowledge_replicas} replicas confirmed within {self._wait_ms} ms"
-            )
+        shortfall = self._acknowledgement.shortfall(waited, self._wait_ms, f"Redis at {self._reads.address}")
+        if shortfall:
+            raise NotReplicatedError(f"events up to {sequence_number} are in the log, but {shortfall}")
         self._confirmed = max(self._confirmed, sequence_number)
 
     def _refusal(self, expected: Head, status: bytes, details: list[bytes]) -> Exception:

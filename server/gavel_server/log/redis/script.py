@@ -23,7 +23,7 @@ class Script:
     ) -> list[Any]:
         """Run the script and the commands `following` it; return all replies.
 
-        `send` is `ConnectionPool.read` or `write`. `body` is the number of keys, the keys and the arguments.
+        `send` is `Channel.read` or `write`. `body` is the number of keys, the keys and the arguments.
         """
         replies = await send(("EVALSHA", self.digest, *body), *following, extra_ms=extra_ms)
         if replies and isinstance(replies[0], Exception) and reason(replies[0]).startswith("NOSCRIPT"):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gavel_rules.redis_keys import work_delayed_key, work_key, work_parked_key
 
-from gavel_server.log.redis.connection import ConnectionPool
+from gavel_server.log.redis.connection import Channel
 from gavel_server.log.redis.replies import chunks, pairs, reason
 from gavel_server.log.redis.resp import Argument, Command
 from gavel_server.log.redis.script import Script
@@ -38,7 +38,7 @@ _NUMBERS: Final = Script("numbers.lua", Path(__file__).parent)
 class RedisWorkQueues:
     """The work queues of one bus. `check` raises LogError for the first reply that is an error, and returns the replies."""
 
-    def __init__(self, pool: ConnectionPool, bus: str, check: Callable[[list[Any]], list[Any]]) -> None:
+    def __init__(self, pool: Channel, bus: str, check: Callable[[list[Any]], list[Any]]) -> None:
         self._pool = pool
         self._bus = bus
         self._check = check

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gavel.v1 import error_pb2
 from gavel_rules.commands import SubmitProposal
@@ -12,6 +12,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.watcher import POLL_INTERVAL_SECONDS, BusWatcher
 from gavel_server.log import LogUnavailableError
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.protocol import Growth
 from gavel_server.process.clock import GuardedClock
 
 from tests.simulation.virtual_time import run_virtually
@@ -46,12 +47,16 @@ class LogStore:
         self.away = False
         self._logs = {log.bus: log for log in logs}
 
-    async def grown(self, known: Mapping[str, int]) -> list[str]:
+    async def grown(self, known: Mapping[str, int]) -> Growth:
         """Return the buses with new events."""
         self.polls += 1
         if self.away:
-            raise LogUnavailableError("the store is away")
-        return [bus for bus, number in known.items() if (await self._logs[bus].head()).sequence_number > number]
+            return Growth((), dict.fromkeys(known, LogUnavailableError("the store is away")))
+        return Growth([bus for bus, number in known.items() if (await self._logs[bus].head()).sequence_number > number])
+
+    async def durability(self, buses: Sequence[str]) -> dict[str, list[str]]:
+        """Return that every log is durable."""
+        return {bus: [] for bus in buses}
 
 
 async def start_sequencer(log: object, watch: BusWatcher) -> Sequencer:

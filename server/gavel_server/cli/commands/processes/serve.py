@@ -22,7 +22,7 @@ def serve(
         typer.Option(
             metavar="URL",
             callback=check_redis,
-            help="A Redis or Valkey to use in place of the embedded Redis. Give a URL with a password as GAVEL_REDIS.",
+            help="A Redis, Valkey, Sentinel set or cluster to use in place of the embedded Redis. Give a URL with a password as GAVEL_REDIS.",
         ),
     ] = None,
     redis_memory_mib: Annotated[
@@ -34,7 +34,10 @@ def serve(
     ] = None,
     ack: Annotated[
         str | None,
-        typer.Option(metavar="replicas:N", help="Wait for N replicas to confirm a write before answering it. Default: replicas:0."),
+        typer.Option(
+            metavar="replicas:N|aof:N",
+            help="Wait until N replicas have a write, or have it on disk (aof), before answering it. Default: replicas:0.",
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None,

@@ -136,7 +136,7 @@ def _open_log(data: Path | None, redis: str, bus: str, archive: str) -> Abstract
 
 def _open_redis_log(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[RedisLog]:
     from gavel_server.cli import offline_log
-    from gavel_server.log.redis.connection import mask_url
+    from gavel_server.log.redis.topology.urls import mask_url
 
     directory, url = log_location(data, redis)
     return offline_log.open_redis(url, bus, mask_url(url)) if url else offline_log.open_directory(directory, bus)

@@ -1,0 +1,79 @@
+"""The URLs of a Redis, of a Redis that Sentinel watches, and of a Redis Cluster.
+
+    redis://user:password@host:6379/0            one Redis; rediss:// with TLS, unix:///path for a socket
+    redis+sentinel://user:password@h1,h2:26379/NAME/0   the master that these Sentinels call NAME
+    redis+cluster://user:password@h1,h2:6379/    the cluster that these nodes belong to
+
+User and password are those of the Redis; `sentinel_username` and `sentinel_password` are options of the URL. `rediss+sentinel://` and
+`rediss+cluster://` use TLS to all hosts. Nothing here connects.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+RedisKind = Literal["redis", "sentinel", "cluster"]
+
+PORT_DEFAULT: Final = 6379
+SENTINEL_PORT_DEFAULT: Final = 26379
+
+_SCHEME: Final = re.compile(r"(rediss?)\+(sentinel|cluster)")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+)(?::([0-9]{1,5}))?")
+
+
+class RedisUrlError(ValueError):
+    """The URL of Sentinels or of a cluster is malformed; the message quotes nothing of it."""
+
+
+class RedisTarget(NamedTuple):
+    """What a URL names. `hosts` are the Sentinels, or some nodes of the cluster; () for one Redis.
+
+    `name` is the name of the master in Sentinel. `url` is the URL of one Redis with the same credentials, database and options.
+    """
+
+    kind: RedisKind
+    hosts: tuple[tuple[str, int], ...]
+    name: str
+    url: str
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections use TLS."""
+        return self.url.startswith("rediss:")
+
+
+def parse_target(url: str) -> RedisTarget:
+    """Return what a URL names. The form of a URL of one Redis is not checked. Raises RedisUrlError, ValueError."""
+    parts = urlsplit(url)
+    match = _SCHEME.fullmatch(parts.scheme)
+    if match is None:
+        return RedisTarget("redis", (), "", url)
+    scheme, kind = match[1], match[2]
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    path = [part for part in parts.path.split("/") if part]
+    name = ""
+    if kind == "sentinel":
+        if not path:
+            raise RedisUrlError("the name of the master is missing after the hosts")
+        name = path.pop(0)
+    if len(path) > 1 or not all(re.fullmatch(r"[0-9]+", part) for part in path):
+        raise RedisUrlError("the path has more than the database")
+    database = path[0] if path else "0"
+    if kind == "cluster" and int(database):
+        raise RedisUrlError("a cluster has no database but 0")
+    port_default = SENTINEL_PORT_DEFAULT if kind == "sentinel" else PORT_DEFAULT
+    addresses = tuple(_address(host, port_default) for host in hosts.split(","))
+    host, port = addresses[0]
+    query = f"?{parts.query}" if parts.query else ""
+    shown = f"[{host}]" if ":" in host else host
+    plain = f"{scheme}://{credentials}{at}{shown}:{port}/{database}{query}"
+    return RedisTarget("sentinel" if kind == "sentinel" else "cluster", addresses, name, plain)
+
+
+def _address(host: str, port_default: int) -> tuple[str, int]:
+    match = _HOST.fullmatch(host)
+    if match is None or int(match[2] or port_default) > 65535:
+        raise RedisUrlError("a host is not HOST or HOST:PORT; separate hosts by commas")
+    return match[1].strip("[]"), int(match[2] or port_default)
