@@ -22,7 +22,7 @@ def serve(
         typer.Option(
             metavar="URL",
             callback=check_redis,
-            help="A Redis, Valkey, Sentinel set or cluster to use in place of the embedded Redis. Give a URL with a password as GAVEL_REDIS.",
+            help="A Redis, Sentinel set or cluster to use in place of the embedded Redis. Give a URL with a password as GAVEL_REDIS.",
         ),
     ] = None,
     redis_memory_mib: Annotated[
