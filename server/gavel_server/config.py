@@ -172,7 +172,7 @@ class Settings(BaseSettings):
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether nothing outside the container reaches the server: it has no `listen` setting, and its log would be lost with it."""
+        """Whether nothing outside its container reaches the server: no `listen` is set, and the log would be lost with the container."""
         is_durable = self.redis is not None or _is_on_volume(self.data)
         return self.container and "listen" not in self.model_fields_set and not is_durable
 

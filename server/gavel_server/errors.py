@@ -105,10 +105,10 @@ class ServiceError(GavelServerError):
         self.quota = quota
 
     def copy(self) -> ServiceError:
-        """Return an equal error to raise, for an error that answers several calls.
+        """Return an equal error.
 
-        Each `raise` lengthens the traceback of the exception that it raises. A traceback keeps the frames of its calls, and they keep the
-        requests.
+        An error that answers several calls is raised as a copy in each. Each `raise` lengthens the traceback of the exception that it
+        raises. A traceback keeps the frames of its calls, and they keep the requests.
         """
         return ServiceError(self.reason, self.message, self.violations, self.retry_after_ms, self.quota)
 

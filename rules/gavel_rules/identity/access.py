@@ -34,7 +34,10 @@ _NOBODY: Final = common_pb2.PRODUCER_TYPE_UNSPECIFIED
 
 
 class Access(NamedTuple):
-    """What an event does, as far as grants restrict it. Empty: the event has no such part, and grants do not restrict it."""
+    """What an event does, as far as grants restrict it.
+
+    A field is empty if the event has no such part; grants then do not restrict that part.
+    """
 
     right: Right
     bus: str

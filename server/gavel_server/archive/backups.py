@@ -128,7 +128,8 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
         head = await _append(log, head, pending)
         note(head.sequence_number)
     if head != backup.head:
-        raise ArchiveError(f"the log of bus {log.bus} ends at event {head.sequence_number}, the backup at {backup.head.sequence_number}")
+        problem = f"the log of bus {log.bus} ends at event {head.sequence_number}, the backup at {backup.head.sequence_number}"
+        raise ArchiveError(f"{problem}; restore to an empty Redis")
     checkpoint = await asyncio.to_thread(archive.storage.read, CHECKPOINT)
     if checkpoint is not None:
         await log.publish_checkpoint(checkpoint)

@@ -85,7 +85,7 @@ class KeySet:
         return key is not None and self._keys.get(key_id) == key
 
     async def refresh(self) -> None:
-        """Read the set again if it is old; forget one that is too old."""
+        """Read the set again if it is old. Forget it if it cannot be read and is too old."""
         if time.monotonic() - self._read_at >= REFRESH_SECONDS:
             await self._read(RETRY_SECONDS)
 

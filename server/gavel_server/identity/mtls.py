@@ -30,7 +30,7 @@ class CertificateAuthenticator:
     """Makes sessions of verified client certificates. `use` replaces the authorities."""
 
     def __init__(self, names: Sequence[MtlsName], authorities: Sequence[x509.Certificate]) -> None:
-        """`names` is the order in which a name is looked for."""
+        """`names` are the kinds of names that are accepted; the first kind that a certificate has gives the name."""
         self._names: Final = tuple(names)
         self._authorities = tuple(authorities)
 

@@ -56,7 +56,7 @@ def parse_witness(url: str, key: Key) -> Witness:
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise ValueError(f"{url!r} is not the URL of a witness, e.g. https://witness.example/w1")
     if key.algorithm != ED25519_COSIGNATURE:
-        raise ValueError(f"the key {key.name} is not one of a witness: its type is {key.algorithm}, not {ED25519_COSIGNATURE}")
+        raise ValueError(f"the key {key.name} is not the key of a witness: its type is {key.algorithm}, not {ED25519_COSIGNATURE}")
     return Witness(url.rstrip("/"), key)
 
 

@@ -150,7 +150,7 @@ class CallContext:
 
 
 def own_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Metadata:
-    """Return a caller's own metadata: without credentials and the keys of gRPC and of the front, sorted by key."""
+    """Return a caller's own metadata, sorted by key. Credentials, and the keys of gRPC and of the front, are left out."""
     return tuple(sorted((pair for pair in pairs if _is_own(pair[0])), key=_key))
 
 

@@ -44,7 +44,7 @@ async def check_health_access(request: Any, principal: Principal, access: Access
     if not is_required or not name.startswith(BUS_PREFIX):
         return
     if principal.is_anonymous:
-        raise unauthenticated("the health of a bus needs credentials; without them ask for that of the server")
+        raise unauthenticated("the health of a bus needs credentials; without them, ask for the health of the server")
     if not access.is_bound(_READ, principal):
         return
     try:

@@ -341,7 +341,7 @@ def _check_hashes(fields: Sequence[str] | object) -> None:
     """Refuse fields with equal hashes: the engine knows a field only by 32 bits. Generated names are not expected to collide."""
     names = [*_OWN_FIELDS, *fields]  # type: ignore[misc]
     if len({_fnv1a(name) for name in names}) != len(names):
-        raise NetworkLimitError("two field names have one hash")
+        raise NetworkLimitError("two field names have the same hash")
 
 
 def _fnv1a(text: str) -> int:

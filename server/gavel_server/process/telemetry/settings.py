@@ -42,7 +42,7 @@ NO_EXPORTS: Final = Exports((), (), "grpc", "grpc", "")
 
 
 def read_exports(environment: Mapping[str, str]) -> Exports:
-    """Return what the environment asks for. Raises TelemetryError."""
+    """Return the exports that the environment asks for. Raises TelemetryError."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return NO_EXPORTS
     metrics = _exporters(environment, "METRICS", METRIC_EXPORTERS)

@@ -42,7 +42,7 @@ class AccessControl:
         refusals: AccessRefusals | None = None,
         closed_grants: ClosedGrants | None = None,
     ) -> None:
-        """`closed_grants` reads the grants of buses that are not open in this process; None: they are opened for it."""
+        """`closed_grants` reads the grants of a bus without opening it in this process; None: the bus is opened to read them."""
         self._buses: Final = buses
         self._admins: Final = frozenset(admins)
         self._closed_grants: Final = closed_grants

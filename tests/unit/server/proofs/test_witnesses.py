@@ -135,5 +135,5 @@ def test_urls(url: str) -> None:
 
 def test_key_of_a_notary() -> None:
     """The key of a notary is none of a witness."""
-    with pytest.raises(ValueError, match="is not one of a witness"):
+    with pytest.raises(ValueError, match="is not the key of a witness"):
         parse_witness("https://witness.example", KEY.public._replace(algorithm=ED25519))

@@ -69,7 +69,7 @@ def _verify_log(
             newest = verifier.parse_checkpoint(client.get_checkpoint().checkpoint)
             verifier.check_signatures(newest, trusted, witnesses, quorum)
             if earlier is not None and earlier.origin != newest.origin:
-                raise verifier.NotVerifiedError(f"the checkpoint is of {earlier.origin}, the server's of {newest.origin}")
+                raise verifier.NotVerifiedError(f"the saved checkpoint is of log {earlier.origin}, the server's of log {newest.origin}")
             if earlier is not None:
                 hashes = []
                 if 0 < earlier.size < newest.size:

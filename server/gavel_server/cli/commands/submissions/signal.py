@@ -1,6 +1,6 @@
 """`gavel signal`: records a request from outside as a fact (constitution §9.1).
 
-A request from outside is recorded as a fact first, and the fact wakes an agent.
+The fact may then wake an agent.
 """
 
 from __future__ import annotations
