@@ -7,13 +7,14 @@ the meaning of the conditions (`meanings`), where that is known.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
 from gavel_rules.errors import GavelRulesError
 from gavel_rules.language.engines.case import CASE_FIELDS
+from gavel_rules.language.fact_declaration import fits, typed
 from gavel_rules.language.rule_set import CompiledAction, DocumentError, Verdict, compile_rule_set
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -60,7 +61,7 @@ def trials(draw: Draw) -> Trial:
         for number, condition in enumerate(conditions)
     ]
     data = {
-        "gavel": "v1",
+        "gavel": "v2",
         "rule_set": "fuzz",
         "version": 1,
         "variables": writer.variables,
@@ -106,13 +107,14 @@ def expected_verdict(conditions: Sequence[Expression], sample: Sample, action: C
 
 def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verdict | None) -> None:
     case = sample.case
+    facts = typed_facts(action, case.facts)
     violations = action.violations(case.params)
     verdicts: dict[str, object] = {"expected": expected} if expected is not None else {}
     try:
-        typed = case.with_params(action.typed_params(case.params))
-        verdicts["both"] = action.evaluate(typed, cross_check=True)
-        verdicts["rete"] = action.evaluate(typed, cross_check=False)
-        verdicts["cel"] = action.evaluate_reference(typed)
+        given = case.with_params(action.typed_params(case.params), facts)
+        verdicts["both"] = action.evaluate(given, cross_check=True)
+        verdicts["rete"] = action.evaluate(given, cross_check=False)
+        verdicts["cel"] = action.evaluate_reference(given)
     except GavelRulesError as error:
         verdicts["raised"] = repr(error)
     results = list(verdicts.values())
@@ -125,6 +127,15 @@ def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verd
                 "verdicts": {name: verdict_json(verdict) for name, verdict in verdicts.items()},
             }
         )
+
+
+def typed_facts(action: CompiledAction, facts: Mapping[str, object]) -> dict[str, object]:
+    """Return facts as arbitration gives them to the rules. Raises MismatchError for one that does not fit its declaration."""
+    declared = {fact.name: fact for fact in action.facts}
+    unfit = {name: value for name, value in facts.items() if not fits(value, declared[name])}
+    if unfit:
+        raise MismatchError({"facts": unfit})
+    return {name: typed(value, declared[name]) for name, value in facts.items()}
 
 
 def verdict_json(verdict: object) -> object:

@@ -87,7 +87,7 @@ class Vocabulary:
         for name, type_, required in self.params.fields:
             yield from _variables(f"params.{name}", type_, () if required else (f"params.{name}",))
         for name, type_, required in self.facts:
-            yield Variable(f"facts.{name}", type_, () if required else (f"facts.{name}",))
+            yield from _variables(f"facts.{name}", type_, () if required else (f"facts.{name}",))
         for name in ("risk", "cost", "confidence"):
             yield Variable(f"proposal.{name}", DOUBLE)
         for name in (
@@ -112,10 +112,15 @@ class Vocabulary:
     def action(self) -> dict[str, Any]:
         """Return the vocabulary as an action of a rule set document."""
         facts = {
-            name: {"key": f"thing.f{number}", "type": FACT_TYPES[type_.kind], "max_age_ms": 60_000, "optional": not required}
+            name: {"key": f"thing.f{number}", **_fact_values(type_), "max_age_ms": 60_000, "optional": not required}
             for number, (name, type_, required) in enumerate(self.facts)
         }
         return {"params": self.params.schema(), "facts": facts}
+
+
+def _fact_values(type_: Type) -> dict[str, Any]:
+    """Return the keys of a declared fact that describe its values: a type, or a schema of values with structure."""
+    return {"type": FACT_TYPES[type_.kind]} if type_ in SCALARS else {"value": type_.schema()}
 
 
 def _variables(name: str, type_: Type, reads: tuple[str, ...]) -> Iterator[Variable]:
@@ -131,7 +136,7 @@ def vocabularies(draw: Draw) -> Vocabulary:
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=7, unique=True))
     params = tuple((name, draw(types()), draw(st.booleans())) for name in names)
     fact_names = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
-    facts = tuple((name, draw(st.sampled_from(SCALARS)), draw(st.booleans())) for name in fact_names)
+    facts = tuple((name, draw(types()), draw(st.booleans())) for name in fact_names)
     return Vocabulary(Type("object", fields=params), facts)
 
 

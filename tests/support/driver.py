@@ -112,13 +112,14 @@ def document(
     version: int = 1,
     action_type: str = ACTION,
     more_actions: Mapping[str, Any] | None = None,
+    gavel: str = "v1",
     **action: Any,
 ) -> str:
     """Return a rule set as JSON. Rules get `action_type` and a priority by their order, unless they have their own."""
     part = {"params": PARAMS, "facts": dict(facts), "decision_ttl_ms": 10_000, "rejection_limit": 1_000, "retry": RETRY, **action}
     ranked = [{"action": action_type, "priority": 1_000 - index, **rule} for index, rule in enumerate(rules)]
     actions = {action_type: part, **(more_actions or {})}
-    return json.dumps({"gavel": "v1", "rule_set": rule_set, "version": version, "actions": actions, "rules": ranked})
+    return json.dumps({"gavel": gavel, "rule_set": rule_set, "version": version, "actions": actions, "rules": ranked})
 
 
 # The least recent are dropped: tests of memory deploy hundreds.

@@ -17,11 +17,12 @@ from gavel.v1.decision_pb2 import FactRequirementState
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import TIME_MS_MAX
-from gavel_rules.language.fact_declaration import is_of_type
+from gavel_rules.language.fact_declaration import fits, typed
 from gavel_rules.language.feasibility import KnownFacts
 from gavel_rules.language.rule_set import CompiledAction, FactDeclaration
 from gavel_rules.state.records import Candidate
 from gavel_rules.state.state import State
+from gavel_rules.text import clipped
 
 # Bound once: docs/performance.md#module-constants
 MET: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
@@ -38,6 +39,7 @@ _STATE_BY_FILTERS: Final = (MISSING, WRONG_TYPE, TIER_TOO_LOW, STALE)
 
 # The value of `evidence.worst_trust` without any evidence: the least trusted tier.
 NO_EVIDENCE_TRUST: Final = 3
+_WARNING_LENGTH_MAX: Final = 512
 
 
 class EvidenceSelection:
@@ -51,6 +53,7 @@ class EvidenceSelection:
         candidate: Candidate | None,
         state: FactRequirementState.ValueType,
         fresh_until_ms: int,
+        violation: str = "",  # of WRONG_TYPE: how the latest value violates the fact's schema, for people
     ) -> None:
         self.declaration: Final = declaration
         self.subject: Final = subject
@@ -58,6 +61,7 @@ class EvidenceSelection:
         self.candidate: Final = candidate
         self.state: Final = state
         self.fresh_until_ms: Final = fresh_until_ms
+        self.violation: Final = violation
 
 
 class Evidence:
@@ -128,7 +132,7 @@ def select_evidence(
             worst_trust = max(worst_trust, candidate.trust_tier)
             oldest_age_ms = max(oldest_age_ms, now_ms - candidate.aged_from_ms)
             if declaration.name:
-                facts[declaration.name] = candidate.value
+                facts[declaration.name] = typed(candidate.value, declaration)
     return Evidence(selections, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms, unresolved, unnamed)
 
 
@@ -176,13 +180,13 @@ def known_facts(state: State, action: CompiledAction, evidence: Evidence) -> Kno
         current = selection.candidate.value if selection.candidate is not None else None
         for candidate in state.evidence_of(selection.subject).get(declaration.key, ()):
             value = candidate.value
-            if _is_acceptable(candidate, declaration) and (type(value) is not type(current) or value != current):
+            if _is_acceptable(candidate, declaration) and not _are_same(value, current):
                 break
         else:
             if current is None:
                 absent.add(declaration.name)
             else:
-                values[declaration.name] = current
+                values[declaration.name] = typed(current, declaration)
     return KnownFacts(values, absent)
 
 
@@ -223,11 +227,7 @@ def _select(
             continue
         passed = passed or 1
         # Null, a retraction, is of every type.
-        if (
-            candidate.value is not None
-            and declaration.name
-            and not is_of_type(candidate.value, declaration.value_type, declaration.length_max)
-        ):
+        if candidate.value is not None and declaration.name and not fits(candidate.value, declaration):
             continue
         if candidate.trust_tier > declaration.min_trust:
             passed = max(passed, 2)
@@ -239,7 +239,8 @@ def _select(
     if best is not None and best.value is not None:
         return EvidenceSelection(declaration, subject, max_age_ms, best, MET, best_until_ms)
     if best is None and passed:
-        return EvidenceSelection(declaration, subject, max_age_ms, None, _STATE_BY_FILTERS[passed], 0)
+        violation = _describe_violation(candidates, declaration, subject) if passed == 1 else ""
+        return EvidenceSelection(declaration, subject, max_age_ms, None, _STATE_BY_FILTERS[passed], 0, violation)
     if declaration.optional:
         return EvidenceSelection(declaration, subject, max_age_ms, None, MET, 0)
     if best is not None and best.trust_tier < declaration.min_trust:
@@ -248,13 +249,37 @@ def _select(
     return EvidenceSelection(declaration, subject, max_age_ms, None, lacking, 0)
 
 
+def _describe_violation(candidates: tuple[Candidate, ...], declaration: FactDeclaration, subject: str) -> str:
+    """Return how the latest value of an accepted source violates the fact's schema; "" if the fact has none."""
+    schema = declaration.schema
+    if schema is None:
+        return ""
+    latest: Candidate | None = None
+    for candidate in candidates:
+        if (not declaration.sources or candidate.source in declaration.sources) and (
+            latest is None or candidate.sequence_number > latest.sequence_number
+        ):
+            latest = candidate
+    if latest is None:
+        return ""
+    return clipped(
+        f"{declaration.key} of {subject} is not what facts.{declaration.name} declares: {schema.violation(latest.value)}",
+        _WARNING_LENGTH_MAX,
+    )
+
+
 def _is_acceptable(candidate: Candidate, declaration: FactDeclaration) -> bool:
     """Return whether a candidate passes the filters of source, type and tier."""
     if declaration.sources and candidate.source not in declaration.sources:
         return False
-    return candidate.trust_tier <= declaration.min_trust and (
-        candidate.value is None or is_of_type(candidate.value, declaration.value_type, declaration.length_max)
-    )
+    return candidate.trust_tier <= declaration.min_trust and (candidate.value is None or fits(candidate.value, declaration))
+
+
+def _are_same(value: object, other: object) -> bool:
+    """Return whether two values are the same for every rule. Python alone takes true for 1, also inside of lists."""
+    if isinstance(value, (list, dict)):
+        return repr(value) == repr(other)
+    return type(value) is type(other) and value == other
 
 
 def _fresh_until_ms(candidate: Candidate, max_age_ms: int) -> int:

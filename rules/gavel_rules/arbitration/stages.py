@@ -260,8 +260,16 @@ def check_presence(context: Context) -> bool:
 
 
 def check_types(context: Context) -> bool:
-    """Refuse if evidence is of another type than declared."""
-    return _has_unmet(context, WRONG_TYPE) and _refuse(context, reason_codes.FACT_TYPE_MISMATCH)
+    """Refuse if evidence is of another type than declared. Of values with structure, a warning names what violates the schema."""
+    if not _has_unmet(context, WRONG_TYPE):
+        return False
+    context.decision.warnings.extend(
+        [
+            DecisionWarning(code=reason_codes.FACT_TYPE_MISMATCH, message=message)
+            for message in dict.fromkeys([selection.violation for selection in context.selections if selection.violation])
+        ]
+    )
+    return _refuse(context, reason_codes.FACT_TYPE_MISMATCH)
 
 
 def check_trust(context: Context) -> bool:

@@ -171,4 +171,5 @@ def _condition_facts(condition: CheckedExpression, environment: Environment) -> 
 
 
 def _facts(names: Iterable[str]) -> Iterator[str]:
-    return (name.removeprefix(_FACTS) for name in names if name.startswith(_FACTS))
+    """Yield the facts that some paths are in, each once."""
+    yield from dict.fromkeys(name.split(".")[1] for name in names if name.startswith(_FACTS))

@@ -34,8 +34,10 @@ from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.language.counters.retry_after import CheckedFrees, check_retry_after
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.document.diagnostics import Messages, Path
+from gavel_rules.language.document.fact_schema import FactSchema, compile_fact_schema
 from gavel_rules.language.document.models import ActionPart, DerivationPart, FactPart, ReviewPart, RulePart, RuleSetPart, VersionsPart
 from gavel_rules.language.document.params_schema import ParamsSchema, compile_schema
+from gavel_rules.language.document.schema_check import Report
 from gavel_rules.language.document.schema_types import salvage_type
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.engines.lowering import LoweredCondition, lower
@@ -135,6 +137,7 @@ class _ActionChecker:
         self._schema = schemas[name]
         # For a broken schema, the types that can be read are used, so that mistakes in expressions are found as well.
         self._params = self._schema.type if self._schema is not None else salvage_type(getattr(self._part, "params", None))
+        self._has_broken_schema = self._schema is None
         self._costs: list[ExpressionCost] = []  # of all sound expressions
         self._source = source
         self._messages = messages
@@ -144,11 +147,11 @@ class _ActionChecker:
         """Return the action, or record its mistakes and return None."""
         before = len(self._messages)
         facts = getattr(self._part, "facts", {})
-        fields = {name: Field(_fact_type(fact), not getattr(fact, "optional", False)) for name, fact in facts.items()}
-        for name, fact in facts.items():
-            if getattr(fact, "max_length", None) and getattr(fact, "type", "string") != "string":
-                place = self._source.locate_key((*self._path, "facts", name, "max_length"))
-                self._messages.add(place, "unknown-key", f"facts.{name} is not a string, so it has no max_length", "remove it")
+        fact_schemas = {name: self._compile_fact_schema(name, fact) for name, fact in facts.items() if getattr(fact, "value", None)}
+        self._has_broken_schema = self._schema is None or None in fact_schemas.values()
+        fields = {
+            name: Field(_fact_type(fact, fact_schemas.get(name)), not getattr(fact, "optional", False)) for name, fact in facts.items()
+        }
         environment = self._environment(condition_scope(self._params, fields, self._counters))
         self._expressions.add_environment(environment)
         conflict_environment = self._environment(conflict_key_scope(self._params))
@@ -179,7 +182,7 @@ class _ActionChecker:
             return None  # mistakes of other actions count too: the document is refused, and parts of it may be missing
         return CheckedAction(
             self._schema,
-            tuple(_declare_fact(name, facts[name]) for name in order),
+            tuple(_declare_fact(name, facts[name], fact_schemas.get(name)) for name in order),
             environment,
             tuple((Rule(rule.id, rule.priority, rule.effect, rule.reason_code or "", rule.when), condition) for rule, condition in checked),
             lowered,
@@ -197,7 +200,12 @@ class _ActionChecker:
         )
 
     def _environment(self, scope: Mapping[str, ValueType]) -> Environment:
-        return Environment(scope, schema_is_broken=self._schema is None)
+        return Environment(scope, schema_is_broken=self._has_broken_schema)
+
+    def _compile_fact_schema(self, name: str, fact: FactPart) -> FactSchema | None:
+        """Return the compiled schema of a declared fact's values, or record its mistakes and return None."""
+        path: Path = (*self._path, "facts", name, "value")
+        return compile_fact_schema(fact.value, _schema_report(path, self._source, self._messages))
 
     def _check_expression(self, environment: Environment, text: str | None, path: Path, result: str) -> CheckedExpression | None:
         expression = self._expressions.check(environment, text, path, result, self._name)
@@ -320,31 +328,40 @@ def _compile_schema(action: ActionPart, path: Path, source: Source, messages: Me
     if params is None:
         return None  # recorded with the document's form
 
+    schema = compile_schema(params, _schema_report(path, source, messages))
+    return None if any(broken[: len(path)] == path for broken in source.broken_paths) else schema
+
+
+def _schema_report(path: Path, source: Source, messages: Messages) -> Report:
+    """Return what records the mistakes of the schema at a path of the document."""
+
     def report(inside: Path, code: str, message: str, suggestion: str) -> None:
         place = source.locate_key((*path, *inside)) if inside else source.locate(path)
         if (*path, *inside) not in source.broken_paths:
             messages.add(place, code, message, suggestion)
 
-    schema = compile_schema(params, report)
-    return None if any(broken[: len(path)] == path for broken in source.broken_paths) else schema
+    return report
 
 
-def _declare_fact(name: str, part: FactPart) -> FactDeclaration:
+def _declare_fact(name: str, part: FactPart, schema: FactSchema | None) -> FactDeclaration:
     return FactDeclaration(
         name,
         part.key,
-        part.type,
+        part.type or "",
         part.min_trust,
         part.max_age_ms,
         frozenset(part.sources),
         part.optional,
         part.subject or "",
         part.max_length or 0,
+        schema,
     )
 
 
-def _fact_type(part: FactPart) -> ValueType:
+def _fact_type(part: FactPart, schema: FactSchema | None) -> ValueType:
     """Return the type of a fact's values. Attributes of the part may be missing: see `read_document`."""
+    if schema is not None:
+        return schema.type
     type_ = FACT_TYPES.get(getattr(part, "type", ""), DYN)
     length_max = getattr(part, "max_length", None)
     return replace(type_, size_max=length_max) if type_ is STRING and isinstance(length_max, int) else type_

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gavel_rules.language.document.fact_schema import FactSchema
 from gavel_rules.values import number_problem
 
 
@@ -12,13 +13,28 @@ class FactDeclaration(NamedTuple):
 
     name: str
     key: str
-    value_type: str  # "string", "number", "integer" or "boolean"
+    value_type: str  # "string", "number", "integer" or "boolean"; "" if a schema says it
     min_trust: int  # the least trusted tier accepted
     max_age_ms: int
     sources: frozenset[str]  # producers and tools accepted; empty: any
     optional: bool
     subject: str = ""  # the subject template as written; empty: the proposal's subject
     length_max: int = 0  # of a string, in characters; 0: only messages bound it
+    schema: FactSchema | None = None  # of values with structure
+
+
+def fits(value: object, declaration: FactDeclaration) -> bool:
+    """Report whether a value is what a fact's declaration says: of its type and length, or valid by its schema."""
+    schema = declaration.schema
+    if schema is not None:
+        return not schema.violation(value)
+    return is_of_type(value, declaration.value_type, declaration.length_max)
+
+
+def typed(value: object, declaration: FactDeclaration) -> object:
+    """Return a value that fits as rules see it: with the integers and numbers inside it as its schema declares them."""
+    schema = declaration.schema
+    return value if schema is None else schema.typed(value)
 
 
 def is_of_type(value: object, value_type: str, length_max: int = 0) -> bool:

@@ -124,12 +124,17 @@ class Feasibility:
             return self._guards[slot.name].value(known)
         if not slot.name.startswith(_FACTS):
             return _UNKNOWN
-        name = slot.name.removeprefix(_FACTS)
+        name, *steps = slot.name.split(".")[1:]
         if name in known.absent:
             return False if slot.kind == PRESENCE else _ABSENT
-        if name in known.values:
-            return True if slot.kind == PRESENCE else known.values[name]
-        return _UNKNOWN
+        if name not in known.values:
+            return _UNKNOWN
+        value = known.values[name]
+        for step in steps:
+            if not isinstance(value, dict) or step not in value:
+                return False if slot.kind == PRESENCE else _ABSENT
+            value = value[step]
+        return True if slot.kind == PRESENCE else value
 
 
 class _GuardProgram:
@@ -140,8 +145,8 @@ class _GuardProgram:
         variables = list(find_variables(tree, environment.types))
         presences = [*find_presence_tests(tree), *guard.required_paths]
         paths = {*(name for name, _ in variables), *presences}
-        self._facts = tuple(sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS)))
-        self._reads_facts_only = len(self._facts) == len(paths)
+        self._facts = tuple(sorted({path.split(".")[1] for path in paths if path.startswith(_FACTS)}))
+        self._reads_facts_only = all(path.startswith(_FACTS) for path in paths)
         self._reader = CaseReader(variables, presences)
         self._program = Program(environment, [guard_source(guard)])
 

@@ -134,7 +134,7 @@ def _meaning(action: CompiledAction, scoped: ScopedExpression) -> Any:
     types = [(name, scoped.environment.types.get(name)) for name in names]
     declared = {f"facts.{fact.name}": fact for fact in action.facts}
     facts = []
-    for name in names:
+    for name in dict.fromkeys(".".join(name.split(".")[:2]) for name in names):
         fact = declared.get(name)
         if fact is not None:
             template = action.subject_expressions.get(fact.name)

@@ -114,7 +114,7 @@ def _subject_part(subject: str, name: str) -> str:
 def find_dependencies(environment: Environment, expression: CheckedExpression) -> tuple[str, ...]:
     """Return the declared facts that a template reads or tests, sorted by name."""
     paths = {*(name for name, _ in find_variables(expression.tree, environment.types)), *find_presence_tests(expression.tree)}
-    return tuple(sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS)))
+    return tuple(sorted({path.split(".")[1] for path in paths if path.startswith(_FACTS)}))
 
 
 def find_invalid_subject(environment: Environment, expression: CheckedExpression) -> str | None:

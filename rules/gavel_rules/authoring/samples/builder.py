@@ -10,8 +10,10 @@ from typing import Any, Final, NamedTuple
 from gavel_rules.authoring.samples.attributes import attribute_of, attribute_schema, build_case, complete_attributes, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, Reference, collect_hints
+from gavel_rules.authoring.samples.paths import fact_schema
 from gavel_rules.authoring.samples.values import VALUES_MAX, Sampler, resolve_schema, value_key
 from gavel_rules.language.engines.case import Case
+from gavel_rules.language.fact_declaration import fits, typed
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.values import size_of
 
@@ -56,10 +58,8 @@ class CaseBuilder:
                     self.hints[path] = self.hints.get(path, NO_HINTS).merge(hints)
         self._sampler = Sampler(action.params_schema, self.hints, budget)
         declarations = [fact for version in (*other_versions, action) for fact in version.facts]
-        self._fact_schemas = {
-            f"facts.{fact.name}": {"type": fact.value_type, **({"maxLength": fact.length_max} if fact.length_max else {})}
-            for fact in declarations
-        }
+        self._fact_schemas = {fact.name: fact_schema(fact) for fact in declarations}
+        self._fact_samplers = {name: Sampler(schema, self.hints, budget) for name, schema in self._fact_schemas.items()}
         self._expand_templates()
         self._values: dict[str, list[object]] = {}
         self._fits: dict[tuple[str, str], bool] = {}
@@ -72,7 +72,7 @@ class CaseBuilder:
         values = self._values.get(path)
         if values is None:
             default = [attribute_of(path)[0]] if is_attribute(path) else []
-            values = self._values[path] = [*default, *self._sampler.values(self._schema(path), path)]
+            values = self._values[path] = [*default, *self._sampler_of(path).values(self._schema(path), path)]
         return values
 
     def fits(self, path: str, value: object) -> bool:
@@ -84,7 +84,7 @@ class CaseBuilder:
             if not self.budget.take(self.steps_per_case):
                 return False
             params = copy.deepcopy(self._params)
-            self._set_param(params, path, value)
+            self._set(params, path, value)
             self._fits[key] = not self.action.violations(params)
         return self._fits[key]
 
@@ -94,19 +94,18 @@ class CaseBuilder:
             return None
         params = copy.deepcopy(self._params)
         facts: dict[str, object] = {
-            fact.name: value for fact in self.action.facts if not fact.optional for value in self.values(f"facts.{fact.name}")[:1]
+            fact.name: copy.deepcopy(value)
+            for fact in self.action.facts
+            if not fact.optional
+            for value in self.values(f"facts.{fact.name}")[:1]
         }
         assigned_attributes: Assignment = {}
         for path in sorted(assignment):
             value = assignment[path]
             if path.startswith("params."):
-                self._set_param(params, path, value)
+                self._set(params, path, value)
             elif path.startswith("facts."):
-                name = path.removeprefix("facts.")
-                if value is ABSENT:
-                    facts.pop(name, None)
-                else:
-                    facts[name] = value
+                self._set(facts, path, value)
             else:
                 assigned_attributes[path] = value
         # A counter gives a number in every case that does not assign one.
@@ -114,17 +113,22 @@ class CaseBuilder:
         attributes = complete_attributes({**reads, **assigned_attributes}, len(facts))
         if attributes is None or self.action.violations(params):
             return None
-        return SampleCase(params, facts, build_case(self.action.typed_params(params), facts, attributes), dict(assignment))
+        # Facts of one type are checked where cases are compared; a path inside of a fact may not fit the whole.
+        structured = {fact.name: fact for fact in self.action.facts if fact.schema is not None and fact.name in facts}
+        if any(not fits(facts[name], fact) for name, fact in structured.items()):
+            return None
+        typed_facts = {name: typed(value, structured[name]) if name in structured else value for name, value in facts.items()}
+        return SampleCase(params, facts, build_case(self.action.typed_params(params), typed_facts, attributes), dict(assignment))
 
-    def _set_param(self, params: dict[str, object], path: str, value: object) -> None:
-        """Set or remove a path of params. Missing objects around it are created as the schema requires."""
-        steps = path.split(".")[1:]
-        container: Any = params
+    def _set(self, whole: dict[str, object], path: str, value: object) -> None:
+        """Set or remove a path of params or facts. Missing objects around it are created as the schema requires."""
+        root, *steps = path.split(".")
+        container: Any = whole
         for depth, step in enumerate(steps[:-1]):
             if not isinstance(container.get(step), dict):
                 if value is ABSENT:
                     return
-                prefix = ".".join(("params", *steps[: depth + 1]))
+                prefix = ".".join((root, *steps[: depth + 1]))
                 container[step] = next((copy.deepcopy(one) for one in self.values(prefix) if isinstance(one, dict)), {})
             container = container[step]
         if value is ABSENT:
@@ -136,14 +140,22 @@ class CaseBuilder:
         """Return the schema of a path's values."""
         if is_attribute(path):
             return attribute_schema(path, self._kind(path))
-        if path in self._fact_schemas:
-            return self._fact_schemas[path]
-        part: object = self.action.params_schema
-        for step in path.replace("[]", ".[]").split(".")[1:]:
-            schema = resolve_schema(part, self.action.params_schema)
+        steps = path.replace("[]", ".[]").split(".")[1:]
+        whole: Mapping[str, Any] = self.action.params_schema
+        if path.startswith("facts."):
+            whole = self._fact_schemas.get(steps[0], {})
+            steps = steps[1:]
+        part: object = whole
+        for step in steps:
+            schema = resolve_schema(part, whole)
             items = schema.get("items", schema.get("additionalProperties", {}))
             part = items if step == "[]" else schema.get("properties", {}).get(step, schema.get("additionalProperties", {}))
         return part
+
+    def _sampler_of(self, path: str) -> Sampler:
+        """Return the sampler whose schema a path is in: references stay inside of one schema."""
+        fact = path.replace("[]", "").split(".")[1] if path.startswith("facts.") else ""
+        return self._fact_samplers.get(fact, self._sampler)
 
     def _kind(self, path: str) -> str:
         type_ = self.action.environment.types.get(path)
@@ -162,5 +174,5 @@ class CaseBuilder:
                     self.hints[other] = self.hints.get(other, NO_HINTS).with_constants(beginnings)
 
     def _plainest_texts(self, path: str) -> list[str]:
-        values = self._sampler.values(self._schema(path), path)[:TEMPLATE_VALUES_MAX]
+        values = self._sampler_of(path).values(self._schema(path), path)[:TEMPLATE_VALUES_MAX]
         return [value for value in values if isinstance(value, str)]

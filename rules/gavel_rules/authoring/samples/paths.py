@@ -14,7 +14,7 @@ from gavel_rules.authoring.samples.constraints import Constraints, Domain
 from gavel_rules.authoring.samples.values import resolve_schema
 from gavel_rules.language.cel.tree_queries import find_presence_tests
 from gavel_rules.language.cel.vocabulary import ValueType
-from gavel_rules.language.rule_set import CompiledAction
+from gavel_rules.language.rule_set import CompiledAction, FactDeclaration
 from gavel_rules.values import INTEGER_MAX
 
 
@@ -27,21 +27,30 @@ def all_cases(action: CompiledAction, other_versions: Sequence[CompiledAction]) 
             domains[read.variable] = attribute_of(read.variable, version.environment.types[read.variable].kind)[1]
     scope = action.environment.scope
 
-    def walk(type_: ValueType, path: str, along: tuple[str, ...], part: dict[str, Any] | None) -> None:
+    def walk(type_: ValueType, path: str, along: tuple[str, ...], part: dict[str, Any] | None, root: Mapping[str, Any]) -> None:
         for name, field in type_.fields.items():
             below = f"{path}.{name}"
             steps = along if field.required else (*along, below)
             optional[below] = steps
             schema = None
             if part is not None:
-                schema = resolve_schema(part.get("properties", {}).get(name), action.params_schema)
+                schema = resolve_schema(part.get("properties", {}).get(name), root)
                 domain = _schema_domain(schema)
                 if domain is not None:
                     domains[below] = domain
-            walk(field.type, below, steps, schema)
+            walk(field.type, below, steps, schema, root)
 
-    walk(scope["params"], "params", (), resolve_schema(action.params_schema, action.params_schema))
-    walk(scope["facts"], "facts", (), None)
+    walk(scope["params"], "params", (), resolve_schema(action.params_schema, action.params_schema), action.params_schema)
+    declared = {fact.name: fact for fact in action.facts}
+    for name, field in scope["facts"].fields.items():
+        path = f"facts.{name}"
+        optional[path] = () if field.required else (path,)
+        schema = fact_schema(declared[name])
+        whole = resolve_schema(schema, schema)
+        domain = _schema_domain(whole) if declared[name].schema is not None else None
+        if domain is not None:
+            domains[path] = domain
+        walk(field.type, path, optional[path], whole, schema)
     for path, type_ in action.environment.types.items():
         if type_.kind in ("int", "double") and path in optional:
             known = domains.get(path, Domain(integer=type_.kind == "int"))
@@ -55,6 +64,13 @@ def all_cases(action: CompiledAction, other_versions: Sequence[CompiledAction]) 
             if path.startswith(("params.", "facts.")):
                 optional.setdefault(path, (path,))
     return Constraints(optional, domains)
+
+
+def fact_schema(fact: FactDeclaration) -> dict[str, Any]:
+    """Return the JSON Schema of a declared fact's values."""
+    if fact.schema is not None:
+        return fact.schema.schema
+    return {"type": fact.value_type, **({"maxLength": fact.length_max} if fact.length_max else {})}
 
 
 def _schema_domain(schema: Mapping[str, Any]) -> Domain | None:

@@ -12,7 +12,7 @@ The elements of a loop together are no larger than the list or map that it goes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final, NamedTuple
@@ -28,6 +28,7 @@ ACTION_STEPS_MAX: Final = 200_000_000
 # A server deploys no action beyond this, so that one decision takes at most about 5 ms (ADR 0036). The compiler takes more: a log may hold
 # rule sets that were deployed before.
 DECISION_STEPS_MAX: Final = 4_000_000
+BOUNDS_NAMED_MAX: Final = 8  # of a suggestion
 ITERATIONS_MAX: Final = 9_999  # of one evaluation; the library gives up after 10,000
 
 # Costs in steps.
@@ -169,16 +170,24 @@ def suggest_bounds(names: Mapping[str, ValueType]) -> str:
     """Return the bounds that the document could declare for the variables of an expression; "" if it declares all."""
     bounds = []
     for name, type_ in sorted(names.items()):
-        element = type_.element
-        if name.startswith("facts.") and type_.kind == "string" and type_.size_max is None:
+        if name.startswith("facts.") and name.count(".") == 1 and type_.kind == "string" and type_.size_max is None:
             bounds.append(f"max_length for {name}")
-        if not name.startswith("params."):
-            continue
-        if type_.size_max is None and type_.kind in _BOUNDS:
-            bounds.append(f"{_BOUNDS[type_.kind]} for {name}")
-        if element is not None and element.size_max is None and element.kind in _BOUNDS:
-            bounds.append(f"{_BOUNDS[element.kind]} for the elements of {name}")
-    return f"declare {', '.join(bounds)}" if bounds else ""
+        elif name.startswith(("params.", "facts.")):
+            bounds.extend(_missing_bounds(name, type_))
+    more = f" and {len(bounds) - BOUNDS_NAMED_MAX} more" if len(bounds) > BOUNDS_NAMED_MAX else ""
+    return f"declare {', '.join(bounds[:BOUNDS_NAMED_MAX])}{more}" if bounds else ""
+
+
+def _missing_bounds(name: str, type_: ValueType) -> Iterator[str]:
+    """Yield the bounds that a value's schema could declare, for it and for the elements inside of it."""
+    if type_.size_max is None and type_.kind in _BOUNDS:
+        yield f"{_BOUNDS[type_.kind]} for {name}"
+    element = type_.element
+    if element is None:
+        return
+    yield from _missing_bounds(f"the elements of {name}", element)
+    for field_name, field in element.fields.items():
+        yield from _missing_bounds(f"{name}[].{field_name}", field.type)
 
 
 _BOUNDS: Final[Mapping[str, str]] = {"string": "maxLength", "list": "maxItems", "map": "maxProperties"}

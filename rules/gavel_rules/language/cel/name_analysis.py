@@ -138,8 +138,9 @@ class NameAnalysis:
         elif place.type.kind == "scope":
             fields = sorted(place.type.fields)
             self._note(place.offset, "not-a-value", f"{name} is not a value", f"read one of its fields: {', '.join(fields[:8])}")
-        elif place.type.kind == "dyn" and place.path[0] == "params" and not self._schema_is_broken:
-            self._note(place.offset, "untyped-param", f"the schema gives {name} no single type", "declare its type in the params schema")
+        elif place.type.kind == "dyn" and place.path[0] in ("params", "facts") and not self._schema_is_broken:
+            where = "the params schema" if place.path[0] == "params" else "the fact's schema"
+            self._note(place.offset, "untyped-param", f"the schema gives {name} no single type", f"declare its type in {where}")
         self._check_guarded(place, known)
 
     def _check_guarded(self, place: _Place, known: _Known) -> None:
@@ -240,7 +241,7 @@ class NameAnalysis:
         place = self._resolve(node, names)
         if place is not None:
             # Params without a type, and unknown names, have been reported already.
-            is_reported = place is _BROKEN or (place.type.kind == "dyn" and place.path[0] == "params")
+            is_reported = place is _BROKEN or (place.type.kind == "dyn" and place.path[0] in ("params", "facts"))
             return place.type.kind in ("map", "object", "dyn") and not is_reported
         match node:
             case Call("_?_:_", None, (_, then, otherwise)):

@@ -87,8 +87,10 @@ class FactPart(Part):
     """The fact's key, e.g. order.status."""
     subject: ExpressionText | None = None
     """The fact's subject: CEL over subject, params and other facts that gives "type/id". Default: the proposal's subject."""
-    type: Literal["string", "number", "integer", "boolean"]
-    """The type of its value. A value of another type does not count."""
+    type: Literal["string", "number", "integer", "boolean"] | None = None
+    """The type of its value. A value of another type does not count. Required unless `value` says it."""
+    value: dict[str, Any] | None = None
+    """JSON Schema 2020-12 of its value, for evidence with structure. A value that does not fit does not count. Needs `gavel: v2`."""
     max_length: Annotated[int, Field(ge=1, le=TEXT_BYTES_MAX)] | None = None
     """The greatest length of a string, in characters. A longer one does not count. Bounds the cost of rules that search it."""
     min_trust: Annotated[int, Field(ge=1, le=3)] = 1

@@ -50,6 +50,7 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
     part = _Salvage(source, messages).read(RuleSetPart, source.data, ())
     assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
     _check_names(part, source, messages)
+    _check_facts(part, source, messages)
     _check_rules(part, source, messages)
     _check_derivations(part, source, messages)
     return part
@@ -175,6 +176,30 @@ def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
             messages.add(source.locate_key(path), "bad-name", f"the variable name {name!r} is not an identifier", _SPELLING)
         elif name in ROOTS or name in TYPE_NAMES or name in PRESENCE_MAPS.values() or name in FUNCTIONS:
             messages.add(source.locate_key(path), "shadowed-name", f"{name} already has a meaning", "choose another name for the variable")
+
+
+def _check_facts(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    """Check that each declared fact has one description of its values, and only the keys that go with it."""
+    for name, action in _actions(part).items():
+        for fact_name, fact in getattr(action, "facts", {}).items():
+            path: Path = ("actions", name, "facts", fact_name)
+            written = fact.model_fields_set
+            if "value" in written and getattr(part, "gavel", "v2") == "v1":
+                message = "no such key here: values with structure need the language's second version"
+                messages.add(source.locate_key((*path, "value")), "unknown-key", message, "write `gavel: v2`")
+            elif "value" in written and "type" in written:
+                message = f"facts.{fact_name} has a `type` and a `value`"
+                messages.add(source.locate_key((*path, "type")), "unknown-key", message, "remove `type`: the schema under `value` says it")
+            elif not written & {"value", "type"}:
+                messages.add(source.locate_key(path), "missing-key", "the key type is missing", "add it")
+            if getattr(fact, "max_length", None) and ("value" in written or getattr(fact, "type", "string") not in ("string", None)):
+                hint = "write maxLength in its `value`" if "value" in written else "remove it"
+                message = (
+                    f"facts.{fact_name} is not a string, so it has no max_length"
+                    if "value" not in written
+                    else (f"facts.{fact_name} has a schema, so it has no max_length")
+                )
+                messages.add(source.locate_key((*path, "max_length")), "unknown-key", message, hint)
 
 
 _SPELLING: Final = "use 1 to 64 letters, digits and _, not a digit first, and not a word of CEL"

@@ -144,6 +144,7 @@ class CaseReader:
         self._params: list[tuple[str, str, str]] = []
         self._nested: list[tuple[str, tuple[str, ...], str]] = []
         self._facts: list[tuple[str, str, str]] = []
+        self._nested_facts: list[tuple[str, tuple[str, ...], str]] = []
         self._attributes: list[tuple[str, str, str]] = []
         self._subject_parts: list[str] = []
         self._history: list[tuple[str, str]] = []
@@ -156,8 +157,10 @@ class CaseReader:
                 self._subject_parts.append(name)
             elif root == COUNTER_READS:
                 self._history.append((name, type_.kind))
-            elif root == "facts":
+            elif root == "facts" and len(steps) == 1:
                 self._facts.append((name, steps[0], type_.kind))
+            elif root == "facts":
+                self._nested_facts.append((name, tuple(steps), type_.kind))
             elif root == "params" and len(steps) == 1:
                 self._params.append((name, steps[0], type_.kind))
             elif root == "params":
@@ -188,6 +191,10 @@ class CaseReader:
             values[name] = _convert(getattr(case, attribute), kind, name)
         for name, steps, kind in self._nested:
             found, value = _find(params, steps)
+            if found:
+                values[name] = _convert(value, kind, name)
+        for name, steps, kind in self._nested_facts:
+            found, value = _find(facts, steps)
             if found:
                 values[name] = _convert(value, kind, name)
         for name in self._subject_parts:
