@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     accept_volatile: bool = False
     """Serve even if the Redis may lose acknowledged events."""
     ack: Annotated[str, AfterValidator(_checked_ack)] = "replicas:0"
-    """What must have a write before it is answered: replicas:N, or aof:N for the disks of the master and of N replicas."""
+    """The copies that a write needs before it is answered: replicas:N, or aof:N for the disks of the master and of N replicas."""
     checkpoint: Path | None = None
     """File of the last acknowledged events, outside Redis. None: in the data directory."""
     snapshot_every: int = Field(SNAPSHOT_EVERY_DEFAULT, ge=0)
@@ -183,7 +183,7 @@ class Settings(BaseSettings):
 
     @property
     def acknowledgement(self) -> Acknowledgement:
-        """What must have a write before it is answered."""
+        """The copies that a write needs before it is answered."""
         return Acknowledgement.parse(self.ack)
 
     @property

@@ -11,7 +11,7 @@ ANY: Final = "*"
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether a text has the form of a pattern."""
+    """Return whether a pattern matches a text."""
     if ANY not in pattern:
         return pattern == text
     first, *middle, last = pattern.split(ANY)

@@ -172,7 +172,8 @@ async def _append(log: EventLog, head: Head, records: Sequence[Record]) -> Head:
             await log.append(head, batch, day_ms, [])
             head, batch = Head(batch[-1].sequence_number, batch[-1].chain_hash), []
         if chain(batch[-1].chain_hash if batch else head.chain_hash, record.envelope) != record.chain_hash:
-            raise ArchiveError(f"the chain of the backup of bus {log.bus} breaks at event {record.sequence_number}")
+            problem = f"the chain of the backup of bus {log.bus} breaks at event {record.sequence_number}"
+            raise ArchiveError(f"{problem}; restore the archive from a copy")
         day_ms = recorded_at_ms
         entry = _entry(record, envelope)
         payload = envelope.WhichOneof("payload") or ""

@@ -71,7 +71,8 @@ class Replica:
     ) -> None:
         """`snapshots`: where the bus starts from; None: from the start of its log.
 
-        `requires_attestation`: events must name their caller, so nothing is written to a bus whose semantics do not."""
+        `requires_attestation`: events must name their caller. Nothing is written to a bus of an arbiter version whose events do not.
+        """
         self._monotonic = monotonic
         self._requires_attestation = requires_attestation
         self.bus = log.bus

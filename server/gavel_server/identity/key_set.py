@@ -244,7 +244,7 @@ def _decode(content: bytes) -> dict[str, Key]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise KeySetError("the key set is not a JSON Web Key Set: an object with the list keys") from None
     if not isinstance(entries, list) or len(entries) > KEYS_MAX:
-        raise KeySetError(f"the key set has no list keys of at most {KEYS_MAX}")
+        raise KeySetError(f"the key set has no list keys, or more than {KEYS_MAX} of them")
     keys: dict[str, Key] = {}
     for entry in entries:
         if not isinstance(entry, dict) or entry.get("kty") not in _ASYMMETRIC or entry.get("use", "sig") != "sig" or "d" in entry:

@@ -111,7 +111,7 @@ class IndexDatabase:
 
 
 class IndexReader:
-    """The index of one bus, open for reading, in any thread but one at a time. Raises sqlite3.Error."""
+    """The index of one bus, open for reading. Any thread may use it, one at a time. Raises sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self._connection: Final = sqlite3.connect(

@@ -1,7 +1,7 @@
 """The indexes of a server's buses as its reads use them: the rows that the worker process has written so far, and queries of them.
 
-An index is behind the log by a moment, or while it is built. A read therefore asks it up to `head`, and scans the log from there. It is a
-hint: the caller reads the events that it names from the log and filters them again.
+An index lags behind the log: usually by a moment, and by more while it is built. A read therefore asks it up to `head`, and scans the log
+from there. It is a hint: the caller reads the events that it names from the log and filters them again.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Interceptor:
         """`behind_front`: the grpc.aio server listens on its private socket alone, and callers reach the native front.
 
         `quotas` are charged for each call; default: those of QuotaLimits. `observer` measures and traces each call; None: nothing does.
-        `authentication` is of calls over grpc.aio; default: none is required.
+        `authentication` checks the callers of grpc.aio; default: they need no credentials.
         """
         self._observer: Final = observer
         self._behind_front: Final = behind_front

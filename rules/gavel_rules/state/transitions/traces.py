@@ -79,7 +79,7 @@ def end_review(store: Store, trace_id: str, producer: Producer, review: str) -> 
 
 
 def begin_counts_anew(store: Store) -> None:
-    """Forget all refusals, because the semantics have changed. Open reviews hold their producers by the semantics that now hold."""
+    """Forget all refusals, because the semantics have changed. Open reviews now stop proposals as the new semantics say."""
     for trace_id in list(store.refusals):
         store.drop(store.refusals, trace_id)
     for trace_id in list(store.refused_traces):

@@ -62,7 +62,7 @@ class RegistryExporter(MetricExporter):
         return self._exporter.export(data, timeout_millis=timeout_millis, **kwargs)
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        """Export what waits."""
+        """Export the metrics that wait."""
         return self._exporter.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
