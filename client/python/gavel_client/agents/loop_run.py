@@ -133,7 +133,7 @@ class LoopRun:
     async def _respond(self, current: Round, decision: Decision, next_proposal: Envelope) -> Envelope | None:
         """Meet the requirements of a rejection in `next_proposal`. Return a recorded proposal if the run continues with that one."""
         remedies = remedies_of(decision)
-        if remedies[0] == REMEDY_WAIT:
+        if _waits_for_others(decision):
             return await self._wait_until_free(current, decision.retry_hint.retry_after_ms, next_proposal)
         needs_evidence = not EVIDENCE_REMEDIES.isdisjoint(remedies)
         needs_revision = REMEDY_REVISE_PARAMS in remedies
@@ -171,7 +171,12 @@ class LoopRun:
         return await self._cite_projection(decision, next_proposal) or progress
 
     async def _same_work(self, decision: Decision, next_proposal: Envelope) -> Envelope | None:
-        """Return a proposal for the work of `next_proposal`, in its trace, that the refusal names; None if it names none."""
+        """Return a proposal for the work of `next_proposal`, in its trace, that the refusal names; None if it names none.
+
+        A run with a run_key takes none: equal work under another key is other work.
+        """
+        if self._run_key:
+            return None
         for proposal_id in decision.conflict_with_proposal_ids:
             if proposal_id in self._examined:
                 continue
@@ -255,7 +260,7 @@ class LoopRun:
             if other is not None:
                 # A preflight leaves no trace in the log, and a repeated run must adopt the same proposal.
                 return other if await self._steps.adopt(next_proposal, other.event_id) else await self._steps.step(next_proposal)
-            if first_remedy(preflight) != REMEDY_WAIT:
+            if not _waits_for_others(preflight):
                 return None
             retry_after_ms = preflight.retry_hint.retry_after_ms
 
@@ -264,6 +269,11 @@ class LoopRun:
             lambda: self._client.preflight(next_proposal, timeout_ms=self._deadline.call_ms(READ_TIMEOUT_MS))
         )
         return response.decision
+
+
+def _waits_for_others(decision: Decision) -> bool:
+    """Return whether a refusal ends with other work: a conflict, or an equal proposal of the trace that still competes."""
+    return first_remedy(decision) == REMEDY_WAIT or bool(decision.outcome == OUTCOME_REJECTED and decision.conflict_with_proposal_ids)
 
 
 def _stop_if_final(decision: Decision) -> None:

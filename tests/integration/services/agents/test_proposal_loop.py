@@ -484,6 +484,21 @@ async def test_second_run_adopts_the_approval_of_its_trace(client: GavelClient) 
     assert (StopReason.DEADLINE, "CONFLICTING_DECISION") == (other.reason, codes(other)[-1])
 
 
+async def test_a_run_with_a_key_adopts_nothing() -> None:
+    """A run with a run_key waits while equal work of its trace holds the key or competes, and gets a decision of its own."""
+    clock = HeldClock()
+    async with running_world(clock=clock) as world:
+        await world.activate(RULES.replace("decision_ttl_ms: 60000", "decision_ttl_ms: 1000\n    contest_window_ms: 500"))
+        client = GavelClient(world.channel)
+        sources = Sources(client)
+        loop = ProposalLoop(client, sources.providers, backoff_initial_ms=5, backoff_maximum_ms=20)
+        clock.let_go()
+        runs = [asyncio.create_task(loop.run(draft(trace_id="refund-1"), run_key=key)) for key in ("turn-1", "turn-2")]
+        first, second = await asyncio.gather(*runs)
+        assert [StopReason.APPROVED] * 2 == [first.reason, second.reason], (first.detail, second.detail)
+        assert first.decision != second.decision
+
+
 async def test_adoption_during_a_conflict_is_repeated() -> None:
     """A loop that waits for a key adopts an approval of its own work; a repeated run gets it too, after that work has ended."""
     clock = HeldClock()
