@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 ALIASES_VARIABLE: Final = "GAVEL_TOOL_ALIASES"
 # Time to record the result of a cancelled call.
 LAST_RECORD_MS: Final = 5_000
+CANCEL_SECONDS_MAX: Final = (CANCEL_GRACE_MS + LAST_RECORD_MS) / 1000
 # How soon a call that blocks a thread sees that its attempt must stop.
 _STOP_POLL_S: Final = 0.1
 
@@ -76,6 +77,7 @@ class ToolRuntime:
         self._aliases: Final = aliases_are_on() if aliases is None else aliases
         self._parts: Final = CallParts(recorder, by_id, tuple(hooks), Schemas())
         self._lost_calls: Final = LostCalls(client, recorder)
+        self._running: Final[dict[asyncio.Task[ToolOutcome], Call]] = {}
         self._closing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -93,7 +95,11 @@ class ToolRuntime:
         await self.close()
 
     async def close(self) -> None:
-        """Stop closing lost calls, and release the providers."""
+        """Cancel the calls under way and record that, stop closing lost calls, and release the providers."""
+        for call in self._running.values():
+            call.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=CANCEL_SECONDS_MAX)
         if self._closing is not None:
             self._closing.cancel()
             await asyncio.wait({self._closing})
@@ -114,11 +120,13 @@ class ToolRuntime:
         resolution = await self._client.resolve_tool(name, session_id=context.session_id, canonical_only=not self._aliases)
         call = Call(self._parts, name, arguments, context, resolution)
         running = asyncio.create_task(call.run())
+        self._running[running] = call
+        running.add_done_callback(self._running.pop)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             call.cancel()
-            await asyncio.wait({running}, timeout=(CANCEL_GRACE_MS + LAST_RECORD_MS) / 1000)
+            await asyncio.wait({running}, timeout=CANCEL_SECONDS_MAX)
             raise
 
     async def execute(self, name: str, execution: ExecutionContext, *, timeout_ms: int = TIMEOUT_MS_DEFAULT) -> ToolOutcome:
