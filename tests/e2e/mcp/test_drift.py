@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import AsyncExitStack
 
 import pytest
 from gavel_client.values import from_struct
+from mcp.client.session import IncomingMessage
+from mcp_types import ToolListChangedNotification
 
-from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
+from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
 from tests.e2e.runs import run_gavel
 
 
@@ -49,6 +53,30 @@ async def test_drift_under_way(world: World) -> None:
 
     assert (True, []) == (result.is_error, world.lines)
     assert "has just changed ledger.append" in text_of(result)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_clients_learn_of_a_change(world: World, mode: str) -> None:
+    """When a server says that its tools have changed, clients of both eras are told after the drifted tool is closed."""
+    world.configure_ledger()
+    (world.folder / "announces").touch()
+    told = asyncio.Event()
+
+    async def note(message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            told.set()
+
+    async with world.connect(mode=mode, message_handler=note) as client, AsyncExitStack() as stack:
+        if mode == "auto":
+            await stack.enter_async_context(client.listen(tools_list_changed=True))
+        before = [tool.name for tool in (await client.list_tools()).tools]
+        (world.folder / "description").write_text("Something else.")
+        await until(told.is_set, "the client is not told")
+        drifts = [event for event in await world.events("agent_diagnostic") if event.agent_diagnostic.kind == "ToolDrift"]
+        after = [tool.name for tool in (await client.list_tools()).tools]
+
+    assert ["ledger__append", "ledger__peek", "gavel_decision_status"] == before
+    assert (1, ["ledger__peek", "gavel_decision_status"]) == (len(drifts), after)
 
 
 async def test_a_reviewed_digest(world: World) -> None:

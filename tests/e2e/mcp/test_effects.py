@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 from gavel.v1 import common_pb2
 from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel_client import fact_envelope
@@ -37,8 +38,9 @@ async def test_an_approved_call_is_made(world: World, mode: str) -> None:
     assert [EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS] * 2 == [execution.status for execution in executions]
     assert {"lines": 1} == from_struct(executions[1].result)["fields"]
     calls = [event.tool_call for event in await world.events("tool_call") if event.tool_call.tool_name == "ledger.append"]
-    decisions = [event.event_id for event in await world.events("decision")]
-    assert decisions == [call.decision_id for call in calls]
+    # The second call may have waited for the facts of the first one.
+    approvals = [event.event_id for event in await world.events("decision") if event.decision.outcome == OUTCOME_APPROVED]
+    assert approvals == [call.decision_id for call in calls]
     facts = [event.fact for event in await world.events("fact") if event.fact.key == "execution.ledger.append.status"]
     assert ["SUCCESS", "SUCCESS"] == [from_value(fact.value) for fact in facts]
 
@@ -93,6 +95,24 @@ async def test_a_review_resumes(world: World) -> None:
     assert "SUCCESS" == done.structured_content["execution"]
     assert "PENDING" == next_one.structured_content["status"]
     assert decision_id != next_one.structured_content["decision_id"]
+
+
+async def test_a_review_holds_its_subject(world: World) -> None:
+    """An open review holds other effects on its subject, and none on other subjects of the session; a named trace is held as a whole."""
+    world.configure_ledger({"subject": '"ledger/" + (arguments.text.startsWith("careful") ? "a" : "b")'})
+    await world.deploy(LEDGER_RULES)
+    named = cast("RequestParamsMeta", {"dev.gavel/trace-id": "task-7"})
+
+    async with world.connect() as client:
+        pending = await client.call_tool("ledger__append", {"text": "careful"})
+        held = await client.call_tool("ledger__append", {"text": "careful, too"})
+        other = await client.call_tool("ledger__append", {"text": "other"})
+        await client.call_tool("ledger__append", {"text": "careful, named"}, meta=named)
+        also_held = await client.call_tool("ledger__append", {"text": "named"}, meta=named)
+
+    assert "PENDING" == pending.structured_content["status"]
+    assert ["UNDER_REVIEW"] * 2 == [result.structured_content["reason_code"] for result in (held, also_held)]
+    assert ("appended", ["other"]) == (text_of(other), world.lines)
 
 
 @pytest.mark.long

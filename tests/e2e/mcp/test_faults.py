@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import anyio
 import pytest
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_SUCCESS, ExecutionStatus
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from mcp import MCPError
 
@@ -119,6 +121,83 @@ async def test_a_proxy_killed_after_the_report(world: World) -> None:
     assert (text_of(made), made.structured_content) == (text_of(again), again.structured_content)
     assert {"lines": 2} == anew.structured_content
     assert ["one", "one"] == world.lines
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_cancelled_call_that_has_not_begun(world: World, mode: str) -> None:
+    """A call that is cancelled while its proposal is under way is not made, and leaves nothing open; the same call is another one."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect(mode=mode) as client:
+        await client.list_tools()
+        (world.folder / "hold-list").touch()
+        with anyio.CancelScope() as scope:
+            async with together(lambda: cancel(world, scope, "hold-list")):
+                await client.call_tool("ledger__append", {"text": "one"})
+        await until(lambda: has_status(world, EXECUTION_STATUS_ABORTED), "the call is not given up")
+        assert [] == world.lines
+        made = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert {"lines": 1} == made.structured_content
+    assert [] == await open_tool_calls(world)
+
+
+async def test_a_cancelled_call_that_has_begun(world: World) -> None:
+    """A call that is cancelled while the tool acts runs to its end, and the same call gets its result."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    (world.folder / "hold").touch()
+
+    async with world.connect() as client:
+        with anyio.CancelScope() as scope:
+            async with together(lambda: cancel(world, scope, "hold")):
+                await client.call_tool("ledger__append", {"text": "one"})
+        await until(lambda: has_status(world, EXECUTION_STATUS_SUCCESS), "the call does not end")
+        again = await client.call_tool("ledger__append", {"text": "one"})
+
+    assert ({"lines": 1}, ["one"]) == (again.structured_content, world.lines)
+    assert [] == await open_tool_calls(world)
+
+
+async def test_a_proxy_that_stops_during_a_read(world: World) -> None:
+    """A proxy whose client goes away while a tool reads leaves no open call."""
+    world.configure_ledger()
+    async with world.connect() as client:
+        await client.list_tools()
+        (world.folder / "hold-peek").touch()
+        with anyio.CancelScope() as scope:
+            async with together(lambda: cancel(world, scope, "hold-peek")):
+                await client.call_tool("ledger__peek", {})
+
+    (result,) = [event.tool_result for event in await world.events("tool_result")]
+    assert ("E_TIMEOUT", []) == (result.error_code, await open_tool_calls(world))
+
+
+async def cancel(world: World, scope: anyio.CancelScope, hold: str) -> None:
+    """Cancel a call once the tool that waits for the file `hold` acts; then let it go on."""
+    await until(lambda: has_open_call(world), "no tool acts")
+    if hold == "hold":
+        await until(lambda: world.lines == ["one"], "the call has no effect")
+    scope.cancel()
+    if hold != "hold-peek":
+        (world.folder / hold).unlink()
+
+
+async def has_open_call(world: World) -> bool:
+    """Return whether a tool call has no result yet."""
+    return await open_tool_calls(world) != []
+
+
+async def open_tool_calls(world: World) -> list[str]:
+    """Return the tools of the calls without a result."""
+    results = {event.tool_result.execution_id for event in await world.events("tool_result")}
+    return [event.tool_call.tool_name for event in await world.events("tool_call") if event.tool_call.execution_id not in results]
+
+
+async def has_status(world: World, status: ExecutionStatus.ValueType) -> bool:
+    """Return whether an execution has a status."""
+    return status in [event.execution.status for event in await world.events("execution")]
 
 
 def process_of(*words: str) -> int:

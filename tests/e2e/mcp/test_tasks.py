@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_STARTED
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from mcp import Client, MCPError
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
@@ -122,7 +123,7 @@ async def test_a_rejected_task(world: World) -> None:
 
 
 async def test_a_cancelled_task(world: World) -> None:
-    """A cancelled task makes no call, even if a person approves it."""
+    """A cancelled task makes no call, even if a person approves it and the proxy has been restarted; the same call is another task."""
     world.configure_ledger()
     await world.deploy(LEDGER_RULES)
 
@@ -130,9 +131,16 @@ async def test_a_cancelled_task(world: World) -> None:
         created = await _create(client)
         await client.session.send_request(CancelTask(params=TaskParams(task_id=created.task_id)), TaskResult)
         await world.client.resolve_review(created.task_id, REVIEW_VERDICT_APPROVE, reviewer="ann", reason="fine")
-        cancelled = await _get(client, created.task_id)
+        states = [await _get(client, created.task_id)]
+    async with world.connect(extensions=[Tasks()]) as client:
+        states.append(await _get(client, created.task_id))
+        another = await _create(client)
 
-    assert ("cancelled", []) == (cancelled.status, world.lines)
+    assert ["cancelled", "cancelled"] == [state.status for state in states]
+    # The approval ends, so that it holds the subject no longer.
+    statuses = [event.execution.status for event in await world.events("execution")]
+    assert [EXECUTION_STATUS_STARTED, EXECUTION_STATUS_ABORTED] == statuses
+    assert ("working", True, []) == (another.status, created.task_id != another.task_id, world.lines)
 
 
 async def test_clients_without_tasks(world: World) -> None:

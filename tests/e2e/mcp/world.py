@@ -16,6 +16,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient
 from mcp import Client, StdioServerParameters
 from mcp.client.extension import ClientExtension
+from mcp.client.session import MessageHandlerFnT
 from mcp_types import CallToolResult
 
 from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX, Server
@@ -78,10 +79,16 @@ class World:
         return ["mcp", "proxy", "--config", "proxy.yaml", "--server", self.server.address, "--bus", self.bus, *options]
 
     @asynccontextmanager
-    async def connect(self, *options: str, mode: str = "auto", extensions: Sequence[ClientExtension] = ()) -> AsyncIterator[Client]:
+    async def connect(
+        self,
+        *options: str,
+        mode: str = "auto",
+        extensions: Sequence[ClientExtension] = (),
+        message_handler: MessageHandlerFnT | None = None,
+    ) -> AsyncIterator[Client]:
         """Start the proxy and connect the official client to it over stdio."""
         parameters = StdioServerParameters(command=GAVEL, args=self.arguments(*options), env=dict(os.environ), cwd=self.folder)
-        async with Client(parameters, mode=mode, extensions=extensions, cache=None) as client:
+        async with Client(parameters, mode=mode, extensions=extensions, message_handler=message_handler, cache=None) as client:
             yield client
 
     async def events(self, payload: str) -> list[Envelope]:

@@ -4,7 +4,10 @@ A client may say more in the `_meta` of a call, under keys with the prefix `dev.
 
 - `dev.gavel/idempotency-key`: calls with the same key are one call, for ever;
 - `dev.gavel/turn`: the model's answer that has the call; equal calls of one turn are one call;
-- `dev.gavel/trace-id`: the trace. Without it the trace of a W3C `traceparent` is used, else that of the session.
+- `dev.gavel/trace-id`: the trace. Without it the trace of a W3C `traceparent` is used.
+
+A caller that names no trace has one for each subject of its session. A review holds the effects of its trace, so it holds those on its
+subject and no others.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import Any, Final
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.context import ServerRequestContext
+
+from gavel_client.gate.actions import trace_id
 
 IDEMPOTENCY_KEY: Final = "dev.gavel/idempotency-key"
 TURN: Final = "dev.gavel/turn"
@@ -33,15 +38,22 @@ class CallerError(ValueError):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, in which trace."""
+    """Who calls, in which session and trace."""
 
     agent: str
     """The agent's id in the log."""
-    trace_id: str
+    session: str
+    """The session that the calls belong to."""
+    trace_id: str = ""
+    """The trace that the caller names; "" if it names none."""
     idempotency_key: str = ""
     turn: str = ""
     has_tasks: bool = False
     """Whether the client has declared the Tasks extension."""
+
+    def trace_of(self, subject: str) -> str:
+        """Return the trace of a call on a subject."""
+        return self.trace_id or trace_id(f"{self.session}/{subject}")
 
 
 def caller_of(context: ServerRequestContext[Any, Any], agent: str, process: str) -> Caller:
@@ -57,7 +69,8 @@ def caller_of(context: ServerRequestContext[Any, Any], agent: str, process: str)
         agent = user.access_token.client_id
     return Caller(
         agent=agent,
-        trace_id=_text(meta, TRACE_ID) or _traced(meta) or _session(context) or f"mcp-{process}-{agent}"[:128],
+        session=_session(context) or f"mcp-{process}-{agent}"[:128],
+        trace_id=_text(meta, TRACE_ID) or _traced(meta),
         idempotency_key=_text(meta, IDEMPOTENCY_KEY),
         turn=_text(meta, TURN),
         has_tasks=TASKS_EXTENSION in extensions,

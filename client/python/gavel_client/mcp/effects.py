@@ -1,7 +1,8 @@
 """Calls with effects: each becomes a proposal, and is made once if it is approved.
 
 The gate proposes the call, begins its execution and reports how it ended. The runtime of tools makes the call within the lease, with the
-params of the decision. The effect of a call runs to its end even if the client that made it goes away.
+params of the decision. A call that its client cancels, or whose client goes away, is not made if it has not begun. If it has, it runs to
+its end, because only its result tells whether it took effect.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 import json
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import Execution
@@ -40,8 +41,9 @@ LEASE_MARGIN_MS: Final = 15_000
 PROPOSALS_MAX: Final = 3
 _SUPERSEDED: Final = frozenset({"FACT_SUPERSEDED", "STALE_FACT"})
 TOOL_ERROR: Final = "TOOL_ERROR"
+CANCELLED: Final = "CANCELLED"
 
-_Outcome = TypeVar("_Outcome")
+CallAnswer = CallToolResult | Pending | Refused
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class EffectCall:
     arguments: Mapping[str, Any]
     agent: Agent
     timeout_ms: int
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client no longer wants the call."""
 
     @property
     def action(self) -> Action:
@@ -74,33 +78,30 @@ class Effects:
         self._max_fact_age_ms: Final = max_fact_age_ms
         self._running: Final[set[asyncio.Task[Any]]] = set()
 
-    async def call(self, call: EffectCall, caller: Caller) -> CallToolResult | Pending | Refused:
+    async def call(self, call: EffectCall, caller: Caller) -> CallAnswer:
         """Propose a call and make it if it is approved. A Refused without a decision means that Gavel could not decide in time.
 
         Raises GavelError if Gavel cannot be reached, ExpressionError for a call without a subject, OSError if the state cannot be written.
         """
         for _ in range(PROPOSALS_MAX):
             turn = self._turn(call, caller)
-            answer = await self._to_its_end(self._decide_and_make(call, caller, turn))
-            is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
-            if is_final and not caller.idempotency_key:
-                self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
+            answer = await self._to_its_end(self._play(call, caller, turn), call)
             # The evidence changed between the decision and the start: nothing was made, and a new proposal cites what is there now.
             if caller.idempotency_key or caller.turn or not (isinstance(answer, Refused) and answer.reason in _SUPERSEDED):
                 break
         return answer
 
-    async def resume(self, decision_id: str, call: EffectCall) -> CallToolResult | Pending | Refused:
+    async def resume(self, decision_id: str, call: EffectCall) -> CallAnswer:
         """Make the call that a decision has approved meanwhile. Raises GavelError."""
         gate_call = Call(call.definition.name, call.arguments, decision_id)
-        answer = await self._to_its_end(self._make(await self._gate(call).begin(decision_id, gate_call), call))
+        answer = await self._to_its_end(self._begin_and_make(decision_id, gate_call, call), call)
         if not isinstance(answer, Pending):
-            self.forget(call)
+            self.forget(call.agent.id, call.definition.name, call.arguments)
         return answer
 
-    def forget(self, call: EffectCall) -> None:
-        """Forget an open call that is made without approval. Raises OSError."""
-        self._open_calls.close(call.agent.id, call.definition.name, call.arguments)
+    def forget(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> None:
+        """Forget an open call whose answer its client has, or does not want: the next equal call is another one. Raises OSError."""
+        self._open_calls.close(agent, tool, arguments)
 
     async def close(self, grace_ms: int) -> None:
         """Wait for the calls under way. Stop and report calls that take longer than `grace_ms`."""
@@ -112,18 +113,36 @@ class Effects:
                 await asyncio.wait(late)
 
     def _turn(self, call: EffectCall, caller: Caller) -> Turn:
+        trace = caller.trace_of(call.action.subject)
         if caller.idempotency_key or caller.turn:
-            return Turn(caller.trace_id, caller.turn)
-        return self._open_calls.open(call.agent.id, call.definition.name, call.arguments, caller.trace_id)
+            return Turn(trace, caller.turn)
+        return self._open_calls.open(call.agent.id, call.definition.name, call.arguments, trace)
 
-    async def _to_its_end(self, making: Coroutine[Any, Any, _Outcome]) -> _Outcome:
-        """Await a call in a task of its own, so that it goes on if the client disconnects."""
+    async def _to_its_end(self, making: Coroutine[Any, Any, CallAnswer], call: EffectCall) -> CallAnswer:
+        """Await a call in a task of its own. If the client cancels it, the task learns of that, and goes on."""
         task = asyncio.create_task(making)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            call.cancelled.set()
+            raise
 
-    async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn) -> CallToolResult | Pending | Refused:
+    async def _play(self, call: EffectCall, caller: Caller, turn: Turn) -> CallAnswer:
+        """Propose and make a call, and close it if its answer is final."""
+        answer = await self._decide_and_make(call, caller, turn)
+        is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
+        # A client that has cancelled a call does not get its result; it gets it if it makes the same call again.
+        is_owed = call.cancelled.is_set() and isinstance(answer, CallToolResult)
+        if is_final and not is_owed and not caller.idempotency_key:
+            self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
+        return answer
+
+    async def _begin_and_make(self, decision_id: str, gate_call: Call, call: EffectCall) -> CallAnswer:
+        return await self._make(await self._gate(call).begin(decision_id, gate_call), call)
+
+    async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn) -> CallAnswer:
         action = call.action
         problem = await self._witness.state_digest(call.definition, action.subject, turn.task, call.agent, call.timeout_ms)
         if problem:
@@ -146,15 +165,19 @@ class Effects:
     def _with_age(self, action: Action) -> Action:
         return Action(action.action_type, action.subject, action.params, max_fact_age_ms=self._max_fact_age_ms)
 
-    async def _make(self, answer: Answer, call: EffectCall) -> CallToolResult | Pending | Refused:
+    async def _make(self, answer: Answer, call: EffectCall) -> CallAnswer:
         match answer:
+            case Allowed() if call.cancelled.is_set():
+                await answer.report(HandlerResult.aborted(CANCELLED))
+                self.forget(call.agent.id, call.definition.name, call.arguments)
+                return answers.failed("The call was not made: it was cancelled.")
             case Allowed():
                 return await self._carry_out(answer, call)
             case Finished():
                 return await self._recorded(answer)
             case Pending(_, reason, decision) if decision is not None and decision.decision.outcome == OUTCOME_REJECTED:
                 # Another call of the trace waits for a person; this one has been refused for good.
-                return Refused(reason, "another call of this session waits for a person", decision)
+                return Refused(reason, f"another call on {decision.subject} waits for a person", decision)
         return answer
 
     async def _carry_out(self, allowed: Allowed, call: EffectCall) -> CallToolResult:

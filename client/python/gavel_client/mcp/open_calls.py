@@ -68,8 +68,13 @@ class OpenCalls:
         finally:
             with suppress(FileNotFoundError):
                 temporary.unlink()
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._folder)
+
+
+def sync_folder(path: Path) -> None:
+    """Write the entries of a folder to disk. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

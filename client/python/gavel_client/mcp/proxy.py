@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import grpc
 from gavel.v1.arbitration_service_pb2 import WaitDecisionResponse
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
@@ -28,7 +29,8 @@ from gavel_client.mcp.effects import EffectCall, Effects
 from gavel_client.mcp.errors import ExpressionError
 from gavel_client.mcp.observation import Observation
 from gavel_client.mcp.open_calls import OpenCalls
-from gavel_client.mcp.upstreams.connection import Upstream
+from gavel_client.mcp.tasks import Tasks
+from gavel_client.mcp.upstreams.connection import LISTING_INTERVAL_SECONDS, Upstream
 from gavel_client.mcp.upstreams.definitions import ToolDefinition
 from gavel_client.mcp.upstreams.pins import Pins
 from gavel_client.mcp.upstreams.provider import UpstreamProvider
@@ -79,10 +81,17 @@ class Proxy:
         """Raises ConfigurationError for a secret that is not there."""
         self.configuration: Final = configuration
         self._agents: Final = {agent.id: Agent(agent.id, (agent_clients or {}).get(agent.id, client)) for agent in configuration.all_agents}
-        self._upstreams: Final = {name: Upstream(name, settings, folder) for name, settings in configuration.servers.items()}
+        self._changed: Final = asyncio.Event()
+        self._upstreams: Final = {
+            name: Upstream(name, settings, folder, self._changed.set) for name, settings in configuration.servers.items()
+        }
+        self._known_tools: list[Tool] | None = None
+        self.on_tools_changed: Callable[[], Awaitable[None]] | None = None
+        """Is called when the list of open tools has changed."""
         self._pins: Final = Pins(client, configuration, producer_id)
         self._registered: Final[dict[str, tuple[str, ...]]] = {}
         state = folder / configuration.state
+        self.tasks: Final = Tasks(state / "cancelled-tasks")
         evidence = EvidenceStore(str(state / "evidence"))
         providers = {name: UpstreamProvider(upstream) for name, upstream in self._upstreams.items()}
         self._runtime: Final = ToolRuntime(client, producer_id, providers=list(providers.values()), evidence=evidence, aliases=False)
@@ -95,6 +104,7 @@ class Proxy:
 
     async def __aenter__(self) -> Self:
         self._connections.extend(asyncio.create_task(upstream.run()) for upstream in self._upstreams.values())
+        self._connections.append(asyncio.create_task(self._watch_tools()))
         await self._runtime.__aenter__()
         return self
 
@@ -112,12 +122,37 @@ class Proxy:
 
     async def list_tools(self) -> list[Tool]:
         """Return the open tools under the names that clients see. Raises GavelError."""
+        tools = await self._open_tools()
+        if self._known_tools is None:
+            self._known_tools = tools
+        return tools
+
+    async def _open_tools(self) -> list[Tool]:
         await asyncio.gather(*(upstream.wait_for_first_try() for upstream in self._upstreams.values()))
         for upstream in self._upstreams.values():
             await self._register(upstream)
         definitions = [definition for upstream in self._upstreams.values() for definition in upstream.definitions.values()]
         closed = await self._pins.check(definitions)
         return [*(self._exposed(definition) for definition in definitions if definition.name not in closed), _STATUS_DEFINITION]
+
+    async def _watch_tools(self) -> None:
+        """Tell clients of changes, after the tools have been compared with their pins: a drifted tool is closed before they list it.
+
+        A tool that a person accepts opens without a change of its server, so the list is also compared from time to time.
+        """
+        while True:
+            with anyio.move_on_after(LISTING_INTERVAL_SECONDS):
+                await self._changed.wait()
+            self._changed.clear()
+            known = self._known_tools
+            if known is None:
+                continue  # no client has listed any tools
+            try:
+                self._known_tools = await self._open_tools()
+                if self._known_tools != known and self.on_tools_changed is not None:
+                    await self.on_tools_changed()
+            except Exception as error:  # noqa: BLE001  # whatever it is, the next comparison may succeed
+                _logger.warning("the tools cannot be compared with their pins: %s", describe_error(error))
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], caller: Caller) -> CallToolResult | Pending:
         """Answer a call. Pending: it waits for a person."""
@@ -134,8 +169,11 @@ class Proxy:
         server, _, _ = state.decision.decision.action_type.partition(".")
         return state if server in self._upstreams else None
 
-    async def resume(self, state: WaitDecisionResponse, caller: Caller) -> CallToolResult | Pending | Refused:
-        """Make the call of a decision, if the decision approves it and it was not made yet. Raises GavelError."""
+    async def resume(self, state: WaitDecisionResponse, caller: Caller, *, cancelled: bool = False) -> CallToolResult | Pending | Refused:
+        """Make the call of a decision, if the decision approves it and it was not made yet. With `cancelled` end the decision without it.
+
+        Raises GavelError.
+        """
         decision = state.decision
         content = decision.decision
         if content.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
@@ -147,7 +185,15 @@ class Proxy:
             return Pending(decision.event_id, "NO_SERVER_LISTS_THE_TOOL", decision)
         if await self._pins.check_one(definition) is not None:
             return Pending(decision.event_id, "TOOL_CLOSED", decision)
-        return await self._effects.resume(decision.event_id, self._effect_call(definition, from_struct(content.params), caller))
+        call = self._effect_call(definition, from_struct(content.params), caller)
+        if cancelled:
+            call.cancelled.set()
+        return await self._effects.resume(decision.event_id, call)
+
+    def cancel(self, state: WaitDecisionResponse, caller: Caller) -> None:
+        """Forget the call of a decision: the next equal call is another one. Raises OSError."""
+        content = state.decision.decision
+        self._effects.forget(caller.agent, content.action_type, from_struct(content.params))
 
     async def _guarded(self, call: Callable[[], Awaitable[CallToolResult | Pending]]) -> CallToolResult | Pending:
         """Return the answer of a call; what prevents it becomes a tool error."""
@@ -182,7 +228,7 @@ class Proxy:
             return await self._witness.read(definition, call.settings, arguments, caller, call.agent, call.timeout_ms)
         answer = await self._effects.call(call, caller)
         if self._observation is not None and isinstance(answer, Pending | Refused) and _denies(answer):
-            self._effects.forget(call)
+            self._effects.forget(call.agent.id, call.definition.name, call.arguments)
             return await self._observation.make(call, answer)
         return answers.refused(answer) if isinstance(answer, Refused) else answer
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Final
 
+import anyio
 from gavel.v1.arbitration_service_pb2 import WaitDecisionResponse
 from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel.server import Server
+from mcp.server.lowlevel.server import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INTERNAL_ERROR,
@@ -15,6 +20,7 @@ from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
     ListToolsResult,
+    NotificationParams,
     PaginatedRequestParams,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -24,7 +30,7 @@ from gavel_client.gate import Pending
 from gavel_client.mcp import answers
 from gavel_client.mcp.caller import TASKS_EXTENSION, Caller, CallerError, caller_of
 from gavel_client.mcp.proxy import Proxy
-from gavel_client.mcp.tasks import TaskParams, Tasks
+from gavel_client.mcp.tasks import TaskParams
 from gavel_client.rpc.errors import GavelError, describe_error
 
 NAME: Final = "gavel"
@@ -32,37 +38,71 @@ INSTRUCTIONS: Final = (
     "Calls that change something are decided by Gavel before they are made. A refusal says what is missing. A call that waits for a person "
     "can be made again once gavel_decision_status says that it is approved."
 )
+# Clients of earlier revisions that are told of changes; the SDK serves as many sessions.
+SESSIONS_MAX: Final = 10_000
+# Time for one such client to take a notification.
+NOTIFICATION_SECONDS_MAX: Final = 5.0
 
 _Context = ServerRequestContext[Any, Any]
 
 
-def create_server(proxy: Proxy, version: str) -> Server[Any]:
-    """Return an MCP server that answers with a proxy. It may serve any number of connections."""
-    handlers = _Handlers(proxy)
-    server: Server[Any] = Server(
-        NAME,
-        version=version,
-        title="Gavel",
-        instructions=INSTRUCTIONS,
-        on_list_tools=handlers.list_tools,
-        on_call_tool=handlers.call_tool,  # type: ignore[arg-type]  # a task is a dict, which the server's tasks/call sends as it is
-        # Answers of the proxy depend on the log: no client may take them from a cache.
-        get_tool_input_schema=lambda name: None,
-    )
-    server.extensions[TASKS_EXTENSION] = {}
-    for method, handler in (
-        ("tasks/get", handlers.get_task),
-        ("tasks/update", handlers.update_task),
-        ("tasks/cancel", handlers.cancel_task),
-    ):
-        server.add_request_handler(method, TaskParams, handler)
-    return server
+class ProxyServer(Server[Any]):
+    """An MCP server that answers with a proxy, and tells its clients when the tools change. It may serve any number of connections."""
+
+    def __init__(self, proxy: Proxy, version: str) -> None:
+        handlers = _Handlers(proxy)
+        self._bus: Final = InMemorySubscriptionBus()
+        self._listeners: Final = ListenHandler(self._bus)
+        # Clients of earlier revisions get notifications without asking. A closed connection drops them.
+        self._sessions: Final[deque[ServerSession]] = deque(maxlen=SESSIONS_MAX)
+        super().__init__(
+            NAME,
+            version=version,
+            title="Gavel",
+            instructions=INSTRUCTIONS,
+            on_list_tools=handlers.list_tools,
+            on_call_tool=handlers.call_tool,  # type: ignore[arg-type]  # a task is a dict, which tasks/call sends as it is
+            on_subscriptions_listen=self._listeners,
+            # Answers of the proxy depend on the log: no client may take them from a cache.
+            get_tool_input_schema=lambda name: None,
+        )
+        self.extensions[TASKS_EXTENSION] = {}
+        for method, handler in (
+            ("tasks/get", handlers.get_task),
+            ("tasks/update", handlers.update_task),
+            ("tasks/cancel", handlers.cancel_task),
+        ):
+            self.add_request_handler(method, TaskParams, handler)
+        self.add_notification_handler("notifications/initialized", NotificationParams, self._note_session)
+        proxy.on_tools_changed = self._announce
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Return the options of a handshake, with the capability to say that tools have changed."""
+        options = notification_options or NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(options, experimental_capabilities, extensions)
+
+    def close_subscriptions(self) -> None:
+        """End the streams of clients that wait for changes, so that a web server can stop."""
+        self._listeners.close()
+
+    async def _note_session(self, context: _Context, params: NotificationParams) -> None:
+        self._sessions.append(context.session)
+
+    async def _announce(self) -> None:
+        await self._bus.publish(ToolsListChanged())
+        for session in tuple(self._sessions):
+            with anyio.move_on_after(NOTIFICATION_SECONDS_MAX):
+                await session.send_tool_list_changed()
 
 
 class _Handlers:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy: Final = proxy
-        self._tasks: Final = Tasks()
         self._process: Final = new_event_id()
         # Of a connection without a token.
         self._agent: Final = proxy.configuration.all_agents[0].id
@@ -84,14 +124,16 @@ class _Handlers:
         if not isinstance(answer, Pending):
             return answer
         if caller.has_tasks and context.protocol_version in MODERN_PROTOCOL_VERSIONS and answer.decision is not None:
-            return self._tasks.created(answer.decision)
+            return self._proxy.tasks.created(answer.decision)
         return answers.pending(answer)
 
     async def get_task(self, context: _Context, params: TaskParams) -> dict[str, Any]:
         """Answer tasks/get."""
         caller, state = await self._task(context, params)
         try:
-            return await self._tasks.get(params.task_id, state, lambda found: self._proxy.resume(found, caller))
+            return await self._proxy.tasks.get(
+                params.task_id, state, lambda found, cancelled: self._proxy.resume(found, caller, cancelled=cancelled)
+            )
         except GavelError as error:
             raise _unreachable(error) from None
 
@@ -102,8 +144,12 @@ class _Handlers:
 
     async def cancel_task(self, context: _Context, params: TaskParams) -> dict[str, Any]:
         """Answer tasks/cancel."""
-        await self._task(context, params)
-        self._tasks.cancel(params.task_id)
+        caller, state = await self._task(context, params)
+        try:
+            self._proxy.tasks.cancel(params.task_id)
+            self._proxy.cancel(state, caller)
+        except OSError as error:
+            raise MCPError(INTERNAL_ERROR, f"the proxy cannot write its state: {describe_error(error)}") from None
         return {}
 
     async def _task(self, context: _Context, params: TaskParams) -> tuple[Caller, WaitDecisionResponse]:

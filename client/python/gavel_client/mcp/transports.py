@@ -12,22 +12,23 @@ from typing import Any, Final
 import uvicorn
 from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import AccessToken
-from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from starlette.middleware.authentication import AuthenticationMiddleware
+
+from gavel_client.mcp.server import ProxyServer
 
 PATH: Final = "/mcp"
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 STOP_SECONDS_MAX: Final = 10
 
 
-async def serve_stdio(server: Server[Any]) -> None:
+async def serve_stdio(server: ProxyServer) -> None:
     """Serve the client at stdin and stdout until it closes stdin."""
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
-async def serve_http(server: Server[Any], listener: socket.socket, tokens: Mapping[str, str], stopped: asyncio.Event) -> None:
+async def serve_http(server: ProxyServer, listener: socket.socket, tokens: Mapping[str, str], stopped: asyncio.Event) -> None:
     """Serve clients at PATH of a listening socket until `stopped`.
 
     `tokens` has the agent of each token; without any, every client that reaches the socket is the proxy's agent.
@@ -42,6 +43,7 @@ async def serve_http(server: Server[Any], listener: socket.socket, tokens: Mappi
     serving = asyncio.create_task(web.serve(sockets=[listener]))
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    server.close_subscriptions()
     web.should_exit = True
     stopping.cancel()
     await serving

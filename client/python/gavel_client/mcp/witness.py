@@ -74,7 +74,13 @@ class Witness:
     ) -> CallToolResult:
         """Call a tool that only reads, and return its result. Raises GavelError, ExpressionError for a call without a subject."""
         subject = subject_of(definition, settings, arguments)
-        context = ToolContext(subject, trace_id=caller.trace_id, agent_id=agent.id, timeout_ms=timeout_ms + MARGIN_MS)
+        context = ToolContext(
+            subject,
+            trace_id=caller.trace_of(subject),
+            agent_id=agent.id,
+            session_id=caller.session,
+            timeout_ms=timeout_ms + MARGIN_MS,
+        )
         outcome = await self._runtime.invoke(definition.name, arguments, context)
         if outcome.data is None:
             return failure_result(outcome)

@@ -1,8 +1,8 @@
 """Connections to upstream servers: one for each server of the configuration, over stdio or streamable HTTP.
 
 A connection that ends is opened again, with growing pauses; meanwhile calls fail at once. The list of tools is read when a connection
-opens, when the server says that it has changed, and from time to time. What servers send is data: its size and the time for it are
-limited, and nothing in it is followed. A server's requests to its client (sampling, elicitation, roots) are not served.
+opens, when the server says that it has changed, and from time to time. What servers send is data: its size is limited before it is parsed,
+the time for it is limited, and nothing in it is followed. A server's requests to its client (sampling, elicitation, roots) are not served.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import httpx2
 import mcp_types as types
-from mcp import Client, MCPError, StdioServerParameters
+from mcp import Client, MCPError
 from mcp.client.session import IncomingMessage
-from mcp.client.stdio import stdio_client
-from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CallToolResult, Implementation, InputRequiredResult, Tool
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from gavel_client.mcp.configuration import Secret, ServerSettings
 from gavel_client.mcp.errors import UpstreamError
 from gavel_client.mcp.upstreams.definitions import ToolDefinition, define
+from gavel_client.mcp.upstreams.transports import TOO_LARGE, open_http, open_stdio
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.tools.errors import LOST, QUOTA, TIMEOUT, TOOL
 
@@ -35,7 +34,12 @@ LISTING_PAGES_MAX: Final = 50
 LISTING_INTERVAL_SECONDS: Final = 60.0
 CONNECT_SECONDS_MAX: Final = 60.0
 BACKOFF: Final = Backoff(initial_ms=500, maximum_ms=30_000)
+# Of the SDK's error for an event that is too large.
+_EVENT_TOO_LARGE: Final = "Server-sent event exceeded"
 CLIENT_NAME: Final = "gavel-mcp-proxy"
+# A message holds a result, whose characters may be escaped, or a page of the list of tools.
+ESCAPES_FACTOR: Final = 4
+MESSAGE_BYTES_MIN: Final = 4 * 1024 * 1024
 
 _logger = logging.getLogger(__name__)
 
@@ -43,20 +47,26 @@ _logger = logging.getLogger(__name__)
 class Upstream:
     """One upstream server. `run` keeps the connection; the other methods use it."""
 
-    def __init__(self, name: str, settings: ServerSettings, folder: Path) -> None:
-        """`folder` is the one to which paths of the settings are relative. Raises ConfigurationError for a secret that is not there."""
+    def __init__(self, name: str, settings: ServerSettings, folder: Path, note_change: Callable[[], None] = lambda: None) -> None:
+        """`folder` is the one to which paths of the settings are relative. `note_change` is called when the list of tools has changed.
+
+        Raises ConfigurationError for a secret that is not there.
+        """
         self.name: Final = name
         self.settings: Final = settings
         self.definitions: dict[str, ToolDefinition] = {}
         self.problem = f"the server {name} is not connected yet"
         """Why the server cannot be used now, as a sentence; "" if it can."""
         self._folder: Final = folder
+        self._note_change: Final = note_change
+        self._message_bytes_max: Final = max(ESCAPES_FACTOR * settings.result_bytes_max, MESSAGE_BYTES_MIN)
         self._env: Final = {key: value.read(folder) if isinstance(value, Secret) else value for key, value in settings.env.items()}
         self._headers: Final = {key: value.read(folder) for key, value in settings.headers.items()}
         self._client: Client | None = None
         self._first_try: Final = asyncio.Event()
         self._wake: Final = asyncio.Event()
         self._ended = False
+        self._is_too_large = False
 
     @property
     def version(self) -> str:
@@ -73,9 +83,9 @@ class Upstream:
         failures = 0
         while True:
             try:
-                async with self._connected():
+                async with self._connected() as client:
                     failures = 0
-                    await self._watch()
+                    await self._watch(client)
                 self.problem = f"the server {self.name} has ended; it is started again"
             except Exception as error:  # noqa: BLE001  # whatever a server does, it is connected again; the text may hold its data
                 reason = _innermost(error)
@@ -124,9 +134,12 @@ class Upstream:
             raise UpstreamError(
                 TOOL, f"{self.name} answered with an invalid list ({type(error).__name__})", may_have_acted=False
             ) from error
+        before = self.definitions
         self.definitions, problems = define(self.name, tools)
         for problem in problems:
             _logger.warning("server=%s %s", self.name, problem)
+        if self.definitions != before:
+            self._note_change()
         return self.definitions
 
     def _connection(self) -> Client:
@@ -135,19 +148,24 @@ class Upstream:
         return self._client
 
     def _refused(self, error: MCPError) -> UpstreamError:
+        if TOO_LARGE in error.message or _EVENT_TOO_LARGE in error.message:
+            return UpstreamError(QUOTA, f"{self.name} answered with more than {self._message_bytes_max} bytes", may_have_acted=True)
+        if error.code == types.PARSE_ERROR:
+            return UpstreamError(TOOL, f"{self.name} answered with invalid JSON", may_have_acted=True)
         if error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT):
             self._ended = True
             self._wake.set()
-            return UpstreamError(LOST, f"the connection to {self.name} ended before it answered", may_have_acted=True)
+            reason = f": it sent a message of more than {self._message_bytes_max} bytes" if self._is_too_large else ""
+            return UpstreamError(LOST, f"the connection to {self.name} ended before it answered{reason}", may_have_acted=True)
         # A request that a server refuses by a protocol error was not carried out as a call.
         return UpstreamError(
             TOOL, f"{self.name} refused the request (error {error.code})", may_have_acted=error.code == types.INTERNAL_ERROR
         )
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[None]:
+    async def _connected(self) -> AsyncIterator[Client]:
         """Open the connection and read the list of tools; `_client` is set meanwhile."""
-        self._ended = False
+        self._ended = self._is_too_large = False
         self._wake.clear()
         client = Client(
             _observed(self._transport(), self._note_end),
@@ -162,24 +180,45 @@ class Upstream:
                 self.problem = ""
                 self._first_try.set()
                 _logger.info("server=%s connected, protocol %s, %d tools", self.name, connected.protocol_version, len(self.definitions))
-                yield
+                yield connected
             finally:
                 self._client = None
                 self.definitions = {}
+                self._note_change()
 
-    async def _watch(self) -> None:
+    async def _watch(self, client: Client) -> None:
         """Read the list of tools again when it may have changed; return when the connection has ended."""
-        while not self._ended:
-            # Not asyncio.wait_for: before Python 3.12 it may swallow a cancellation.
-            with anyio.move_on_after(LISTING_INTERVAL_SECONDS):
-                await self._wake.wait()
-            self._wake.clear()
-            if not self._ended:
-                await self.list_tools()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._listen, client)
+            while not self._ended:
+                # Not asyncio.wait_for: before Python 3.12 it may swallow a cancellation.
+                with anyio.move_on_after(LISTING_INTERVAL_SECONDS):
+                    await self._wake.wait()
+                self._wake.clear()
+                if not self._ended:
+                    await self.list_tools()
+            group.cancel_scope.cancel()
+
+    async def _listen(self, client: Client) -> None:
+        """Subscribe to changes of the list of tools. Servers of earlier revisions send them without that."""
+        capability = client.server_capabilities.tools
+        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or capability is None or not capability.list_changed:
+            return
+        while True:
+            with suppress(MCPError, SubscriptionLost):
+                async with client.listen(tools_list_changed=True) as subscription:
+                    self._wake.set()
+                    async for _ in subscription:
+                        self._wake.set()
+            await asyncio.sleep(BACKOFF.maximum_ms / 1000)
 
     def _note_end(self) -> None:
         self._ended = True
         self._wake.set()
+
+    def _note_too_large(self) -> None:
+        self._is_too_large = True
+        _logger.warning("server=%s sent a message of more than %d bytes", self.name, self._message_bytes_max)
 
     async def _note_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -187,23 +226,9 @@ class Upstream:
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
         if self.settings.command:
-            command, *arguments = self.settings.command
-            parameters = StdioServerParameters(
-                command=command, args=arguments, env=self._env, cwd=self._folder / (self.settings.directory or os.curdir)
-            )
-            return stdio_client(parameters, errlog=sys.stderr)
-        return self._http()
-
-    @asynccontextmanager
-    async def _http(self) -> AsyncIterator[Any]:
-        timeout = httpx2.Timeout(CONNECT_SECONDS_MAX, read=None)  # `call` limits the time for an answer
-        async with (
-            httpx2.AsyncClient(headers=self._headers, timeout=timeout) as http_client,
-            streamable_http_client(
-                self.settings.url, http_client=http_client, max_sse_event_size=self.settings.result_bytes_max
-            ) as streams,
-        ):
-            yield streams
+            directory = self._folder / (self.settings.directory or os.curdir)
+            return open_stdio(self.settings.command, self._env, directory, self._message_bytes_max, self._note_too_large)
+        return open_http(self.settings.url, self._headers, CONNECT_SECONDS_MAX, self._message_bytes_max)
 
 
 @asynccontextmanager

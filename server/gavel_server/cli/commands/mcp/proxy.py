@@ -74,14 +74,14 @@ async def _agent_clients(
 async def _serve(proxy_: Proxy, configuration: Configuration, folder: Path, listener: socket.socket | None) -> None:
     import asyncio
 
-    from gavel_client.mcp.server import create_server
+    from gavel_client.mcp.server import ProxyServer
     from gavel_client.mcp.transports import PATH, serve_http, serve_stdio
 
     from gavel_server.cli.consumer import stop_on_signal
     from gavel_server.cli.rendering import output
     from gavel_server.process.build import VERSION
 
-    server = create_server(proxy_, VERSION)
+    server = ProxyServer(proxy_, VERSION)
     stopped = asyncio.Event()
     stop_on_signal(stopped.set)
     if listener is not None:
