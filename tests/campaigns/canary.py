@@ -97,7 +97,8 @@ async def relay(address: str) -> AsyncIterator[str]:
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(host, int(port), local_addr=(CANARY_HOST, 0))
-        await asyncio.gather(copy(reader, server_writer), copy(server_reader, writer))
+        with suppress(asyncio.CancelledError):  # at the end of the program, of which asyncio's streams would print a traceback
+            await asyncio.gather(copy(reader, server_writer), copy(server_reader, writer))
 
     async with await asyncio.start_server(connect, "127.0.0.1", 0) as listener:
         yield "{}:{}".format(*listener.sockets[0].getsockname())
