@@ -20,6 +20,8 @@ from tests.e2e import forking
 
 # Only a program that hangs runs longer.
 RUN_SECONDS_MAX: Final = 100
+# The log of a campaign has a million events.
+REPLAY_SECONDS_MAX: Final = 1_200
 
 
 class Run:
@@ -65,14 +67,16 @@ class Run:
         return self.returncode
 
 
-def run_gavel(arguments: Sequence[str | Path], environment: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run `gavel` to its end with `text` as stdin; return exit status and output."""
+def run_gavel(
+    arguments: Sequence[str | Path], environment: Mapping[str, str], text: str = "", seconds: float = RUN_SECONDS_MAX
+) -> subprocess.CompletedProcess[str]:
+    """Run `gavel` to its end, for at most `seconds`, with `text` as stdin; return exit status and output."""
     with TemporaryFile("w+") as stdin, TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
         stdin.write(text)
         stdin.seek(0)
         run = Run([*map(str, arguments)], environment, (stdin, stdout, stderr))
         try:
-            status = run.wait(RUN_SECONDS_MAX)
+            status = run.wait(seconds)
         finally:
             run.kill()
         for stream in (stdout, stderr):

@@ -29,7 +29,7 @@ from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id, p
 from gavel_client.rpc.backoff import Backoff
 from gavel_server.log.redis.data_directory import noted_url
 
-from tests.e2e.runs import Run, run_gavel
+from tests.e2e.runs import REPLAY_SECONDS_MAX, Run, run_gavel
 from tests.support.fronts import is_front
 
 GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
@@ -316,7 +316,7 @@ async def prove(client: GavelClient) -> ReplayVerdict:
 
 def replay(redis_url: str, bus: str) -> subprocess.CompletedProcess[str]:
     """Run `gavel replay` on a Redis."""
-    return run_gavel(["replay", "--redis", redis_url, "--bus", bus], _environment())
+    return run_gavel(["replay", "--redis", redis_url, "--bus", bus], _environment(), seconds=REPLAY_SECONDS_MAX)
 
 
 def _environment() -> dict[str, str]:
