@@ -22,14 +22,13 @@ from gavel_rules.events.timestamps import milliseconds
 
 from gavel_server.archive.archive import Archive
 from gavel_server.archive.archiving import archive_log
-from gavel_server.archive.segments import FORMAT, Manifest, decode_manifest, decode_segment, encode_manifest, encode_segment
+from gavel_server.archive.segments import BACKUPS_FOLDER, FORMAT, Manifest, decode_manifest, decode_segment, encode_manifest, encode_segment
 from gavel_server.archive.storage import ArchiveError
 from gavel_server.log import Entry, EventLog, Head, Record
 from gavel_server.log.entries import Work
 from gavel_server.log.protocol import DAY_MS
 from gavel_server.log.work.protocol import REQUEST_KINDS
 
-FOLDER: Final = "backups"
 READ_EVENTS_MAX: Final = 512
 # Events in one append of a restore.
 APPENDED_EVENTS_MAX: Final = 256
@@ -64,7 +63,7 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
     tail = None
     storage = archive.storage
     if records:
-        tail, content = encode_segment(log.bus, archive.end.chain_hash, records, FOLDER)
+        tail, content = encode_segment(log.bus, archive.end.chain_hash, records, BACKUPS_FOLDER)
         await asyncio.to_thread(storage.write, tail.file, content)
         written = await asyncio.to_thread(storage.read, tail.file)
         await asyncio.to_thread(decode_segment, tail, written or b"")
@@ -79,18 +78,20 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
         "chain_hash": end.chain_hash.hex(),
         "tail": None if tail is None else json.loads(encode_manifest(tail)),
     }
-    await asyncio.to_thread(storage.write, f"{FOLDER}/{end.sequence_number:012}.json", json.dumps(document, indent=1).encode() + b"\n")
+    await asyncio.to_thread(
+        storage.write, f"{BACKUPS_FOLDER}/{end.sequence_number:012}.json", json.dumps(document, indent=1).encode() + b"\n"
+    )
     return Backup(end, tail)
 
 
 async def read_backup(archive: Archive) -> Backup:
     """Return the newest backup of an archive. Raises ArchiveError."""
     await archive.refresh()
-    names = await asyncio.to_thread(archive.storage.names, FOLDER)
+    names = await asyncio.to_thread(archive.storage.names, BACKUPS_FOLDER)
     numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
     if not numbers:
         raise ArchiveError(f"{archive.storage.place} has no backup of bus {archive.bus}; make one with gavel backup")
-    name = f"{FOLDER}/{numbers[-1]:012}.json"
+    name = f"{BACKUPS_FOLDER}/{numbers[-1]:012}.json"
     content = await asyncio.to_thread(archive.storage.read, name)
     try:
         document = json.loads(content or b"")
@@ -98,7 +99,7 @@ async def read_backup(archive: Archive) -> Backup:
             raise ArchiveError(f"{name} is of format {document['format']} and bus {document['bus']}")
         tail = None if document["tail"] is None else decode_manifest(json.dumps(document["tail"]).encode(), name)
         return Backup(Head(int(document["head"]), bytes.fromhex(document["chain_hash"])), tail)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArchiveError(f"{archive.storage.place}/{name} is damaged: {error}; restore it from a copy") from error
 
 

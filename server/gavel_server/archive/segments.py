@@ -25,7 +25,13 @@ SEGMENT_EVENTS: Final = 4096
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 FORMAT: Final = 1
 FOLDER: Final = "segments"
+BACKUPS_FOLDER: Final = "backups"
+# Of a decompressed segment, whatever its manifest says: one of SEGMENT_BYTES with a last event of any size.
+DECOMPRESSED_BYTES_MAX: Final = 256 * 1024 * 1024
 _LEVEL: Final = 9
+# Bits of a length before an envelope.
+_LENGTH_BITS_MAX: Final = 35
+_TYPES: Final = {"bus": str, "first": int, "last": int, "size_bytes": int, "sha256": str, "file": str}
 _MANIFEST: Final = re.compile(r"\d{12}-\d{12}\.json")
 
 
@@ -84,9 +90,12 @@ def decode_segment(manifest: Manifest, compressed: bytes) -> list[Record]:
     """Return the records of a segment, after checking its hash and the chain from its start to its end. Raises ArchiveError."""
     if sha256(compressed).hexdigest() != manifest.sha256:
         raise ArchiveError(f"segment {manifest.file} is damaged: its SHA-256 differs from its manifest; restore it from a copy")
-    limit = manifest.size_bytes + 10 * manifest.events
+    limit = min(manifest.size_bytes + 10 * manifest.events, DECOMPRESSED_BYTES_MAX)
     zstandard = _zstandard()
     try:
+        # A decompressor takes the size that the file states for granted, in place of its limit.
+        if zstandard.frame_content_size(compressed) > limit:
+            raise IndexError(f"it is larger than {limit} bytes")
         content = zstandard.ZstdDecompressor().decompress(compressed, max_output_size=limit)
         envelopes = _split(content)
     except (zstandard.ZstdError, IndexError) as error:
@@ -116,9 +125,15 @@ def decode_manifest(content: bytes, name: str) -> Manifest:
         for field in ("chain_hash_before", "chain_hash"):
             document[field] = bytes.fromhex(document[field])
         manifest = Manifest(**document)
-        if manifest.events != events:
+        for field, kind in _TYPES.items():
+            if type(document[field]) is not kind:
+                raise TypeError(f"{field} is of type {type(document[field]).__name__}")
+        if manifest.events != events or manifest.events < 1:
             raise ValueError(f"{events} events from {manifest.first} to {manifest.last}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # No other file is read for a manifest.
+        if manifest.file not in [segment_name(manifest.first, manifest.last, folder) for folder in (FOLDER, BACKUPS_FOLDER)]:
+            raise ValueError(f"{manifest.file!r} is not the file of events {manifest.first} to {manifest.last}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArchiveError(f"{name} is damaged: {error}; restore it from a copy") from error
     return manifest
 
@@ -146,6 +161,8 @@ def _split(content: bytes) -> list[bytes]:
             position += 1
             length |= (byte & 0x7F) << shift
             shift += 7
+            if shift > _LENGTH_BITS_MAX:
+                raise IndexError("a length in it is too long")
             if byte < 0x80:
                 break
         part = content[position : position + length]

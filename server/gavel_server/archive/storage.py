@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gavel_server.errors import GavelServerError
+from gavel_server.process.private_files import open_private
 
 
 class ArchiveError(GavelServerError):
@@ -49,7 +50,7 @@ def open_storage(url: str, bus: str) -> Storage:
 
 
 class Directory:
-    """A directory."""
+    """A directory. Its files are readable by this user only, whatever the umask."""
 
     def __init__(self, path: Path) -> None:
         self._path: Final = path
@@ -79,7 +80,8 @@ class Directory:
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
+            # Payloads are in it, as they are in the data directory.
+            with open(temporary, "wb", opener=open_private) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -18,6 +18,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -312,7 +313,7 @@ def parse_proof(content: bytes) -> Proof:
         )
         proof = Proof(str(document["decision_id"]), events, parse_checkpoint(str(document["checkpoint"])))
         rendered = str(proof).encode()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise UnreadableError(f"the file is not a proof: {type(error).__name__}") from error
     if rendered != content:
         raise UnreadableError("the file was changed: its bytes do not match its SHA-256, or it is not in its one form")
@@ -446,12 +447,19 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
 
 def verify_file(path: str, keys: Sequence[str], witness_keys: Sequence[str] = (), quorum: int | None = None) -> tuple[int, list[str]]:
     """Verify a proof file. Return the exit status and the lines to print: the proved facts, or the reason of the failure."""
+    status, lines = _verify_file(path, keys, witness_keys, quorum)
+    return status, [escape(line) for line in lines]
+
+
+def escape(text: str) -> str:
+    """Return a text without the characters that a terminal obeys: a file that is not verified must not look as if it were."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _verify_file(path: str, keys: Sequence[str], witness_keys: Sequence[str], quorum: int | None) -> tuple[int, list[str]]:
     try:
         notary_keys, witnesses = [read_key(text) for text in keys], [read_key(text) for text in witness_keys]
-        content = Path(path).read_bytes() if path != "-" else sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise UnreadableError(f"the file has more than {FILE_BYTES_MAX} bytes")
-        return EXIT_VERIFIED, check_proof(parse_proof(content), notary_keys, witnesses, quorum)
+        return EXIT_VERIFIED, check_proof(parse_proof(_read(path)), notary_keys, witnesses, quorum)
     except OSError as error:
         return EXIT_UNREADABLE, [f"unreadable: {error.filename or path}: {error.strerror}"]
     except UnreadableError as error:
@@ -460,9 +468,17 @@ def verify_file(path: str, keys: Sequence[str], witness_keys: Sequence[str] = ()
         return EXIT_NOT_VERIFIED, [f"not verified: {error}"]
 
 
+def _read(path: str) -> bytes:
+    with open(path, "rb") if path != "-" else nullcontext(sys.stdin.buffer) as file:
+        content = file.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
+        raise UnreadableError(f"the file has more than {FILE_BYTES_MAX} bytes")
+    return content
+
+
 def read_key(text: str) -> Key:
     """Return the key that a vkey, or a file that holds one, states. Raises UnreadableError, OSError."""
-    return parse_key(text if _VKEY.fullmatch(text) else Path(text).read_text(encoding="utf-8"))
+    return parse_key(text if _VKEY.fullmatch(text) else Path(text).read_text(encoding="utf-8", errors="replace"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

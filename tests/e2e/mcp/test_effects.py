@@ -218,3 +218,15 @@ rules:
     assert ["a.md"] == sorted(path.name for path in world.folder.iterdir() if path.name.startswith("a."))
     assert "NO_RULE_MATCHED" == refused.structured_content["reason_code"]
     assert text_of(refused).startswith("The call was not made.\nfs.write_file on file/~/"), text_of(refused)
+
+
+async def test_arguments_that_no_proposal_holds(world: World) -> None:
+    """A number that would be rounded is refused with its place, and the answer says that the call was not made."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect() as client:
+        result = await client.call_tool("ledger__append", {"text": 2**60})
+
+    assert (True, []) == (result.is_error, world.lines)
+    assert text_of(result).startswith("The call was not made: arguments.text is 1152921504606846976, beyond ±2^53")

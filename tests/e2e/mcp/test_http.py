@@ -7,16 +7,19 @@ import os
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from mcp import Client
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
+from mcp import Client, MCPError
+from mcp.client.extension import ClientExtension
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.e2e.mcp.test_tasks import CancelTask, GetTask, TaskParams, TaskResult, Tasks
 from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
 from tests.e2e.runs import run_gavel
 from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX
@@ -26,7 +29,8 @@ from tests.support.ports import free_port
 @contextmanager
 def _serving(world: World, *options: str) -> Iterator[str]:
     """Run the proxy over HTTP; yield its URL."""
-    command = [GAVEL, *world.arguments("--listen", "127.0.0.1:0", *options)]
+    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+    command = [GAVEL, *world.arguments(*listen, *options)]
     with (world.folder / "proxy.log").open("w") as log:
         process = subprocess.Popen(command, cwd=world.folder, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
@@ -42,11 +46,11 @@ def _serving(world: World, *options: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def _connected(url: str, mode: str = "auto", token: str = "") -> AsyncIterator[Client]:
+async def _connected(url: str, mode: str = "auto", token: str = "", extensions: Sequence[ClientExtension] = ()) -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=WAIT_SECONDS_MAX) as http,
-        Client(streamable_http_client(url, http_client=http), mode=mode, cache=None) as client,
+        Client(streamable_http_client(url, http_client=http), mode=mode, extensions=extensions, cache=None) as client,
     ):
         yield client
 
@@ -93,6 +97,48 @@ def _status(url: str, headers: dict[str, str]) -> int:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
+
+
+async def test_decisions_of_other_agents(world: World) -> None:
+    """An agent learns nothing of another agent's decision, and cannot make or cancel the call that it approves."""
+    for name in ("ann", "bob"):
+        (world.folder / name).write_text(f"secret-of-{name}")
+    world.configure_ledger(agents=[{"id": name, "token": {"from_file": name}} for name in ("ann", "bob")])
+    await world.deploy(LEDGER_RULES)
+
+    with _serving(world) as url:
+        async with _connected(url, token="secret-of-ann") as ann:  # noqa: S106
+            pending = await ann.call_tool("ledger__append", {"text": "careful"})
+            decision_id = pending.structured_content["decision_id"]
+            await world.client.resolve_review(decision_id, REVIEW_VERDICT_APPROVE, reviewer="eve", reason="fine")
+            async with _connected(url, token="secret-of-bob", extensions=[Tasks()]) as bob:  # noqa: S106
+                status = await bob.call_tool("gavel_decision_status", {"decision_id": decision_id})
+                for request in (GetTask, CancelTask):
+                    with pytest.raises(MCPError, match="there is no such task"):
+                        await bob.session.send_request(request(params=TaskParams(task_id=decision_id)), TaskResult)
+            before = world.lines
+            own = await ann.call_tool("gavel_decision_status", {"decision_id": decision_id})
+            made = await ann.call_tool("ledger__append", {"text": "careful"})
+
+    assert (True, "There is no such decision about a call of this proxy.", []) == (status.is_error, text_of(status), before)
+    assert ("OUTCOME_APPROVED", "appended", ["careful"]) == (own.structured_content["outcome"], text_of(made), world.lines)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+async def test_pages_of_browsers(world: World, address: str) -> None:
+    """A page whose name leads to a loopback address reaches no tool: its name and its origin are refused."""
+    world.configure_ledger()
+
+    with _serving(world, "--listen", f"{address}:0") as url:
+        port = url.split(":")[2].partition("/")[0]
+        requests: list[dict[str, str]] = [
+            {"Host": f"evil.example:{port}"},
+            {"Host": f"{address}:{port}", "Origin": "http://evil.example"},
+            {"Host": f"{address}:{port}", "Origin": f"http://{address}:{port}"},
+        ]
+        statuses = [_status(url, {**headers, "Content-Type": "application/json"}) for headers in requests]
+
+    assert [421, 403, 406] == statuses  # the last one lacks an Accept header
 
 
 async def test_no_open_door(world: World) -> None:

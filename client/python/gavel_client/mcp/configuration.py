@@ -149,6 +149,18 @@ class Configuration(_Part):
         """Return how a tool is governed. One that the configuration does not name is an effect."""
         return self.servers[server].tools.get(tool, _UNNAMED)
 
+    def tokens(self, folder: Path) -> dict[str, str]:
+        """Return the agent of each token. Raises ConfigurationError for a token that is not there, or that two agents share."""
+        tokens: dict[str, str] = {}
+        for agent in self.all_agents:
+            if agent.token is not None:
+                other = tokens.setdefault(agent.token.read(folder), agent.id)
+                if other != agent.id:
+                    raise ConfigurationError(
+                        [f"the agents {other} and {agent.id} have the same token, by which the proxy tells them apart"]
+                    )
+        return tokens
+
     @property
     def all_agents(self) -> list[AgentSettings]:
         """The agents, of which there is at least one."""

@@ -38,7 +38,7 @@ from gavel_client.mcp.witness import Agent, Witness
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelClientError, GavelError, describe_error
 from gavel_client.tools import ToolRuntime
-from gavel_client.values import from_struct
+from gavel_client.values import from_struct, to_struct
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -159,15 +159,18 @@ class Proxy:
         return await self._guarded(lambda: self._call(name, arguments, caller))
 
     async def decision(self, decision_id: str, caller: Caller) -> WaitDecisionResponse | None:
-        """Return the state of one of the proxy's decisions; None if there is none with this id. Raises GavelError."""
+        """Return the state of a decision about a call of the caller's agent; None if there is none with this id. Raises GavelError."""
+        agent = self._agents[caller.agent]
         try:
-            state = await self._agents[caller.agent].client.wait_decision(decision_id, timeout_ms=0)
+            state = await agent.client.wait_decision(decision_id, timeout_ms=0)
+            proposal = (await agent.client.get_event(event_id=state.decision.decision.proposal_id)).envelope
         except GavelError as error:
             if error.code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
                 return None
             raise
         server, _, _ = state.decision.decision.action_type.partition(".")
-        return state if server in self._upstreams else None
+        is_own = (proposal.producer.type, proposal.producer.id) == (agent.producer.type, agent.producer.id)
+        return state if is_own and server in self._upstreams else None
 
     async def resume(self, state: WaitDecisionResponse, caller: Caller, *, cancelled: bool = False) -> CallToolResult | Pending | Refused:
         """Make the call of a decision, if the decision approves it and it was not made yet. With `cancelled` end the decision without it.
@@ -224,6 +227,10 @@ class Proxy:
         if closed is not None:
             return answers.closed(closed.reason)
         call = self._effect_call(definition, arguments, caller)
+        try:
+            to_struct(arguments, "arguments")
+        except (TypeError, ValueError) as error:
+            return answers.failed(f"The call was not made: {error}.")
         if call.settings.mode == "read":
             return await self._witness.read(definition, call.settings, arguments, caller, call.agent, call.timeout_ms)
         answer = await self._effects.call(call, caller)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import uvicorn
 from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import AccessToken
 from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
 from starlette.middleware.authentication import AuthenticationMiddleware
 
 from gavel_client.mcp.server import ProxyServer
@@ -33,8 +35,9 @@ async def serve_http(server: ProxyServer, listener: socket.socket, tokens: Mappi
 
     `tokens` has the agent of each token; without any, every client that reaches the socket is the proxy's agent.
     """
-    host = str(listener.getsockname()[0])
-    application: Any = server.streamable_http_app(streamable_http_path=PATH, host=host, max_request_body_size=REQUEST_BYTES_MAX)
+    application: Any = server.streamable_http_app(
+        streamable_http_path=PATH, transport_security=_browser_protection(listener), max_request_body_size=REQUEST_BYTES_MAX
+    )
     if tokens:
         application = _guarded(application, tokens)
     web = _WebServer(
@@ -47,6 +50,24 @@ async def serve_http(server: ProxyServer, listener: socket.socket, tokens: Mappi
     web.should_exit = True
     stopping.cancel()
     await serving
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Return whether only this machine reaches a listening socket."""
+    return ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0]).is_loopback
+
+
+def _browser_protection(listener: socket.socket) -> TransportSecuritySettings:
+    """Return which names of the host and which origins requests may name.
+
+    A page in a browser on this machine must not reach a loopback address under a name of its own (DNS rebinding). Beyond the loopback
+    interface every request has a token, which no foreign page knows.
+    """
+    if not is_loopback(listener):
+        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    address = str(listener.getsockname()[0])
+    hosts = [f"{host}:*" for host in dict.fromkeys(("127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address))]
+    return TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=[f"http://{host}" for host in hosts])
 
 
 class _WebServer(uvicorn.Server):

@@ -85,3 +85,17 @@ def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TOKEN", "xyz")
 
     assert ("Bearer abc", "xyz") == (header.read(tmp_path), token.read(tmp_path))
+
+
+def test_tokens_of_agents(tmp_path: Path) -> None:
+    """A token leads to its agent, and two agents cannot have the same token, which would make one of them the other."""
+    (tmp_path / "ann").write_text("a\n")
+    (tmp_path / "bob").write_text("b")
+    agents = "agents: [{id: ann, token: {from_file: ann}}, {id: bob, token: {from_file: bob}}]"
+    configuration = _load(tmp_path, VALID.replace("agent: {id: coding-agent}", agents))
+    tokens = configuration.tokens(tmp_path)
+    (tmp_path / "bob").write_text("a")
+
+    assert {"a": "ann", "b": "bob"} == tokens
+    with pytest.raises(ConfigurationError, match="the agents ann and bob have the same token"):
+        configuration.tokens(tmp_path)

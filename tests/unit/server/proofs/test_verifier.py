@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gavel_server.proofs.keys import NotaryKey
 from gavel_server.proofs.verifier import (
     ED25519_COSIGNATURE,
+    EXIT_NOT_VERIFIED,
+    EXIT_UNREADABLE,
     Checkpoint,
     NotVerifiedError,
+    Proof,
     Signature,
     UnreadableError,
     check_signature,
@@ -20,6 +25,7 @@ from gavel_server.proofs.verifier import (
     parse_checkpoint,
     parse_key,
     parse_signatures,
+    verify_file,
 )
 
 # golang.org/x/mod v0.43.0, sumdb/note/example_test.go.
@@ -137,3 +143,32 @@ def test_malformed_checkpoints(note: str) -> None:
     """A checkpoint has one form."""
     with pytest.raises(UnreadableError):
         parse_checkpoint(note)
+
+
+def test_a_file_that_looks_verified(tmp_path: Path) -> None:
+    """What an unverified file says cannot move the cursor of the terminal that shows why it is not verified."""
+    checkpoint = Checkpoint("gavel/\x1b[2K\rverified:\x9b8m", 7, b"r" * 32, SIGNED.signatures)
+    (tmp_path / "proof").write_bytes(str(Proof("x", (), checkpoint)).encode())
+
+    status, lines = verify_file(str(tmp_path / "proof"), [str(KEY.public)])
+
+    assert (EXIT_NOT_VERIFIED, True) == (status, "".join(lines).isprintable())
+    assert "gavel/\\x1b[2K\\rverified:\\x9b8m" in lines[0]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e2", '"1"', "[" * 100_000])
+def test_numbers_that_are_none(tmp_path: Path, number: str) -> None:
+    """A proof file whose numbers are not whole is unreadable, whatever JSON makes of them."""
+    document = json.dumps(
+        {"format": "gavel-proof/1", "decision_id": "x", "events": [{"sequence_number": 0, "envelope": "", "inclusion_proof": []}]}
+    )
+    (tmp_path / "proof").write_text(document.replace(": 0,", f": {number},"))
+
+    assert EXIT_UNREADABLE == verify_file(str(tmp_path / "proof"), [str(KEY.public)])[0]
+
+
+def test_a_key_that_is_no_text(tmp_path: Path) -> None:
+    """A file of a key that holds something else is unreadable."""
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+
+    assert EXIT_UNREADABLE == verify_file("-", [str(tmp_path / "key")])[0]

@@ -25,18 +25,35 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from gavel_client.mcp.configuration import Secret, ServerSettings
 from gavel_client.mcp.errors import UpstreamError
-from gavel_client.mcp.upstreams.definitions import ToolDefinition, define
+from gavel_client.mcp.upstreams.definitions import TOOLS_PER_SERVER_MAX, ToolDefinition, define
 from gavel_client.mcp.upstreams.transports import TOO_LARGE, open_http, open_stdio
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.tools.errors import LOST, QUOTA, TIMEOUT, TOOL
 
 LISTING_PAGES_MAX: Final = 50
 LISTING_INTERVAL_SECONDS: Final = 60.0
+# Between two lists, however often a server says that its list has changed.
+LISTING_PAUSE_SECONDS: Final = 1.0
 CONNECT_SECONDS_MAX: Final = 60.0
 BACKOFF: Final = Backoff(initial_ms=500, maximum_ms=30_000)
 # Of the SDK's error for an event that is too large.
 _EVENT_TOO_LARGE: Final = "Server-sent event exceeded"
 CLIENT_NAME: Final = "gavel-mcp-proxy"
+# As long as versions of providers may be.
+VERSION_LENGTH_MAX: Final = 128
+# Errors of the protocol by which a server says that it has not carried out a call. Others may follow the effect.
+_NOT_CARRIED_OUT: Final = frozenset(
+    {
+        types.METHOD_NOT_FOUND,
+        types.INVALID_PARAMS,
+        types.HEADER_MISMATCH,
+        types.MISSING_REQUIRED_CLIENT_CAPABILITY,
+        types.UNSUPPORTED_PROTOCOL_VERSION,
+        types.URL_ELICITATION_REQUIRED,
+    }
+)
+# The message of the SDK's own error for a session that the server does not know.
+_NO_SESSION: Final = "Session terminated"
 # A message holds a result, whose characters may be escaped, or a page of the list of tools.
 ESCAPES_FACTOR: Final = 4
 MESSAGE_BYTES_MIN: Final = 4 * 1024 * 1024
@@ -70,9 +87,10 @@ class Upstream:
 
     @property
     def version(self) -> str:
-        """The version that the server states."""
+        """The version that the server states, as far as it can be recorded."""
         information: Implementation | None = None if self._client is None else self._client.server_info
-        return (information.version if information else "") or "unknown"
+        stated = information.version[:VERSION_LENGTH_MAX] if information else ""
+        return "".join(one for one in stated if one.isprintable()) or "unknown"
 
     async def wait_for_first_try(self) -> None:
         """Return once the server has been connected, or could not be."""
@@ -135,7 +153,8 @@ class Upstream:
                 TOOL, f"{self.name} answered with an invalid list ({type(error).__name__})", may_have_acted=False
             ) from error
         before = self.definitions
-        self.definitions, problems = define(self.name, tools)
+        # Large definitions take long to hash, and other servers' calls must not wait for that.
+        self.definitions, problems = await asyncio.to_thread(define, self.name, tools)
         for problem in problems:
             _logger.warning("server=%s %s", self.name, problem)
         if self.definitions != before:
@@ -157,10 +176,8 @@ class Upstream:
             self._wake.set()
             reason = f": it sent a message of more than {self._message_bytes_max} bytes" if self._is_too_large else ""
             return UpstreamError(LOST, f"the connection to {self.name} ended before it answered{reason}", may_have_acted=True)
-        # A request that a server refuses by a protocol error was not carried out as a call.
-        return UpstreamError(
-            TOOL, f"{self.name} refused the request (error {error.code})", may_have_acted=error.code == types.INTERNAL_ERROR
-        )
+        was_refused = error.code in _NOT_CARRIED_OUT or (error.code == types.INVALID_REQUEST and error.message == _NO_SESSION)
+        return UpstreamError(TOOL, f"{self.name} answered with the error {error.code}", may_have_acted=not was_refused)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Client]:
@@ -197,6 +214,7 @@ class Upstream:
                 self._wake.clear()
                 if not self._ended:
                     await self.list_tools()
+                    await asyncio.sleep(LISTING_PAUSE_SECONDS)
             group.cancel_scope.cancel()
 
     async def _listen(self, client: Client) -> None:
@@ -256,7 +274,7 @@ async def _list_all(client: Client) -> list[Tool]:
         page = await client.list_tools(cursor=cursor)
         tools.extend(page.tools)
         cursor = page.next_cursor
-        if cursor is None:
+        if cursor is None or len(tools) > TOOLS_PER_SERVER_MAX:
             break
     return tools
 

@@ -7,11 +7,13 @@ tool is closed until somebody accepts the definition (`gavel mcp accept`). Nothi
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import grpc
 from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, Producer
 from gavel.v1.tool_pb2 import ToolContract, ToolProvider
 
@@ -28,6 +30,9 @@ DRIFT: Final = "ToolDrift"
 # The result of the tool that lists tools has one version for all servers.
 LISTING_VERSION: Final = "1"
 
+# Codes of an answer to a registration that concerns this one contract.
+_REFUSALS: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS)
+_logger = logging.getLogger(__name__)
 _DRIFTS: Final = uuid.UUID("3b7d0b61-54fb-4a6c-8f5e-7a4f6d2c9e10")
 _LISTING_SCHEMA: Final = {
     "type": "object",
@@ -52,7 +57,7 @@ class Pins:
         self._client: Final = client
         self._configuration: Final = configuration
         self._producer: Final = Producer(type=PRODUCER_TYPE_AGENT, id=producer_id)
-        self._noted: Final[set[tuple[str, str]]] = set()  # (name, digest) of drifts that are in the log
+        self._noted: Final[set[tuple[str, str]]] = set()  # (name, digest) of definitions whose drift or refusal is in a log
 
     async def register_server(self, server: str, version: str, definitions: Iterable[ToolDefinition]) -> None:
         """Register the provider of a server's tools, and the tool that lists them. Raises GavelError."""
@@ -111,8 +116,24 @@ class Pins:
             return await self._drift(definition, registered.version, what)
         # A change of the configured mode changes the effects of the contract, and of nothing else.
         if registered is None or list(registered.side_effects) != list(contract.side_effects):
-            await self._client.register_contract(contract)
+            try:
+                await self._client.register_contract(contract)
+            except GavelError as error:
+                if error.code not in _REFUSALS:
+                    raise
+                return self._unregistrable(definition, error)
         return None
+
+    def _unregistrable(self, definition: ToolDefinition, error: GavelError) -> Closed:
+        """Return that the registry refuses a definition, e.g. because its schema is none. Other tools stay open.
+
+        The server's message quotes the definition, so only the log of the proxy has it.
+        """
+        if (definition.name, definition.digest) not in self._noted:
+            _logger.warning("tool=%s is closed: Gavel refuses its definition: %r", definition.name, str(error))
+            self._noted.add((definition.name, definition.digest))
+        fields = ", ".join(dict.fromkeys(violation.field for violation in error.violations))
+        return Closed(f"{definition.name} is closed: Gavel refuses its definition ({fields or error.reason})")
 
     async def _drift(self, definition: ToolDefinition, pinned: str, what: str) -> Closed:
         """Record a drift, once for each definition, and return it."""

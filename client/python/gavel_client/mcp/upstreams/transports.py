@@ -114,8 +114,9 @@ async def open_http(url: str, headers: Mapping[str, str], connect_seconds: float
     """
 
     async def bound(response: httpx2.Response) -> None:
-        if not response.headers.get("content-type", "").lower().startswith(_EVENT_STREAM):
-            response.stream = _BoundedBody(response, message_bytes_max)
+        # A stream of events may be of any size, but not compressed.
+        is_stream = response.headers.get("content-type", "").lower().startswith(_EVENT_STREAM)
+        response.stream = _BoundedBody(response, None if is_stream else message_bytes_max)
 
     async with (
         httpx2.AsyncClient(
@@ -130,9 +131,9 @@ async def open_http(url: str, headers: Mapping[str, str], connect_seconds: float
 
 
 class _BoundedBody(httpx2.AsyncByteStream):
-    """The body of a response, up to a number of bytes."""
+    """The body of a response, up to a number of bytes; None: of any size. A compressed one is an error."""
 
-    def __init__(self, response: httpx2.Response, bytes_max: int) -> None:
+    def __init__(self, response: httpx2.Response, bytes_max: int | None) -> None:
         stream = response.stream
         if not isinstance(stream, httpx2.AsyncByteStream):
             raise TypeError(f"the body of the response is a {type(stream).__name__}")
@@ -146,7 +147,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
         size = 0
         async for part in self._stream:
             size += len(part)
-            if size > self._bytes_max:
+            if self._bytes_max is not None and size > self._bytes_max:
                 raise httpx2.StreamError(f"the answer is {TOO_LARGE} {self._bytes_max} bytes")
             yield part
 

@@ -190,5 +190,9 @@ def _listing(definition: ToolDefinition) -> str:
 
 
 def _flow(value: object) -> str:
-    """Return a value as JSON, which is YAML on one line."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return a value as JSON, which is YAML on one line. What a terminal would obey, or a reader not see, is escaped as YAML does it."""
+    return "".join(one if one.isprintable() else _escaped(one) for one in json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(character: str) -> str:
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from gavel_client import GavelClient
     from gavel_client.mcp.configuration import Configuration
     from gavel_client.mcp.proxy import Proxy
-
-_LOOPBACK: Final = ("127.", "::1", "localhost")
 
 
 def proxy(
@@ -46,6 +45,7 @@ def proxy(
 
     mcp_extra()
     configuration = load(config)
+    tokens = {} if listen is None else _tokens(configuration, config.parent)
     listener = None if listen is None else _listener(listen, configuration)
 
     async def run() -> None:
@@ -55,7 +55,7 @@ def proxy(
             client = await stack.enter_async_context(open_proxy_client(server, bus))
             clients = await _agent_clients(stack, configuration, config.parent, server, bus)
             made = Proxy(configuration, config.parent, client, agent_clients=clients, observe=observe)
-            await _serve(await stack.enter_async_context(made), configuration, config.parent, listener)
+            await _serve(await stack.enter_async_context(made), tokens, listener)
 
     run_until_signal(run)
 
@@ -71,7 +71,7 @@ async def _agent_clients(
     return clients
 
 
-async def _serve(proxy_: Proxy, configuration: Configuration, folder: Path, listener: socket.socket | None) -> None:
+async def _serve(proxy_: Proxy, tokens: Mapping[str, str], listener: socket.socket | None) -> None:
     import asyncio
 
     from gavel_client.mcp.server import ProxyServer
@@ -87,7 +87,6 @@ async def _serve(proxy_: Proxy, configuration: Configuration, folder: Path, list
     if listener is not None:
         host, port = listener.getsockname()[:2]
         output.print_line(f"gavel: ready on http://{f'[{host}]' if ':' in host else host}:{port}{PATH}")
-        tokens = {agent.token.read(folder): agent.id for agent in configuration.all_agents if agent.token is not None}
         await serve_http(server, listener, tokens, stopped)
         return
     serving = asyncio.create_task(serve_stdio(server))
@@ -102,17 +101,32 @@ async def _serve(proxy_: Proxy, configuration: Configuration, folder: Path, list
     os._exit(0)
 
 
+def _tokens(configuration: Configuration, folder: Path) -> dict[str, str]:
+    """Return the agent of each token. Raises InvalidInputError."""
+    from gavel_client.mcp.errors import ConfigurationError
+
+    try:
+        return configuration.tokens(folder)
+    except ConfigurationError as error:
+        raise InvalidInputError("\n".join(error.messages)) from error
+
+
 def _listener(address: str, configuration: Configuration) -> socket.socket:
     """Return the listening socket of an address. Raises InvalidInputError, CommandError."""
+    from gavel_client.mcp.transports import is_loopback
+
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdigit() or int(port) > 65_535:
         raise InvalidInputError(f"{address!r} is not an address; give HOST:PORT, e.g. 127.0.0.1:8080 (--listen)")
-    if not host.startswith(_LOOPBACK) and any(agent.token is None for agent in configuration.all_agents):
+    try:
+        listener = socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise CommandError(f"cannot listen on {address}: {error.strerror} (--listen)") from error
+    # The address decides, not the name: "127.example.com" may be any address.
+    if not is_loopback(listener) and any(agent.token is None for agent in configuration.all_agents):
+        listener.close()
         raise InvalidInputError(
             f"every host could call tools at {address}; give each agent of the configuration a token, or listen on 127.0.0.1"
         )
-    try:
-        return socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise CommandError(f"cannot listen on {address}: {error.strerror} (--listen)") from error
+    return listener

@@ -51,7 +51,7 @@ def verify(
         status, lines = _verify_log(key, witness_key or [], witnesses, since, save, server, bus)
     else:
         status, lines = verifier.verify_file(file or "", key, witness_key or [], witnesses)
-    print("\n".join(lines), file=sys.stderr if status else sys.stdout)
+    print("\n".join(map(verifier.escape, lines)), file=sys.stderr if status else sys.stdout)
     raise typer.Exit(status)
 
 
@@ -90,7 +90,7 @@ def _verify_log(
 def _read_checkpoint(path: Path, keys: list[Key]) -> Checkpoint:
     from gavel_server.proofs import verifier
 
-    checkpoint = verifier.parse_checkpoint(path.read_text(encoding="utf-8"))
+    checkpoint = verifier.parse_checkpoint(path.read_text(encoding="utf-8", errors="replace"))
     verifier.check_signatures(checkpoint, keys)
     return checkpoint
 
