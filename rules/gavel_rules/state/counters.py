@@ -14,7 +14,21 @@ from typing import Any, Final, NamedTuple
 
 from sortedcontainers import SortedList
 
-from gavel_rules.language.counters.counter import COUNT, DISTINCT, LAST, MAX, MIN, NEVER_MS, SUM, CompiledCounter
+from gavel_rules.language.counters.counter import (
+    COUNT,
+    DISTINCT,
+    GROUP_LENGTH_MAX,
+    LAST,
+    MAX,
+    MIN,
+    NEVER_MS,
+    SUM,
+    TOTAL_MAX,
+    CompiledCounter,
+)
+
+# Groups of a counter that lack an event. Beyond, all groups give no number.
+FAULTY_GROUPS_MAX: Final = 1_000
 
 
 class CounterEntry(NamedTuple):
@@ -75,11 +89,12 @@ class CounterTable:
         return self.flags.get("pinned", False)
 
     def read(self, group: str, now_ms: int, without: str = "") -> Reading | None:
-        """Return the number of a group at `now_ms`, which is not before the last event; None if an entry may be missing.
+        """Return the number of a group at `now_ms`, which is not before the last event; None if an entry may be missing, or if a double
+        does not hold the number exactly.
 
         `without` is the event_id of a proposal that is being decided: one that waits for its contest has been counted already.
         """
-        if not self.is_filled or self.is_full(group, now_ms):
+        if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.is_full(group, now_ms):
             return None
         lapses = self.lapses_by_group.get(group)
         if lapses is None:
@@ -89,19 +104,20 @@ class CounterTable:
         own = self.entries.get(without)
         if own is not None and own.group == group and own.lapses_at_ms > now_ms:
             lapsed.append(without)
-        return Reading(self.counter.number(self._value(group, lapsed)), 0 if frees_at_ms == NEVER_MS else frees_at_ms)
+        value = self._value(group, lapsed)
+        if abs(value) > TOTAL_MAX:
+            return None
+        return Reading(self.counter.number(value), 0 if frees_at_ms == NEVER_MS else frees_at_ms)
 
     def is_full(self, group: str, now_ms: int) -> bool:
         """Return whether a group gives no number, because an event of the group, or one of an unknown group, could not be entered."""
         faults = self.faults
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
 
-    def has_room(self, group: str, now_ms: int) -> bool:
-        """Return whether one more entry of a group finds room."""
+    def has_room(self, group: str) -> bool:
+        """Return whether one more entry of a group finds room. Also a group that gives no number takes entries: it will give one again."""
         counter = self.counter
-        if self.is_full(group, now_ms) or len(self.entries) >= counter.entries_max:
-            return False
-        return group in self.totals or len(self.totals) < counter.groups_max
+        return len(self.entries) < counter.entries_max and (group in self.totals or len(self.totals) < counter.groups_max)
 
     def has_room_for_one(self, now_ms: int) -> bool:
         """Return whether one more entry finds room, whatever its group."""

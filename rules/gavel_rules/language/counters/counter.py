@@ -59,7 +59,14 @@ class Amount(NamedTuple):
 
 
 class CounterError(CaseError):
-    """An event cannot be counted: an expression of the counter fails, or its value does not fit into a group."""
+    """An event cannot be counted: an expression of the counter fails, or its value does not fit into a group.
+
+    `group` is the group that lacks the event; None: it may be any.
+    """
+
+    def __init__(self, message: str, group: str | None = None) -> None:
+        super().__init__(message)
+        self.group: Final = group
 
 
 class _Expression:
@@ -151,7 +158,10 @@ class CompiledCounter:
         self._settle: Final = _compile(expressions.settle)
 
     def amount_of(self, event: CountedEvent) -> Amount | None:
-        """Return the group and the amount of an event, None if it does not count. Raises CounterError."""
+        """Return the group and the amount of an event, None if it does not count. Raises CounterError.
+
+        A group whose key is longer than GROUP_LENGTH_MAX has no entries, and nothing can be read from it.
+        """
         typed = self._typed(event)
         if self._where is not None:
             counts = self._where.evaluate(typed)
@@ -160,15 +170,20 @@ class CompiledCounter:
             if not counts:
                 return None
         group: object = "" if self._by is None else self._by.evaluate(typed)
-        if not isinstance(group, str) or len(group) > GROUP_LENGTH_MAX:
-            raise CounterError(f"`by` of counter {self.name} gives no text of at most {GROUP_LENGTH_MAX} characters")
-        if self._amount is None:
-            return Amount(group, 1)
-        return Amount(group, self._scaled(self._amount.evaluate(typed)))
+        if not isinstance(group, str):
+            raise CounterError(f"`by` of counter {self.name} gives no text")
+        if len(group) > GROUP_LENGTH_MAX:
+            return None
+        return Amount(group, 1 if self._amount is None else self._scaled(self._amount.evaluate(typed), group))
+
+    def fits(self, event: CountedEvent) -> bool:
+        """Return whether the params of an event match the schema of its action, which the counter's expressions rely on."""
+        schema = self._schemas.get(event.action_type)
+        return schema is None or not schema.violations(event.params)
 
     def settled_amount(self, event: CountedEvent, approved: int | str) -> int | str:
         """Return the amount of a reserved approval after its report. Raises CounterError."""
-        return approved if self._settle is None else self._scaled(self._settle.evaluate(self._typed(event)))
+        return approved if self._settle is None else self._scaled(self._settle.evaluate(self._typed(event)), None)
 
     def lapse_ms(self, recorded_at_ms: int) -> int:
         """Return the time from which an event recorded at `recorded_at_ms` no longer counts."""
@@ -186,7 +201,7 @@ class CompiledCounter:
         schema = self._schemas.get(event.action_type)
         return event if schema is None else event._replace(params=schema.typed(event.params))
 
-    def _scaled(self, value: object) -> int | str:
+    def _scaled(self, value: object, group: str | None) -> int | str:
         if self.aggregate == DISTINCT:
             if isinstance(value, str) and len(value) <= GROUP_LENGTH_MAX:
                 return value
@@ -196,7 +211,7 @@ class CompiledCounter:
         elif isinstance(value, float) and abs(value) * 10**self.scale <= TOTAL_MAX:
             # Through its shortest decimal text: 0.1 is one tenth. Rounded up, so that a budget is never overrun by a fraction.
             return int((Decimal(repr(value)) * Decimal(10) ** self.scale).to_integral_value(ROUND_CEILING))
-        raise CounterError(f"`{self.aggregate}` of counter {self.name} gives a value that cannot be counted")
+        raise CounterError(f"`{self.aggregate}` of counter {self.name} gives a value that cannot be counted", group)
 
 
 def aggregate_of(part: CounterPart) -> str:

@@ -22,7 +22,7 @@ from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.counters.counter import DISTINCT, NEVER_MS, CompiledCounter, CountedEvent, CounterError
 from gavel_rules.language.report_expressions import execution_values
-from gavel_rules.state.counters import ALL_GROUPS, CounterEntry, CounterTable, Totals, order_key
+from gavel_rules.state.counters import ALL_GROUPS, FAULTY_GROUPS_MAX, CounterEntry, CounterTable, Totals, order_key
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.values import struct_to_dict, value_to_python
@@ -155,7 +155,7 @@ def release(store: Store, live: LiveDecision) -> None:
 def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
     """Add an entry. If it finds no room, its group gives no number until the entry would have lapsed."""
     lapses_at_ms = entry.lapses_at_ms
-    if not table.has_room(entry.group, store.recorded_at_ms):
+    if not table.has_room(entry.group):
         _fail(store, table, ALL_GROUPS, lapses_at_ms)
         return
     group = entry.group
@@ -224,6 +224,8 @@ def _list_of(store: Store, lists: dict[str, SortedList], group: str) -> SortedLi
 def _fail(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
     """Let reads of a group, or of ALL_GROUPS, give no number until a time."""
     until_ms = min(until_ms, table.counter.lapse_ms(store.recorded_at_ms)) if until_ms == NEVER_MS else until_ms
+    if group not in table.faults and len(table.faults) >= FAULTY_GROUPS_MAX:
+        group = ALL_GROUPS
     store.put(table.faults, group, max(until_ms, table.faults.get(group, 0)))
 
 
@@ -312,8 +314,10 @@ def _enter_event(store: Store, table: CounterTable, entry_id: str, event: Counte
     lapses_at_ms = NEVER_MS if counter.is_reserved else counter.lapse_ms(store.recorded_at_ms)
     try:
         amount = counter.amount_of(event)
-    except CounterError:
-        _fail(store, table, ALL_GROUPS, lapses_at_ms)
+    except CounterError as error:
+        # A proposal that is refused for its params names no group: it must not keep the others' proposals from being decided.
+        if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.fits(event):
+            _fail(store, table, ALL_GROUPS if error.group is None else error.group, lapses_at_ms)
         return
     if amount is not None:
         enter(store, table, CounterEntry(entry_id, amount.group, amount.value, lapses_at_ms, store.head))

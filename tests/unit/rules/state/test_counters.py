@@ -36,6 +36,7 @@ OVER = {
     "effect": "reject",
     "reason_code": "DAILY_BUDGET",
 }
+NO_MORE = {**OVER, "when": "history.spent(params.customer_id) < 0.0"}
 NEVER = {**OVER, "when": "history.spent() > 1000"}
 
 
@@ -298,3 +299,95 @@ def test_a_proposal_does_not_count_for_itself() -> None:
             outcomes.append(decision.reason_code)
         assert ["", "", "DAILY_BUDGET"] == outcomes
         core.prove()
+
+
+def loose(counter: dict[str, Any], amount: str = "number", over: dict[str, Any] = NO_MORE) -> str:
+    """Return a rule set whose schema bounds neither the customer's name nor the amount, which is of the JSON type `amount`."""
+    data = json.loads(counted(counter, over=over))
+    for action in data["actions"].values():
+        action["params"] = {**PARAMS, "properties": {"amount": {"type": amount}, "customer_id": {"type": "string"}}}
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize("source", ["proposals", "rejections"])
+@pytest.mark.parametrize("params", [{}, {"amount": "much", "customer_id": "ann"}, {"amount": 1.0, "customer_id": 7}])
+def test_invalid_params_stop_nobody(source: str, params: dict[str, Any]) -> None:
+    """A proposal that is refused because its params are invalid keeps no other proposal from being decided."""
+    orders = Orders(loose({**BUDGET, "of": source}))
+
+    refused = orders.core.decide([], subject="order/0", trace_id="trace-0", params=python_to_value(params).struct_value)
+
+    assert reason_codes.INVALID_PARAMS == refused.reason_code
+    orders.approve(1.0)
+    orders.core.prove()
+
+
+def test_an_amount_that_cannot_be_counted() -> None:
+    """An amount beyond what a counter holds takes the number from its own group, until it would have stopped counting."""
+    orders = Orders(loose({**BUDGET, "of": "proposals"}))
+    orders.propose(2.0**53)
+
+    assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    orders.approve(1.0, "bob")
+    orders.core.tick(DAY_MS)
+    orders.approve(1.0)
+    orders.core.prove()
+
+
+def test_a_group_with_a_long_name() -> None:
+    """A group whose name no counter holds gives no number, so nothing is approved in it, and the other groups go on."""
+    orders = Orders(loose(RESERVED, over=OVER))
+
+    assert [reason_codes.COUNTER_FULL] * 2 == [orders.propose(999.0, "a" * 257).reason_code for _ in range(2)]
+    orders.approve(999.0)
+    orders.core.prove()
+
+
+def test_a_sum_that_no_double_holds() -> None:
+    """A sum beyond 2^53 gives no number: proposals that read it are refused, and others are decided."""
+    whole = {**NO_MORE, "when": "history.spent(params.customer_id) < 0"}
+    orders = Orders(loose({**BUDGET, "of": "proposals"}, "integer", whole))
+    orders.approve(2**53)
+    orders.approve(1)
+
+    assert reason_codes.COUNTER_FULL == orders.propose(1).reason_code
+    orders.approve(1, "bob")
+    orders.core.prove()
+
+
+def test_many_groups_that_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When more groups lack an event than are remembered, all groups give no number."""
+    monkeypatch.setattr("gavel_rules.state.transitions.counters.FAULTY_GROUPS_MAX", 2)
+    orders = Orders(loose({**BUDGET, "of": "proposals"}))
+    for customer in ("ann", "bob"):
+        orders.propose(2.0**53, customer)
+    orders.approve(1.0, "eve")
+    orders.propose(2.0**53, "joe")
+
+    assert reason_codes.COUNTER_FULL == orders.propose(1.0, "eve").reason_code
+
+
+def test_one_group_with_too_many_values() -> None:
+    """A group with more different values than a counter holds gives no number, whatever follows in it, and the other groups go on."""
+    whole = {**NO_MORE, "when": "history.spent(params.customer_id) < 0"}
+    counter = {**BUDGET, "of": "proposals", "distinct": "string(params.amount)", "distinct_max": 1}
+    orders = Orders(counted({key: value for key, value in counter.items() if key != "sum"}, over=whole))
+    orders.approve(1.0)
+    orders.approve(2.0)
+
+    assert [reason_codes.COUNTER_FULL] * 2 == [orders.propose(amount).reason_code for amount in (3.0, 1.0)]
+    orders.approve(1.0, "bob")
+    orders.core.prove()
+
+
+def test_a_fault_ends_although_events_go_on() -> None:
+    """A counter gives numbers again once the event that it lacks would have stopped counting, however many events come meanwhile."""
+    orders = Orders(loose({**BUDGET, "of": "proposals"}))
+    orders.propose(2.0**53)
+    for _ in range(3):
+        orders.core.tick(DAY_MS // 4)
+        assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    orders.core.tick(DAY_MS // 4)
+
+    assert 3.0 == orders.spent()
+    orders.core.prove()
