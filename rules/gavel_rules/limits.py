@@ -72,6 +72,9 @@ GRANTS_VERSIONS_MAX: Final = 64
 # The registry of tools, of one bus.
 TOOL_CONTRACTS_MAX: Final = 1_000
 TOOL_CONTRACT_BYTES_MAX: Final = 48 * 1024
+TOOL_SCHEMA_PATTERNS_MAX: Final = 64
+# By which one place of a value is checked, with references followed.
+TOOL_SCHEMA_PARTS_MAX: Final = 2_000
 TOOL_PROVIDERS_MAX: Final = 1_000
 TOOL_BINDINGS_MAX: Final = 10_000
 TOOL_ALIASES_MAX: Final = 32

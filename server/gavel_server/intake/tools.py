@@ -28,10 +28,13 @@ from google.protobuf.struct_pb2 import Struct
 from gavel_server.errors import invalid
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.intake.formats import NAME
+from gavel_server.intake.schema_work import work_problem
 
 Violations = list[tuple[str, str]]
 _NOT_A_NAME: Final = "is not 1 to 128 printable ASCII characters without spaces"
 _PROBLEM_LENGTH_MAX: Final = 256
+# The default compiles for tens of milliseconds, in which the server does nothing else; this takes at most one.
+_PATTERNS: Final = jsonschema_rs.FancyRegexOptions(size_limit=256 * 1024)
 # RFC 6901: "~" stands before 0 or 1 only.
 _REDACTION: Final = re.compile(r"/(?:arguments|result)(?:/(?:[^/~]|~[01])*)*\Z")
 
@@ -146,7 +149,12 @@ def _check_schema(schema: Struct, path: str, found: Violations) -> None:
     if problems:
         found.extend(problems)
         return
+    document = struct_to_dict(schema)
+    problem = work_problem(document)
+    if problem:
+        found.append((path, problem))
+        return
     try:
-        jsonschema_rs.Draft202012Validator(struct_to_dict(schema), offline=True)
+        jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=_PATTERNS)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         found.append((path, f"is not a JSON Schema 2020-12: {clipped(str(error).splitlines()[0], _PROBLEM_LENGTH_MAX)}"))
