@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 from gavel_rules.limits import TOOL_SCHEMA_PARTS_MAX, TOOL_SCHEMA_PATTERNS_MAX
 
 # Steps of one measurement; a schema that needs more is refused.
-_STEPS_MAX: Final = 20_000
+_STEPS_MAX: Final = 10_000
 # Keywords whose schemas apply to the same value as the schema around them, by their value.
 _SAME_ONE: Final = ("not", "if", "then", "else")
 _SAME_LISTED: Final = ("allOf", "anyOf", "oneOf")
@@ -57,6 +58,8 @@ class _Measurement:
             self._spend()
             patterns += isinstance(part.get("pattern"), str) + len(_mapping(part.get("patternProperties")))
             self._named.update((f"#{part[key]}", part) for key in _ANCHORS if isinstance(part.get(key), str))
+            if part is not schema and isinstance(part.get("$id"), str):
+                raise _TooMuchWorkError("has a part with an $id of its own; name it under $defs")
         if patterns > TOOL_SCHEMA_PATTERNS_MAX:
             raise _TooMuchWorkError(f"has {patterns} patterns; the limit is {TOOL_SCHEMA_PATTERNS_MAX}")
 
@@ -120,12 +123,14 @@ class _Measurement:
         return [found + others if place.startswith("/") else found for place, found in places.items()]
 
     def _target(self, reference: object) -> object:
-        if isinstance(reference, str) and reference in self._named:
-            return self._named[reference]
+        if isinstance(reference, str) and unquote(reference) in self._named:
+            return self._named[unquote(reference)]
         part: object = self._root
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            raise _TooMuchWorkError(f"has a reference that is not followed here, {str(reference)[:64]!r}; use #/$defs/…")
-        for step in reference[2:].split("/"):
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            if "$id" in self._root:
+                raise _TooMuchWorkError(f"has a reference that is not followed here, {str(reference)[:64]!r}; use #/$defs/…")
+            return None  # to another document: the library refuses it
+        for step in unquote(reference[2:]).split("/"):
             name = step.replace("~1", "/").replace("~0", "~")
             if isinstance(part, list):
                 part = part[int(name)] if name.isdigit() and int(name) < len(part) else None

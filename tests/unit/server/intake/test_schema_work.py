@@ -49,6 +49,7 @@ def test_shipped_contracts() -> None:
     [
         _doubling(40, "anyOf"),
         _doubling(40, "allOf"),
+        json.loads(json.dumps(_doubling(40, "oneOf")).replace("#/$defs", "#/%24defs")),
         {"properties": {"a": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}},
         {"anyOf": [{"items": {"$ref": "#"}}, {"items": {"$ref": "#"}, "minItems": 1}]},
         {"properties": {"a": {"$ref": "#"}}, "additionalProperties": {"$ref": "#"}, "patternProperties": {"^a": {"$ref": "#"}}},
@@ -66,7 +67,10 @@ def test_complicated_schemas() -> None:
     wide = {"items": {"anyOf": [{"properties": {str(name): {"anyOf": [{}] * 40} for name in range(40)}} for _ in range(40)]}}
 
     assert "is too complicated to be measured; simplify it" == work_problem(json.loads(json.dumps(wide)))
-    assert "has a reference that is not followed here, 'other.json'; use #/$defs/…" == work_problem({"$ref": "other.json"})
+    itself = {"$id": "https://example.org/a.json", "items": {"$ref": "a.json"}}
+    assert "has a reference that is not followed here, 'a.json'; use #/$defs/…" == work_problem(itself)
+    hidden = {"$defs": {"a": {"$id": "https://example.org/a.json", **_doubling(40, "allOf")}}, "$ref": "#/$defs/a"}
+    assert "has a part with an $id of its own; name it under $defs" == work_problem(json.loads(json.dumps(hidden)))
 
 
 @pytest.mark.parametrize(
