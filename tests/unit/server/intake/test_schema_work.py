@@ -64,7 +64,9 @@ def test_doubling(schema: dict[str, Any]) -> None:
 
 def test_complicated_schemas() -> None:
     """What cannot be measured in few steps is refused, and so is a reference that the measurement cannot follow."""
-    wide = {"items": {"anyOf": [{"properties": {str(name): {"anyOf": [{}] * 40} for name in range(40)}} for _ in range(40)]}}
+    wide: dict[str, Any] = {
+        "items": {"anyOf": [{"properties": {str(name): {"anyOf": [{}] * 40} for name in range(40)}} for _ in range(40)]}
+    }
 
     assert "is too complicated to be measured; simplify it" == work_problem(json.loads(json.dumps(wide)))
     itself = {"$id": "https://example.org/a.json", "items": {"$ref": "a.json"}}
