@@ -114,7 +114,7 @@ async def test_decisions_of_other_agents(world: World) -> None:
             async with _connected(url, token="secret-of-bob", extensions=[Tasks()]) as bob:  # noqa: S106
                 status = await bob.call_tool("gavel_decision_status", {"decision_id": decision_id})
                 for request in (GetTask, CancelTask):
-                    with pytest.raises(MCPError, match="there is no such task"):
+                    with pytest.raises(MCPError, match=f"there is no task {decision_id}"):
                         await bob.session.send_request(request(params=TaskParams(task_id=decision_id)), TaskResult)
             before = world.lines
             own = await ann.call_tool("gavel_decision_status", {"decision_id": decision_id})
