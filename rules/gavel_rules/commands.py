@@ -144,7 +144,7 @@ class ActivateRuleSet:
 
 @dataclass(slots=True)
 class OpenCounters:
-    """Open the counters of a deployed version that no rule set in force has. The server sends it before an activation."""
+    """Open those counters of a deployed version that no rule set in force has. The server sends it before an activation."""
 
     event_id: str
     policy_id: str

@@ -1,7 +1,7 @@
 """Completion of tool events: the execution_id of a call, and the versions and schemas that the registry of tools has for it.
 
-Call and result are paired by the execution_id (constitution 001), so no two calls may have the same one. What a producer sets stays as it
-is: the log shows which schema the producer followed, and the registry which one was in force.
+Call and result are paired by the execution_id (constitution 001), so no two calls may have the same one. A field that the producer sets
+stays as it is: the log shows which schema the producer followed, and the registry which one was in force.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Who has to resolve a review: the policy that a rule set declares for an action, or for one of its rules.
+"""The policy of a review, which says who has to resolve it.
 
-The policy is recorded in the decision that opens the review, and holds for it whatever rule sets are activated meanwhile.
+A rule set declares it for an action, or for one of its rules. The policy is recorded in the decision that opens the review, and holds for
+it whatever rule sets are activated meanwhile.
 """
 
 from __future__ import annotations

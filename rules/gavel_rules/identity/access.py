@@ -34,7 +34,7 @@ _NOBODY: Final = common_pb2.PRODUCER_TYPE_UNSPECIFIED
 
 
 class Access(NamedTuple):
-    """What an event does, as far as grants restrict it.
+    """The parts of an event that grants may restrict.
 
     A field is empty if the event has no such part; grants then do not restrict that part.
     """

@@ -1,4 +1,4 @@
-"""What an attestation says about who took part in a call."""
+"""The participants of a call, as its attestation names them."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ class IntegrityStart(NamedTuple):
 
 
 class IntegrityPart(NamedTuple):
-    """What `are_joined` compares of one part of a log with the parts before it: event_ids with their first and last times, and earlier
-    causes.
-    """
+    """The findings of one part of a log, for `are_joined`: event_ids with their first and last times, and causes before the part."""
 
     window_ms: int
     first_ms_of: dict[bytes, int]
@@ -59,7 +57,7 @@ class Integrity:
 
     @property
     def part(self) -> IntegrityPart:
-        """What `are_joined` compares with other parts."""
+        """The findings that `are_joined` compares with those of other parts."""
         return IntegrityPart(
             self._window_ms, {**self._recorded_at_ms_of, **self._first_ms_of}, self._recorded_at_ms_of, self._earlier_causes
         )

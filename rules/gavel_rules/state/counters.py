@@ -49,7 +49,7 @@ class Totals(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a counter gives for a group. `frees_at_ms` is when the next of its entries lapses; 0: none will by itself."""
+    """The result of reading a counter for a group. `frees_at_ms` is when the next of its entries lapses; 0: none will by itself."""
 
     value: float
     frees_at_ms: int

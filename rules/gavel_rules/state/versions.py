@@ -57,7 +57,7 @@ class ModelAnswer(NamedTuple):
 
 
 class TraceVersions:
-    """What the events of a trace name. `sequence_number` is that of the first event that names anything."""
+    """The versions that the events of a trace name. `sequence_number` is that of the first event that names anything."""
 
     def __init__(
         self,

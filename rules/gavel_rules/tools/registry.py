@@ -1,7 +1,7 @@
-"""Changes of the registry of tools. Each becomes one system fact; what changes nothing is answered from the registry.
+"""Changes of the registry of tools.
 
-A registered contract replaces the one of the same name. Calls name the version of the contract that they followed, and the log keeps
-every version.
+Each becomes one system fact. A change without effect is answered from the registry. A registered contract replaces the one of the same
+name. Calls name the version of the contract that they followed, and the log keeps every version.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ READ_EVENTS_MAX: Final = 128
 
 
 class Archived(NamedTuple):
-    """What a run did: segments written, the archive's last event, and the first event that the log still has."""
+    """The result of a run: segments written, the archive's last event, and the first event that the log still has."""
 
     segments: int
     last: int

@@ -36,7 +36,7 @@ _MANIFEST: Final = re.compile(r"\d{12}-\d{12}\.json")
 
 
 class Manifest(NamedTuple):
-    """What a segment holds: events `first` to `last` of a bus, the chain hashes before and after, and its file."""
+    """The description of a segment: events `first` to `last` of a bus, the chain hashes before and after them, and the file."""
 
     bus: str
     first: int

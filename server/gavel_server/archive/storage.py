@@ -1,4 +1,4 @@
-"""Where archives are: a directory, or an object store of fsspec (s3://…).
+"""The storage of archives: a directory, or an object store of fsspec (s3://…).
 
 A write is whole or absent: a file is written under another name, synced and renamed; an object store does so by itself.
 """

@@ -37,7 +37,7 @@ PartyKey = tuple[int, str, str]
 
 
 class TraceParty:
-    """Who takes part in a trace: a producer, and the principal that called."""
+    """A participant of a trace: a producer, and the principal that called."""
 
     def __init__(self, producer_type: int, producer_id: str, principal: Principal) -> None:
         self.producer_type: Final = producer_type

@@ -1,7 +1,7 @@
-"""Where an export goes: a file of lines, standard output, or a directory of Parquet files; and its cursor.
+"""The targets of an export (a file of lines, standard output, a directory of Parquet files), and its cursor.
 
-A target takes events, and `commit` makes them durable. The cursor is written after that; a run that resumes first removes from the target
-what came after the cursor. So a target that is a file or a directory has every event once, whenever a run was killed.
+A target takes events, and `commit` makes them durable. The cursor is written after that; a run that resumes first removes the events after
+the cursor from the target. So a target that is a file or a directory has every event once, whenever a run was killed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 
 class Usage:
-    """What a caller, an address or all addresses use of a limited resource: pieces, and their bytes. `parent` is the larger group."""
+    """The use of a limited resource by a caller, an address or all addresses: pieces, and their bytes. `parent` is the larger group."""
 
     def __init__(self, name: str, parent: Usage | None) -> None:
         self.name: Final = name

@@ -52,7 +52,7 @@ class Throttled:
 
 
 class Account:
-    """What one caller has left of its rates, and has open."""
+    """The account of one caller: the rest of its rates, and its open streams."""
 
     def __init__(self, calls: float, size_bytes: float, now: float) -> None:
         self.calls = calls

@@ -1,4 +1,4 @@
-"""What the server sends the native front as JSON: how to serve, and with which certificates (`server/front/orders.go`)."""
+"""The orders of the server to the native front, as JSON: how to serve, and with which certificates (`server/front/orders.go`)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who calls: credentials of callers become principals, the same way on both transports."""
+"""Authentication: credentials of callers become principals, in the same way on both transports."""

@@ -14,7 +14,7 @@ _BEARER: Final = "bearer"
 
 
 class Credentials(NamedTuple):
-    """What a caller has presented. `peer` is "HOST:PORT" or "unix:"."""
+    """The credentials that a caller has presented. `peer` is "HOST:PORT" or "unix:"."""
 
     peer: str
     is_encrypted: bool = False

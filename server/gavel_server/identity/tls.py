@@ -15,7 +15,7 @@ from gavel_server.identity.settings import ClientCertificate, IdentitySettings
 
 
 class TlsMaterial(NamedTuple):
-    """What a TLS server needs, in PEM. Its text form shows no key."""
+    """The certificate, key and authorities of a TLS server, in PEM. Its text form shows no key."""
 
     certificate: bytes
     key: bytes

@@ -23,7 +23,7 @@ _LOG: Final = structlog.get_logger(__name__)
 
 
 class LogSource(Protocol):
-    """What a tree reads of a log; `EventLog` has it."""
+    """The part of `EventLog` that a tree reads."""
 
     bus: str
 

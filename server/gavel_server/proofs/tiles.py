@@ -35,7 +35,7 @@ _LOG: Final = structlog.get_logger(__name__)
 
 
 class TreeHead(NamedTuple):
-    """How far a tree has come: its size, which is a sequence number, its root, and the chain hash of the log's event there."""
+    """The head of a tree: its size, which is a sequence number, its root, and the chain hash of the log's event there."""
 
     size: int
     root: bytes

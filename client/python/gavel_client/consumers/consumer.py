@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Disposition(Enum):
-    """What happens to a processed entry."""
+    """The outcome for a processed entry."""
 
     DELETE = "delete"
     """Delete it for all groups: its work has ended in the log."""

@@ -25,7 +25,7 @@ TraceOf = Callable[[int], Iterable[Envelope]]
 
 @dataclass
 class EvidenceCheck:
-    """What became of one piece of evidence."""
+    """The result of verifying one piece of evidence."""
 
     hash: str
     """"sha256:" and 64 hex digits."""

@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Action:
-    """What a call proposes; see `proposal_envelope`.
+    """The action that a call proposes; see `proposal_envelope`.
 
     `params` must contain everything that the effect depends on, since an approval covers nothing else. Without `based_on_events` the
     proposal cites what the projection has of `subject`.

@@ -65,7 +65,7 @@ class AgentTool(Protocol):
 
     @property
     def definition(self) -> LLMTool:
-        """What the model is told about the tool."""
+        """The description of the tool for the model."""
         ...
 
     async def run(self, call: LLMToolCall, arguments: Arguments, run: AgentRun) -> ToolExecutionResult:

@@ -1,8 +1,8 @@
 """The types of a model's answer, which provider, service and agent layer share (constitution 003).
 
-No field has a type of a provider's SDK. What a provider sends is kept as JSON: whole in `raw_events`, and in parts in the metadata of
-segments and in `extras`. Two responses are equal if their contents are: `raw_events` and latencies, which tell how a response
-arrived, do not count. So a response that was streamed equals the same response in one piece.
+No field has a type of a provider's SDK. The data of a provider is kept as JSON: whole in `raw_events`, and in parts in the metadata of
+segments and in `extras`. Two responses are equal if their contents are: `raw_events` and latencies, which tell how a response arrived, do
+not count. So a response that was streamed equals the same response in one piece.
 """
 
 from __future__ import annotations
@@ -148,9 +148,10 @@ class LLMStreamError:
 
 @dataclass(frozen=True)
 class LLMStreamChunk:
-    """What an event adds. One field is set: the one that belongs to the event's type.
+    """The part that an event adds.
 
-    `arguments_delta` continues the arguments of the call `call_id` of the tool `tool_name`.
+    One field is set: the one that belongs to the event's type. `arguments_delta` continues the arguments of the call `call_id` of the tool
+    `tool_name`.
     """
 
     text_delta: str = ""

@@ -38,7 +38,7 @@ class CallerError(ValueError):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, in which session and trace."""
+    """The caller of a request: an agent, its session and its trace."""
 
     agent: str
     """The agent's id in the log."""

@@ -34,7 +34,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class CallParts:
-    """What the calls of a runtime share."""
+    """The parts that all calls of a runtime share."""
 
     recorder: ToolRecorder
     providers: Mapping[str, Provider]
@@ -62,7 +62,7 @@ class Call:
         )
 
     def cancel(self) -> None:
-        """Stop the tool. What has happened is recorded all the same."""
+        """Stop the tool. The events until then are recorded all the same."""
         self._cancelled = True
         if self._step is not None:
             self._step.cancel()

@@ -99,7 +99,7 @@ class ToolInvocation:
 
 @dataclass(frozen=True)
 class ToolData:
-    """What a provider returns."""
+    """The data that a provider returns."""
 
     data: Json
     """The result, a JSON object."""

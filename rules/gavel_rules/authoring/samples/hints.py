@@ -29,7 +29,7 @@ Template = tuple[str | Reference, ...]
 
 
 class Hints(NamedTuple):
-    """What conditions say about the values of one path."""
+    """The hints of conditions about the values of one path."""
 
     constants: tuple[str | float, ...] = ()
     lengths: tuple[int, ...] = ()  # constants that its size may be compared with

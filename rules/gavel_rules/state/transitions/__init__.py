@@ -1,1 +1,1 @@
-"""What each kind of event changes in the tables: `apply` finds the transition of an event."""
+"""The changes of the tables by each kind of event: `apply` finds the transition of an event."""

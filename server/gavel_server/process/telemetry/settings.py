@@ -1,4 +1,4 @@
-"""What to export, from the environment variables of OpenTelemetry.
+"""The exports that the environment variables of OpenTelemetry ask for.
 
 Nothing is exported unless a variable names an exporter or an endpoint. The SDK reads the other variables itself: sampler, resource,
 headers, intervals and limits. See https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables

@@ -1,1 +1,1 @@
-"""What is measured and traced of calls."""
+"""Metrics and spans of calls."""

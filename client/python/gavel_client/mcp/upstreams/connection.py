@@ -1,8 +1,9 @@
 """Connections to upstream servers: one for each server of the configuration, over stdio or streamable HTTP.
 
 A connection that ends is opened again, with growing pauses; meanwhile calls fail at once. The list of tools is read when a connection
-opens, when the server says that it has changed, and from time to time. What servers send is data: its size is limited before it is parsed,
-the time for it is limited, and nothing in it is followed. A server's requests to its client (sampling, elicitation, roots) are not served.
+opens, when the server says that it has changed, and from time to time. Answers of servers are data: their size is limited before they are
+parsed, the time for them is limited, and no instruction in them is followed. A server's requests to its client (sampling, elicitation,
+roots) are not served.
 """
 
 from __future__ import annotations

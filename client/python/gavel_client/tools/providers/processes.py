@@ -26,7 +26,7 @@ Emit = Callable[[str, str], None]
 
 
 class Output:
-    """What a process writes to one stream, up to a limit."""
+    """The output of a process on one stream, up to a limit."""
 
     def __init__(self, name: str, bytes_max: int, emit: Emit) -> None:
         self._name: Final = name

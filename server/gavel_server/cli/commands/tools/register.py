@@ -19,7 +19,7 @@ def register_tools(
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
-    """Register tools. What is registered already is left as it is, so the command may be repeated."""
+    """Register tools. Content that is registered already stays as it is, so the command may be repeated."""
     from gavel_client.tools.contracts import shipped_contracts, shipped_providers
 
     from gavel_server.cli import documents
