@@ -55,7 +55,7 @@ class RecordedEvent:
         return stored
 
     def pack(self, content: bytes) -> None:
-        """Store the event as the log's bytes of it."""
+        """Store the event as its bytes in the log."""
         self.stored.pack(content)
 
     @property

@@ -325,7 +325,7 @@ NO_REJECTIONS: Final = Rejections(0, 0, 0)
 
 
 class Refusals:
-    """The refusals that count against a producer in a trace: those since its last approval there or the end of its last review."""
+    """The refusals that count against a producer in a trace: all since its last approval there, or since the end of its last review."""
 
     def __init__(self, rejections: Rejections, fingerprint: str, sequence_number: int) -> None:
         self.rejections: Final = rejections

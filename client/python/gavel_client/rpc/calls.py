@@ -295,7 +295,7 @@ def subscribe_events(
     bus: str = "",
     timeout_ms: int | None = None,
 ) -> StreamCall[events.SubscribeEventsResponse]:
-    """Stream past and then new events, without gap or duplicate, and checkpoints while no event passes the filters.
+    """Stream the past events and then new ones, without gap or duplicate, and checkpoints while no event passes the filters.
 
     After an error, subscribe again from the sequence number after the last envelope or checkpoint.
     """

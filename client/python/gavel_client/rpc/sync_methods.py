@@ -198,7 +198,7 @@ class SyncMethods(ABC):
         bus: str = "",
         timeout_ms: int | None = None,
     ) -> Iterator[events.SubscribeEventsResponse]:
-        """Stream past and then new events, without gap or duplicate, and checkpoints while no event passes the filters.
+        """Stream the past events and then new ones, without gap or duplicate, and checkpoints while no event passes the filters.
 
         After an error, subscribe again from the sequence number after the last envelope or checkpoint.
         """

@@ -17,7 +17,7 @@ _ESCAPES: Final = {"d": "0", "w": "a", "s": " ", "b": "", "A": "", "z": "", "n":
 
 
 def matching_texts(pattern: str) -> list[str]:
-    """Return texts that a regular expression matches, one for each of its alternatives; [] if it is not understood."""
+    """Return texts that a regular expression matches; each takes other alternatives of it. [] if the expression is not understood."""
     try:
         return list(dict.fromkeys(_PatternText(pattern, choice).text() for choice in range(CHOICES_MAX)))
     except (IndexError, ValueError):

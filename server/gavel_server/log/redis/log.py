@@ -87,7 +87,7 @@ class RedisLog:
         acknowledgement: Acknowledgement,
         topology: Topology | None = None,
     ) -> None:
-        """`topology`: what `close` closes."""
+        """`close` closes `topology`; None: the connections are shared, and `close` closes nothing."""
         self.bus = bus
         self.url = connections.url
         self._topology = topology

@@ -102,7 +102,7 @@ class RedisLogs:
         return found
 
     async def ping(self) -> None:
-        """Return if Redis answers, or the cluster tells where logs are. Raises LogUnreachableError."""
+        """Check that Redis answers, or that the cluster tells where logs are. Raises LogUnreachableError."""
         await self._topology.ping()
 
     @asynccontextmanager

@@ -94,7 +94,7 @@ class Upstream:
         return "".join(one for one in stated if one.isprintable()) or "unknown"
 
     async def wait_for_first_try(self) -> None:
-        """Return once the server has been connected, or could not be."""
+        """Return once the first try to connect has succeeded or failed."""
         await self._first_try.wait()
 
     async def run(self) -> None:
