@@ -93,7 +93,7 @@ def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Faul
         return Fault(
             error_pb2.ERROR_REASON_VERSION_REUSED,
             f"version {version} of rule set {policy_id} is deployed with digest {deployed.digest}; "
-            f"this document has {rule_set.digest}: give it a new version",
+            f"this document has {rule_set.digest}: give it a new version, or a name of its own if it is another rule set",
         )
     event = recorder.record_system_fact(
         command.event_id,

@@ -65,7 +65,10 @@ def _action_warnings(name: str, part: ActionPart, action: CheckedAction) -> Iter
     if part.review is not None:
         yield from _review_warnings((*path, "review"), part.review)
     if not any(rule.effect == "approve" for rule, _ in action.rules):
-        hint = "alone, the rule set refuses every proposal; another one must approve"
+        if any(rule.effect == "review" for rule, _ in action.rules):
+            hint = "alone, the rule set lets nothing happen without a person"
+        else:
+            hint = "alone, the rule set refuses every proposal; another one must approve"
         yield DocumentWarning(path, True, "never-approves", f"no rule approves {name}", hint)
 
 

@@ -74,6 +74,8 @@ async def test_evidence_of_a_call(shop: Server, bus: str, profile: Path) -> None
     missing = gavel("evidence", "verify", "t-1", *store, *at)
     assert (1, True) == (missing.returncode, "missing" in missing.stdout)
     assert 1 == gavel("evidence", "verify", "no-such-trace", *store, *at).returncode
+    elsewhere = gavel("evidence", "verify", "t-1", "--store", str(profile.parent / "evidense"), *at)
+    assert (2, True) == (elsewhere.returncode, "there is no directory" in elsewhere.stderr)
     # The same call again returns the same content, which is then kept again.
     assert 0 == gavel(*call).returncode
     assert 0 == gavel("evidence", "verify", "t-1", *store, *at).returncode

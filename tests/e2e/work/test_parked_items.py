@@ -15,6 +15,7 @@ from gavel_client.executor import Executor
 from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
 from gavel_rules.redis_keys import work_key
 
+from tests.e2e.cli.programs import gavel
 from tests.e2e.work.consumer import consume
 from tests.e2e.world import ACTION, Server, approve, poll
 
@@ -67,6 +68,8 @@ async def test_scans_leave_parked_items(
             return bool((await clients[0].list_parked(WORK_QUEUE_DECISIONS, "executors")).items) or None
 
         await poll(parked)
+    unknown = gavel("work", "retry", "decisions", "executors", "999", "--bus", bus, server=pair[0])
+    assert (1, True) == (unknown.returncode, "1 of the named items are not parked" in unknown.stderr), unknown.stderr
     if discarded:
         assert 1 == (await clients[0].discard_parked(WORK_QUEUE_DECISIONS, "executors", [item.item_id])).discarded
     lost = await approve(clients[0], "parcel/lost")

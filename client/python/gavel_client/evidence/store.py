@@ -65,6 +65,10 @@ class EvidenceStore:
         self._root: Final = str(root).rstrip("/")
         self._is_local: Final = isinstance(self._files, LocalFileSystem)
 
+    def is_absent(self) -> bool:
+        """Return whether the store is a directory that does not exist. Object stores have no directories."""
+        return self._is_local and not os.path.isdir(self._root)
+
     def put(self, content: bytes) -> tuple[str, str]:
         """Store bytes; return their hash and URI. Raises EvidenceError."""
         content_hash = "sha256:" + hashlib.sha256(content).hexdigest()

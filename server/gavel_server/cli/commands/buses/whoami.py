@@ -24,7 +24,7 @@ def whoami(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Jso
             *([("groups", ", ".join(principal.groups))] if principal.groups else []),
             *([("actors", ", ".join(principal.actors))] if principal.actors else []),
             (f"rights on {bus or BUS_DEFAULT}", ", ".join(answer.rights) or "none"),
-            ("grants", answer.grants_digest or "none in force"),
+            ("grants", answer.grants_digest or ("none in force" if answer.rights else "not shown to callers without rights")),
             ("administrator", "yes" if answer.admin else "no"),
         ]
     )

@@ -20,12 +20,15 @@ Store = Annotated[
 
 
 def open_store(url: str) -> EvidenceStore:
-    """Return the store. Raises InvalidInputError, and CommandError if a package is missing."""
+    """Return the store, to read it. Raises InvalidInputError, and CommandError if a package is missing."""
     from gavel_client.evidence import EvidenceStore
 
     try:
-        return EvidenceStore(url)
+        store = EvidenceStore(url)
     except ImportError as error:
         raise CommandError(str(error)) from error
     except ValueError as error:
         raise InvalidInputError(f"{url} is not an evidence store: {error} (--store)") from error
+    if store.is_absent():
+        raise InvalidInputError(f"there is no directory {url}; name the store of the runtime that made the calls (--store)")
+    return store

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gavel_server.cli.connection import connect
-from gavel_server.cli.errors import InvalidInputError
+from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def retry(
     with connect(server, bus) as client:
         count = client.retry_parked(_number(queue), group, item_ids=items or ()).retried
     output.print_line(f"{count} items of {queue} are delivered again to {group}")
+    _check_all_parked(items or [], count)
 
 
 @work.command("discard")
@@ -126,11 +127,19 @@ def discard(
         for first in range(0, len(chosen), PAGE_ITEMS):
             count += client.discard_parked(_number(queue), group, chosen[first : first + PAGE_ITEMS]).discarded
     output.print_line(f"{count} items of {queue} are dropped for {group}")
+    _check_all_parked(items or [], count)
 
 
 def _check_choice(items: list[str] | None, every: bool) -> None:
     if bool(items) == every:
         raise InvalidInputError("name the items, as gavel work parked shows them, or give --all")
+
+
+def _check_all_parked(items: list[str], count: int) -> None:
+    """Raise CommandError if some of the named items were not parked."""
+    missing = len(set(items)) - count
+    if missing > 0:
+        raise CommandError(f"{missing} of the named items are not parked; gavel work parked lists those that are")
 
 
 def _number(queue: str) -> WorkQueue.ValueType:
