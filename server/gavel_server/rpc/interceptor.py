@@ -340,7 +340,7 @@ def _call_authorized(
 
 
 async def _authorize(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
-    """Return if the caller has the right that the call needs, and its credentials still last. Raises ServiceError."""
+    """Check that the caller has the right that the call needs, and that its credentials still last. Raises ServiceError."""
     if context.session is not None:
         context.session.check()  # the request may have been long in coming
     if access is not None and access.is_bound(name, context.principal):
@@ -348,7 +348,7 @@ async def _authorize(access: AccessControl | None, name: str, request: Any, cont
 
 
 async def _authorize_again(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
-    """Return if the caller of an open stream still has its right: grants may have changed since it began. Raises ServiceError."""
+    """Check that the caller of an open stream still has its right: grants may have changed since it began. Raises ServiceError."""
     if access is not None and access.is_bound(name, context.principal):
         outcome = access.check_now(name, getattr(request, "bus", ""), context.principal)
         if isinstance(outcome, ServiceError):

@@ -16,5 +16,5 @@ def to_canonical_json(data: object) -> str:
 
 
 def compute_digest(canonical_json: str) -> str:
-    """Return "sha256:" and 64 hex digits."""
+    """Return the digest of canonical JSON: "sha256:" and 64 hex digits."""
     return "sha256:" + hashlib.sha256(canonical_json.encode()).hexdigest()

@@ -130,7 +130,7 @@ class AccessControl:
         return self.check(rpc, bus, principal)
 
     async def check(self, rpc: str, bus: str, principal: Principal) -> None:
-        """Return if a call is allowed. Raises ServiceError RIGHT_LACKING, BUS_NOT_FOUND, and the errors of opening an existing bus."""
+        """Check that a call is allowed. Raises ServiceError RIGHT_LACKING, BUS_NOT_FOUND, and the errors of opening an existing bus."""
         self._buses.check_name(bus)
         if rpc == CREATE_BUS:
             await self._check_creation(bus, principal)

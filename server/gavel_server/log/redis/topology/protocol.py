@@ -37,7 +37,7 @@ class Topology(Protocol):
         """Note that a Redis does not answer, so that its logs may have moved."""
 
     async def ping(self) -> None:
-        """Return if the logs can be found. Raises LogUnreachableError."""
+        """Check that the logs can be found. Raises LogUnreachableError."""
 
     async def close(self) -> None:
         """Close all connections. Later calls raise LogUnavailableError."""
