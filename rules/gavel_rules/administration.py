@@ -22,6 +22,7 @@ from gavel.v1.fact_pb2 import (
 
 from gavel_rules.commands import (
     AcceptClock,
+    AcceptLoss,
     ActivateRuleSet,
     ChangeCrossCheck,
     DeactivateRuleSet,
@@ -80,6 +81,16 @@ def accept_clock(recorder: Recorder, command: AcceptClock) -> EventAnswer | Faul
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"the last event of bus {state.bus} is not ahead of this server's clock")
     accepted = ClockAccepted(clock=timestamp(command.clock_ms), accepted_by=command.accepted_by, reason=command.reason)
     return EventAnswer(recorder.record_system_fact(command.event_id, "ClockAccepted", f"bus/{state.bus}", clock_accepted=accepted))
+
+
+def accept_loss(recorder: Recorder, command: AcceptLoss) -> EventAnswer | Fault:
+    """Record that acknowledged events are lost, and where the log goes on: after its last event, which the operator has named."""
+    state = recorder.state
+    accepted = command.accepted
+    if accepted.head_sequence_number != state.head:
+        message = f"the log of bus {state.bus} ends at event {state.head}, not at event {accepted.head_sequence_number}"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    return EventAnswer(recorder.record_system_fact(command.event_id, "DataLossAccepted", f"bus/{state.bus}", data_loss_accepted=accepted))
 
 
 def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Fault:

@@ -19,6 +19,7 @@ from gavel.v1.identity_pb2 import Attestation
 
 from gavel_rules.commands import (
     AcceptClock,
+    AcceptLoss,
     ActivateRuleSet,
     BeginExecution,
     ChangeCrossCheck,
@@ -129,7 +130,7 @@ def access_of_command(state: State, command: Command) -> Access | None:
             return Access("grant", bus)
         case ChangeTools():
             return Access("tools", bus)
-        case AcceptClock() | ChangeCrossCheck():
+        case AcceptClock() | AcceptLoss() | ChangeCrossCheck():
             return Access("operate", bus)
     return None
 
@@ -189,6 +190,8 @@ def _person_fault(command: Command, principal: Principal) -> Fault | None:
             field, person = "revoked_by", command.envelope.fact.revocation_requested.revoked_by
         case AcceptClock():
             field, person = "accepted_by", command.accepted_by
+        case AcceptLoss():
+            field, person = "accepted_by", command.accepted.accepted_by
         case _:
             return None
     if person == principal.name:

@@ -17,7 +17,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AccessRefused
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
-from gavel.v1.fact_pb2 import CounterFilled, CrossCheck
+from gavel.v1.fact_pb2 import CounterFilled, CrossCheck, DataLossAccepted
 
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.citation import CitedEvent
@@ -53,6 +53,14 @@ class AcceptClock:
     clock_ms: int
     accepted_by: str
     reason: str
+
+
+@dataclass(slots=True)
+class AcceptLoss:
+    """Accept that the log lacks acknowledged events. `accepted` has both heads, the operator and the reason."""
+
+    event_id: str
+    accepted: DataLossAccepted
 
 
 class SubmitProposal:
@@ -215,6 +223,7 @@ Command = (
     OpenBus
     | ChangeCrossCheck
     | AcceptClock
+    | AcceptLoss
     | SubmitProposal
     | PublishEvent
     | BeginExecution

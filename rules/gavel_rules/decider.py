@@ -21,6 +21,7 @@ from gavel_rules.authorization import authorize
 from gavel_rules.commands import (
     NO_REFERENCES,
     AcceptClock,
+    AcceptLoss,
     ActivateRuleSet,
     Answer,
     BeginExecution,
@@ -123,6 +124,8 @@ def _dispatch(recorder: Recorder, command: Command, references: References, engi
             return administration.change_cross_check(recorder, command)
         case AcceptClock():
             return administration.accept_clock(recorder, command)
+        case AcceptLoss():
+            return administration.accept_loss(recorder, command)
         case DeployRuleSet():
             return administration.deploy(recorder, command)
         case ActivateRuleSet():

@@ -154,7 +154,7 @@ class Core:
         self.events: list[Envelope] = []
         self.commands: list[tuple[Command, int]] = []  # as sent, with their times
         self.by_id: dict[str, Envelope] = {}
-        self._chain_hash = genesis_hash(bus)
+        self.chain_hash = genesis_hash(bus)
         self._ids = 0
         self._cited_events: dict[int, CitedEvent] = {}
         self.run(OpenBus(self.new_id(), CrossCheck(mode=mode, sample_every=3), WEEK_MS, arbiter_version))
@@ -382,8 +382,8 @@ class Core:
 
     def _record(self, event: RecordedEvent) -> None:
         content = event.envelope.SerializeToString(deterministic=True)
-        self._chain_hash = chain(self._chain_hash, content)
-        self.records.append(Record(event.sequence_number, content, self._chain_hash))
+        self.chain_hash = chain(self.chain_hash, content)
+        self.records.append(Record(event.sequence_number, content, self.chain_hash))
         event.pack(content)
         self.events.append(Envelope.FromString(content))
         self.by_id[event.event_id] = self.events[-1]

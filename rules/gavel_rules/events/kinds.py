@@ -74,6 +74,7 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "BusOpened": "gavel.bus_opened",
     "CrossCheckChanged": "gavel.cross_check_changed",
     "ClockAccepted": "gavel.clock_accepted",
+    "DataLossAccepted": "gavel.data_loss_accepted",
     "RuleSetDeployed": "gavel.rule_set_deployed",
     "RuleSetActivated": "gavel.rule_set_activated",
     "RuleSetDeactivated": "gavel.rule_set_deactivated",

@@ -86,6 +86,7 @@ RPCS_OF_RIGHT: Final[Mapping[Right, tuple[str, ...]]] = {
     "operate": (
         "gavel.v1.AdministrationService/CreateBus",
         "gavel.v1.EventService/AcceptClock",
+        "gavel.v1.EventService/AcceptLoss",
         "gavel.v1.ProofService/PublishCheckpoint",
         "gavel.v1.WorkService/ListParked",
         "gavel.v1.WorkService/RetryParked",

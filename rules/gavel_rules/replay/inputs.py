@@ -14,6 +14,7 @@ from gavel.v1.fact_pb2 import Fact, ReviewResolved, RuleSetActivated, RuleSetDea
 from gavel_rules import reason_codes
 from gavel_rules.commands import (
     AcceptClock,
+    AcceptLoss,
     ActivateRuleSet,
     BeginExecution,
     ChangeCrossCheck,
@@ -143,6 +144,8 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
         case "clock_accepted":
             accepted = fact.clock_accepted
             return AcceptClock(recorded.event_id, milliseconds(accepted.clock), accepted.accepted_by, accepted.reason)
+        case "data_loss_accepted":
+            return AcceptLoss(recorded.event_id, fact.data_loss_accepted)
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
             return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document, deployed.reason, trace)

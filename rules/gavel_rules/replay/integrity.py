@@ -67,18 +67,28 @@ class Integrity:
         if sequence_number != self.events + 1:
             message = f"event {self.events + 1} is missing; the next entry is {sequence_number}"
             raise DamagedError(Divergence(sequence_number=self.events + 1, kind="sequence-gap", message=message))
-        self._hash = chain(self._hash, envelope_bytes)
+        previous_hash = self._hash
+        self._hash = chain(previous_hash, envelope_bytes)
         if self._hash != chain_hash:
             message = f"the chain breaks at event {sequence_number}: its bytes do not match its chain hash"
             raise DamagedError(Divergence(sequence_number=sequence_number, kind="chain-broken", message=message))
         envelope = decode(sequence_number, envelope_bytes)
         self.events = sequence_number
-        problem = self._problem(envelope)
+        problem = self._problem(envelope) or self._loss_problem(envelope, previous_hash)
         if problem:
             raise DivergedError(
                 Divergence(sequence_number=sequence_number, event_id=envelope.event_id, kind="unlawful-event", message=problem)
             )
         self._remember(envelope)
+
+    def _loss_problem(self, envelope: Envelope, previous_hash: bytes) -> str:
+        """Return why this event cannot accept a loss after the event before it, or ""."""
+        if envelope.fact.WhichOneof("system") != "data_loss_accepted":
+            return ""
+        accepted = envelope.fact.data_loss_accepted
+        if (accepted.head_sequence_number, accepted.head_chain_hash) == (self.events - 1, previous_hash):
+            return ""
+        return f"event {self.events} accepts a loss after event {accepted.head_sequence_number}, which is not the event before it"
 
     def _problem(self, envelope: Envelope) -> str:
         """Return why this event cannot be at this place of a log, or ""."""

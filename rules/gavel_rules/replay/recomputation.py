@@ -14,6 +14,7 @@ from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import DataLossAccepted
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
 from google.protobuf.message import DecodeError
 
@@ -38,6 +39,7 @@ from gavel_rules.replay.integrity import decode
 from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
+DATA_LOSSES_MAX: Final = 100
 # Bytes that every event whose command cites others contains: the category of proposals, or the key of a verdict or vote.
 _CITING: Final = (
     Field(Envelope, "event_category").number(PROPOSAL),
@@ -76,6 +78,7 @@ class Recomputation:
         self.events = 0
         self.decisions = 0
         self.derived_facts = 0
+        self.data_losses: list[DataLossAccepted] = []  # the first DATA_LOSSES_MAX
 
     def early_judging(self, envelope_bytes: bytes) -> EarlyJudging | None:
         """Return the early judging of a contest that closes before this event, the next to be fed; None if none does.
@@ -126,6 +129,8 @@ class Recomputation:
             self._count(recorded)
         if recorded.HasField("fact"):
             self._note_fill(recorded)
+            if recorded.event_name == "DataLossAccepted" and len(self.data_losses) < DATA_LOSSES_MAX:
+                self.data_losses.append(recorded.fact.data_loss_accepted)
         event.pack(envelope_bytes)
         citation = cited_event(recorded)
         if citation.keys:

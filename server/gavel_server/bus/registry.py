@@ -146,6 +146,13 @@ class BusRegistry:
             raise error.copy() from error.__cause__
         return opening.result()
 
+    async def reopen(self, name: str) -> Sequencer:
+        """Stop a bus in this process, and read its log anew. Its streams and callers that wait end as in a restart. Raises ServiceError."""
+        sequencer = self._sequencers.pop(name or BUS_DEFAULT, None)
+        if sequencer is not None:
+            await self._close(sequencer)
+        return await self.existing(name)
+
     async def create(self, name: str, caller: str, principal: Principal) -> Sequencer:
         """Open a new bus. Raises ServiceError BUS_EXISTS, and the errors of `open`."""
         try:

@@ -86,12 +86,15 @@ class Replica:
         self.answers = ConfirmedAnswers(log, self.confirm)
         self.contest_waiters = ContestWaiters(self.answers)
         self.write_block: ServiceError | None = None
+        # The last acknowledged event, if the log has lost it.
+        self.lost_head: Head | None = None
         self._is_block_permanent = False
         self.volatility = ""
         self.is_behind = False
         self.closing = False
         self.has_diverged = False
         self.checkpoint = checkpoint
+        self._kept_checkpoint: Checkpoint | None = None  # `checkpoint`, while it names an event that the log has lost
         self.snapshots: Final = snapshots
         self._is_reading = False
         self.on_execution: Callable[[], None] | None = None
@@ -114,6 +117,11 @@ class Replica:
         return ServiceError(error_pb2.ERROR_REASON_CLOCK_SKEW, problem, retry_after_ms=1000) if problem else None
 
     @property
+    def accepts_loss(self) -> bool:
+        """Whether nothing may be written now only because the log has lost acknowledged events, and the state is that of the log."""
+        return self.lost_head is not None and not self.has_diverged
+
+    @property
     def is_ahead(self) -> bool:
         """Whether nothing may be written now only because the last event is ahead of the clock."""
         return self.write_block is None and not self.volatility and not self.clock.problem() and self._lag_problem() != ""
@@ -130,10 +138,9 @@ class Replica:
         checkpoint = self.checkpoint
         acknowledged = checkpoint.load(self.bus) if checkpoint is not None else None
         if checkpoint is not None and acknowledged is not None and not await self._is_in_log(acknowledged):
-            message = _regression(self.bus, head, acknowledged, f" (see {checkpoint.path})")
-            self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
-            # Keep the head from the file: this log holds fewer events.
-            self.checkpoint = None
+            self._block_regressed(head, acknowledged, f" (see {checkpoint.path})", has_diverged=False)
+            # Keep the head from the file: this log lacks that event.
+            self._kept_checkpoint, self.checkpoint = checkpoint, None
         elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
             note = "no checkpoint of this bus: a loss of acknowledged events cannot be detected"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
@@ -158,7 +165,7 @@ class Replica:
         head = await self.log.head()
         if head != self.head:
             if self.head.sequence_number and not await self._is_in_log(self.head):
-                self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, _regression(self.bus, head, self.head))
+                self._block_regressed(head, self.head)
                 return
             await self._read_on(head)
             self._note_checkpoint()
@@ -169,6 +176,8 @@ class Replica:
         self.state.commit(decided.end)
         if decided.entries:
             self.head = decided.head
+            if self.lost_head is not None:
+                self._end_loss()
             if decided.entries[0].sequence_number == 1:
                 self.incarnation = decided.entries[0].event_id
             self._note_checkpoint()
@@ -194,7 +203,7 @@ class Replica:
         head = await self.log.head()
         if await self._is_in_log(self.head):
             return self.handle_log_error(LogCorruptError(f"bus {self.bus}: {problem}; restore the log from a backup or replica"))
-        return self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, _regression(self.bus, head, self.head))
+        return self._block_regressed(head, self.head)
 
     async def _is_in_log(self, head: Head) -> bool:
         """Return whether the log has this event with this chain hash."""
@@ -400,6 +409,21 @@ class Replica:
         self.has_diverged = self.has_diverged or has_diverged
         return self.write_block
 
+    def _block_regressed(self, head: Head, acknowledged: Head, source: str = "", *, has_diverged: bool = True) -> ServiceError:
+        """Block writes because the log, which ends at `head`, lacks an acknowledged event."""
+        self.lost_head = acknowledged
+        message = _regression(self.bus, head, acknowledged, source)
+        return self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message, has_diverged=has_diverged)
+
+    def _end_loss(self) -> None:
+        """Allow writes after an operator has accepted the loss, which the log has now. The checkpoint follows the log again."""
+        _LOG.warning("log.loss_accepted", bus=self.bus, sequence_number=self.head.sequence_number)
+        self.lost_head = None
+        self.write_block = None
+        self._is_block_permanent = False
+        self.checkpoint = self._kept_checkpoint
+        self._check_arbiter_version()
+
     def unblock_writes(self) -> None:
         """Allow writes after the log has come back. A permanent block stays."""
         if self.write_block is not None and not self._is_block_permanent:
@@ -410,5 +434,6 @@ class Replica:
 def _regression(bus: str, head: Head, acknowledged: Head, source: str = "") -> str:
     return (
         f"bus {bus} has lost acknowledged events: event {acknowledged.sequence_number}{source} is missing from the log or replaced "
-        f"(head: {head.sequence_number}). Writes are refused until the log is restored"
+        f"(head: {head.sequence_number}). Writes are refused until the log is restored, or the loss is accepted with "
+        f"gavel accept-loss --at {head.sequence_number}"
     )

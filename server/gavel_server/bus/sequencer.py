@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_rules.commands import AcceptClock, Command, OpenBus
+from gavel_rules.commands import AcceptClock, AcceptLoss, Command, OpenBus
 from gavel_rules.events.kinds import DECISION
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.state.state import State
@@ -203,7 +203,7 @@ class Sequencer:
         `principal` is the authenticated caller, whose rights the core checks.
         """
         error = self._shutting_down() or self.replica.write_block
-        if error is not None:
+        if error is not None and not (isinstance(command, AcceptLoss) and self.replica.accepts_loss and not self.replica.closing):
             raise error.copy()
         request = Request(command, callback, idempotency_key, size_bytes, cancellation=cancellation, caller=caller, principal=principal)
         if self._observer is not None:
@@ -340,7 +340,8 @@ class Sequencer:
                 await asyncio.sleep(FAILURE_PAUSE_SECONDS)
             block = self.replica.write_block
             if block is not None:
-                self._queue.refuse(block)
+                if not self.replica.accepts_loss:
+                    self._queue.refuse(block)
                 self.replica.contest_waiters.dismiss_all(block.reason, block.message)
             if self._on_opening is not None:
                 self._notify_opening(*self._on_opening)
@@ -404,8 +405,9 @@ class Sequencer:
             replica = self.replica
             error = replica.write_error()
             if error is not None:
-                # An operator's acceptance is the one command that a bus ahead of the clock takes.
-                accepting = [request for request in ready if isinstance(request.command, AcceptClock)] if replica.is_ahead else []
+                # An operator's acceptance is the one command that a bus ahead of the clock takes, or one whose log has lost events.
+                acceptance = AcceptLoss if replica.accepts_loss else AcceptClock if replica.is_ahead else ()
+                accepting = [request for request in ready if isinstance(request.command, acceptance)]
                 answer_all([request for request in ready if request not in accepting], error)
                 if not accepting:
                     return None

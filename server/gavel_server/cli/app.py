@@ -35,6 +35,7 @@ from gavel_server.cli.commands.operations.export import export
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
 from gavel_server.cli.commands.people.accept_clock import accept_clock
+from gavel_server.cli.commands.people.accept_loss import accept_loss
 from gavel_server.cli.commands.people.review import review, reviews
 from gavel_server.cli.commands.people.revoke import revoke
 from gavel_server.cli.commands.processes.demo import demo
@@ -127,6 +128,7 @@ app.command("signal")(signal)
 app.command("reviews")(reviews)
 app.command("revoke")(revoke)
 app.command("accept-clock")(accept_clock)
+app.command("accept-loss")(accept_loss)
 app.command("status")(status)
 app.command("whoami")(whoami)
 app.command("projection")(projection)

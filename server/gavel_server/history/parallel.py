@@ -16,9 +16,11 @@ from typing import Any, Final
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel.v1 import replay_service_pb2
 from gavel.v1.decision_pb2 import ENGINE_RETE, Engine
+from gavel.v1.fact_pb2 import DataLossAccepted
 from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import ReplayProgress
 from gavel_rules.replay import DriftReport, are_joined
+from gavel_rules.replay.recomputation import DATA_LOSSES_MAX
 from gavel_rules.state.snapshot.decoding import StateDecoder
 
 from gavel_server.history.replay import proved_message, verify
@@ -106,5 +108,6 @@ def _verdict(bus: str, counts: Sequence[SegmentResult], snapshots: int) -> Repla
         derived_facts=sum(count.derived_facts for count in counts),
         snapshots=snapshots,
         drifts=report.drifts(decoder.finish()),
+        data_losses=[DataLossAccepted.FromString(loss) for count in counts for loss in count.data_losses][:DATA_LOSSES_MAX],
         message=proved_message(events, decisions, snapshots),
     )

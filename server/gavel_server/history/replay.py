@@ -100,6 +100,7 @@ async def verify(
             derived_facts=recomputation.derived_facts,
             snapshots=comparison.compared,
             drifts=report.drifts(recomputation.state),
+            data_losses=recomputation.data_losses,
             message=proved_message(events, decisions, comparison.compared),
         )
     )

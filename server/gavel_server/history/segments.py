@@ -69,6 +69,7 @@ class SegmentResult(NamedTuple):
     derived_facts: int
     drifts: tuple[dict[tuple[Any, ...], Any], ...]
     state: list[bytes]
+    data_losses: list[bytes]
 
 
 def share(reached: Any) -> None:
@@ -136,7 +137,8 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
     if recomputation.fills or not is_equal:
         return None
     state_parts = _without_evidence(recomputation.state) if segment.at_head else []
-    return SegmentResult(recomputation.events, recomputation.decisions, recomputation.derived_facts, report.content, state_parts)
+    losses = [loss.SerializeToString() for loss in recomputation.data_losses]
+    return SegmentResult(recomputation.events, recomputation.decisions, recomputation.derived_facts, report.content, state_parts, losses)
 
 
 def _without_evidence(state: State) -> list[bytes]:

@@ -77,6 +77,13 @@ class EventIndex:
             self._close_reader(bus)
             return None
 
+    def forget(self, bus: str) -> None:
+        """Let the index of a bus be written anew, because the log lacks events that it may have."""
+        if bus in self._followed:
+            self._heads.pop(bus, None)
+            self._order(bus=bus, anew=True)
+            self._close_reader(bus)
+
     def _select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int]:
         reader = self._readers.pop(bus, None) or IndexReader(index_path(self._data, bus))
         try:

@@ -1,4 +1,4 @@
-"""Commands of people: verdicts and comments on reviews, revocations of approvals, and acceptances of a bus's time.
+"""Commands of people: verdicts and comments on reviews, revocations of approvals, and acceptances of a bus's time or losses.
 
 Each becomes a FACT by `system` (human_input: who, what, why). The person is the
 authenticated caller; without authentication the request names the person. Only the form of the request is checked here.
@@ -12,9 +12,9 @@ from typing import Final
 from gavel.v1 import fact_pb2
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.event_service_pb2 import AcceptClockRequest
-from gavel.v1.fact_pb2 import Fact, ReviewResolved, RevocationRequested
-from gavel_rules.commands import AcceptClock, ResolveReview, RevokeDecision
+from gavel.v1.event_service_pb2 import AcceptClockRequest, AcceptLossRequest
+from gavel.v1.fact_pb2 import DataLossAccepted, Fact, ReviewResolved, RevocationRequested
+from gavel_rules.commands import AcceptClock, AcceptLoss, ResolveReview, RevokeDecision
 from gavel_rules.events.ids import is_uuid, uuid_problem
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.limits import PERSON_LENGTH_MAX
@@ -22,6 +22,7 @@ from gavel_rules.values import text_problem
 
 from gavel_server.errors import invalid
 from gavel_server.intake.event_ids import new_event_id
+from gavel_server.log import Head
 
 _VERDICTS: Final = frozenset({fact_pb2.REVIEW_VERDICT_APPROVE, fact_pb2.REVIEW_VERDICT_REJECT, fact_pb2.REVIEW_VERDICT_COMMENT})
 
@@ -57,6 +58,23 @@ def clock_acceptance(request: AcceptClockRequest, clock_ms: int, principal: Prin
     if violations:
         raise invalid(violations)
     return AcceptClock(new_event_id(), clock_ms, accepted_by, request.reason)
+
+
+def loss_acceptance(request: AcceptLossRequest, lost: Head, head: Head, principal: Principal = ANONYMOUS) -> AcceptLoss:
+    """Return the command to accept the loss of `lost` by a log that ends at `head`. Raises ServiceError with every violation."""
+    accepted_by = request.accepted_by or _name_of(principal)
+    violations = list(_person_violations(("accepted_by", accepted_by), request.reason, principal))
+    if violations:
+        raise invalid(violations)
+    accepted = DataLossAccepted(
+        acknowledged_sequence_number=lost.sequence_number,
+        acknowledged_chain_hash=lost.chain_hash,
+        accepted_by=accepted_by,
+        reason=request.reason,
+        head_sequence_number=request.head_sequence_number,
+        head_chain_hash=head.chain_hash,
+    )
+    return AcceptLoss(new_event_id(), accepted)
 
 
 def reason_violations(reason: str) -> list[tuple[str, str]]:

@@ -19,6 +19,8 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import (
     AcceptClockRequest,
     AcceptClockResponse,
+    AcceptLossRequest,
+    AcceptLossResponse,
     BatchPublishEventsRequest,
     BatchPublishEventsResponse,
     Checkpoint,
@@ -49,7 +51,7 @@ from gavel_server.fairness.work_slots import scan_slots
 from gavel_server.index.event_filter import EventFilter
 from gavel_server.index.event_index import EventIndex
 from gavel_server.intake.admission import admit
-from gavel_server.intake.human_commands import clock_acceptance
+from gavel_server.intake.human_commands import clock_acceptance, loss_acceptance
 from gavel_server.log import EventLog
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
@@ -263,6 +265,26 @@ class EventServicer:
         command = clock_acceptance(request, sequencer.replica.clock.now_ms(), context.principal)
         completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.caller, principal=context.principal)
         return AcceptClockResponse(envelope=committed_envelope(completed))
+
+    async def AcceptLoss(self, request: AcceptLossRequest, context: CallContext) -> AcceptLossResponse:
+        """Allow writes to a bus whose log has lost acknowledged events, from the end of the log on."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        lost = sequencer.replica.lost_head
+        if lost is None:
+            message = f"the log of bus {sequencer.bus} has every event that this server has acknowledged; nothing is lost"
+            raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, message)
+        loss_acceptance(request, lost, sequencer.head, context.principal)  # the request is refused before anything is closed
+        if sequencer.replica.has_diverged:
+            # The state has events that the log has not.
+            await sequencer.replica.save_checkpoint()
+            sequencer = await self._buses.reopen(request.bus)
+            self._index.forget(sequencer.bus)
+        lost = sequencer.replica.lost_head
+        if lost is None:
+            raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, f"the log of bus {sequencer.bus} has come back; nothing is lost")
+        command = loss_acceptance(request, lost, sequencer.head, context.principal)
+        completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.caller, principal=context.principal)
+        return AcceptLossResponse(envelope=committed_envelope(completed))
 
 
 def _further(request: ListEventsRequest) -> tuple[object, ...]:

@@ -101,6 +101,7 @@ def refused_writes(client: GavelClient) -> dict[str, tuple[Awaitable[Any], str]]
         "ResolveReview": (client.resolve_review(new_event_id(), REVIEW_VERDICT_APPROVE, reviewer="ada", reason="test"), "BUS_NOT_FOUND"),
         "RevokeDecision": (client.revoke_decision(new_event_id(), revoked_by="ada", reason="test"), "BUS_NOT_FOUND"),
         "AcceptClock": (client.accept_clock(accepted_by="ada", reason="test"), "BUS_NOT_FOUND"),
+        "AcceptLoss": (client.accept_loss(head_sequence_number=1, accepted_by="ada", reason="test"), "BUS_NOT_FOUND"),
         "BeginExecution": (client.begin_execution(new_event_id(), producer=COURIER), "BUS_NOT_FOUND"),
         "RenewExecution": (client.renew_execution(new_event_id(), EXECUTION_ID, producer=COURIER), "BUS_NOT_FOUND"),
         "ReportExecution": (client.report_execution(report), "BUS_NOT_FOUND"),

@@ -20,6 +20,7 @@ from gavel_client import GavelClient, GavelError, execution_envelope, fact_envel
 from google.protobuf.message import Message
 
 from tests.e2e.ledger import Ledger
+from tests.e2e.runs import run_gavel
 from tests.e2e.world import (
     COURIER,
     DEPOT,
@@ -220,6 +221,40 @@ async def test_a_log_that_lost_events_is_not_written_to(server: Server, tmp_path
             assert 0 == await asyncio.to_thread(server.terminate)
 
 
+async def accept_loss(client: GavelClient) -> None:
+    """Assert that a loss is accepted at the end of the log alone, once; then the log takes writes, replays, and names the loss."""
+    head = (await client.get_status()).head_sequence_number
+    events = list((await client.list_events(page_size=1000)).envelopes)
+    assert len(events) <= head  # a running server may still show the events that are lost
+    with pytest.raises(GavelError) as refusal:
+        await client.accept_loss(head_sequence_number=len(events) + 1, accepted_by="ada", reason="the disk is gone")
+    assert (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE") == (refusal.value.code, refusal.value.reason), refusal.value
+    accepted = (await client.accept_loss(head_sequence_number=len(events), accepted_by="ada", reason="the disk is gone")).envelope
+    loss = accepted.fact.data_loss_accepted
+    assert len(events) + 1 == accepted.sequence_number
+    assert (len(events), events[-1].chain_hash) == (loss.head_sequence_number, loss.head_chain_hash)
+    assert loss.acknowledged_sequence_number > loss.head_sequence_number
+    with pytest.raises(GavelError, match="nothing is lost"):
+        await client.accept_loss(head_sequence_number=len(events) + 1, accepted_by="ada", reason="again")
+    await write(client, 3)
+    assert [loss] == list((await prove(client)).data_losses)
+
+
+async def test_an_operator_accepts_a_loss(server: Server, tmp_path: Path) -> None:
+    """An accepted loss is in the log; the bus goes on from there, and restarts know that nothing more is lost."""
+    with run_servers(server):
+        await lose_events(server, tmp_path)
+        await asyncio.to_thread(server.start)
+        async with server.client(tries_max=1) as client:
+            await accept_loss(client)
+        assert 0 == await asyncio.to_thread(server.terminate)
+        await asyncio.to_thread(server.start)
+        async with server.client(tries_max=1) as client:
+            await write(client, 1)
+        printed = run_gavel(["replay", "--data", str(server.data)], dict(os.environ)).stdout
+        assert "ada said ACCEPT the loss of event" in printed, printed
+
+
 @pytest.mark.long
 async def test_a_log_with_another_history_is_not_written_to(server: Server, tmp_path: Path) -> None:
     """A log that lost events and grew past the checkpoint is detected by its hash; removing the checkpoint accepts it."""
@@ -260,4 +295,5 @@ async def test_a_log_that_loses_events_under_a_running_server(server: Server, tm
 
             await poll(read_warning)
             await refuses_to_write(server, client)
+            await accept_loss(client)
         assert 0 == await asyncio.to_thread(server.terminate), server.log()

@@ -54,6 +54,7 @@ WRITES: dict[str, type[Message]] = {
     "ArbitrationService/ResolveReview": arbitration.ResolveReviewRequest,
     "ArbitrationService/RevokeDecision": arbitration.RevokeDecisionRequest,
     "EventService/AcceptClock": events.AcceptClockRequest,
+    "EventService/AcceptLoss": events.AcceptLossRequest,
     PUBLISH: events.PublishEventRequest,
     PUBLISH_BATCH: events.BatchPublishEventsRequest,
     BEGIN: executions.BeginExecutionRequest,

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from tests.support.ports import free_port
 class RedisOnTcp:
     """A running Redis."""
 
-    def __init__(self, port: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, port: int, command: Sequence[str], process: asyncio.subprocess.Process) -> None:
         self.port = port
+        self._command = command
         self.address = f"127.0.0.1:{port}"
         self.url = f"redis://127.0.0.1:{port}/0"
         self.process = process
@@ -40,6 +41,10 @@ class RedisOnTcp:
         self.process.kill()
         await self.process.wait()
 
+    async def restart(self) -> None:
+        """Start it again on its data, after `kill`."""
+        self.process = await asyncio.create_subprocess_exec(*self._command, stdout=subprocess.DEVNULL)
+
 
 @asynccontextmanager
 async def redis_on_tcp(directory: Path, *settings: str, port: int = 0, program: str = "") -> AsyncIterator[RedisOnTcp]:
@@ -50,14 +55,15 @@ async def redis_on_tcp(directory: Path, *settings: str, port: int = 0, program: 
     arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "", "--repl-diskless-sync", "yes"]
     arguments += ["--repl-diskless-sync-delay", "0", *settings]
     process = await asyncio.create_subprocess_exec(program, *arguments, stdout=subprocess.DEVNULL)
+    running = RedisOnTcp(port, (program, *arguments), process)
     try:
         async with redis.asyncio.Redis(port=port, retry=Retry(ConstantBackoff(0.02), 1000)) as plain:
             await plain.ping()
-        yield RedisOnTcp(port, process)
+        yield running
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        if running.process.returncode is None:
+            running.process.kill()
+        await running.process.wait()
 
 
 @asynccontextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
-from gavel.v1.fact_pb2 import CrossCheck
+from gavel.v1.fact_pb2 import CrossCheck, DataLossAccepted
 from gavel_rules import reason_codes
 from gavel_rules.commands import (
     AcceptClock,
+    AcceptLoss,
     ActivateRuleSet,
     Answer,
     ChangeCrossCheck,
@@ -238,6 +239,30 @@ def test_a_clock_that_is_right_is_not_accepted() -> None:
         assert error_pb2.ERROR_REASON_WRONG_STATE == core.fault(AcceptClock(core.new_id(), clock_ms, "ada", "")).reason
     core.run(AcceptClock(core.new_id(), core.now_ms - HOUR_MS, "ada", ""))
     assert error_pb2.ERROR_REASON_WRONG_STATE == core.fault(AcceptClock(core.new_id(), core.now_ms - HOUR_MS, "ada", "")).reason
+
+
+def test_an_accepted_loss() -> None:
+    """A loss is accepted at the end of the log alone, with both heads, and a replay proves it and names it."""
+    core = Core(V1)
+    head = core.state.head
+    accepted = DataLossAccepted(
+        acknowledged_sequence_number=head + 5,
+        acknowledged_chain_hash=bytes(32),
+        accepted_by="ada",
+        reason="the disk is gone",
+        head_sequence_number=head,
+        head_chain_hash=core.chain_hash,
+    )
+    for number in (head - 1, head + 1):
+        wrong = DataLossAccepted(accepted_by="ada", head_sequence_number=number)
+        assert error_pb2.ERROR_REASON_WRONG_STATE == core.fault(AcceptLoss(core.new_id(), wrong)).reason
+    answer = core.run(AcceptLoss(core.new_id(), accepted))
+    assert isinstance(answer, EventAnswer)
+    fact = answer.envelope.fact
+    assert ("DataLossAccepted", "gavel.data_loss_accepted") == (answer.envelope.event_name, fact.key)
+    assert accepted == fact.data_loss_accepted
+    core.approve()
+    core.prove()
 
 
 def test_sample_of_zero_is_refused() -> None:

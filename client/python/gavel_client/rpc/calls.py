@@ -232,6 +232,14 @@ def accept_clock(
     return _unary(EventServiceStub, lambda stub: stub.AcceptClock, request, timeout_ms)
 
 
+def accept_loss(
+    *, head_sequence_number: int, accepted_by: str, reason: str, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+) -> UnaryCall[events.AcceptLossResponse]:
+    """Allow writes to a bus whose log has lost acknowledged events and ends at `head_sequence_number`; return the recorded FACT."""
+    request = events.AcceptLossRequest(bus=bus, accepted_by=accepted_by, reason=reason, head_sequence_number=head_sequence_number)
+    return _unary(EventServiceStub, lambda stub: stub.AcceptLoss, request, timeout_ms)
+
+
 def get_event(
     *, event_id: str = "", sequence_number: int = 0, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
 ) -> UnaryCall[events.GetEventResponse]:

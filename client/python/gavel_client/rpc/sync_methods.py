@@ -139,6 +139,16 @@ class SyncMethods(ABC):
         """Allow writes to a bus whose last event is ahead of the clocks; return the recorded FACT."""
         return self._call(calls.accept_clock(accepted_by=accepted_by, reason=reason, bus=bus, timeout_ms=timeout_ms))
 
+    def accept_loss(
+        self, *, head_sequence_number: int, accepted_by: str, reason: str, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    ) -> events.AcceptLossResponse:
+        """Allow writes to a bus whose log has lost acknowledged events and ends at `head_sequence_number`; return the recorded FACT."""
+        return self._call(
+            calls.accept_loss(
+                head_sequence_number=head_sequence_number, accepted_by=accepted_by, reason=reason, bus=bus, timeout_ms=timeout_ms
+            )
+        )
+
     def get_event(
         self, *, event_id: str = "", sequence_number: int = 0, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
     ) -> events.GetEventResponse:

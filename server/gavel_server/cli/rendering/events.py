@@ -15,7 +15,7 @@ from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation, ShadowVerdic
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import ToolPair, ToolPairState
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
-from gavel.v1.fact_pb2 import Fact, ReviewVerdict, ReviewVoted
+from gavel.v1.fact_pb2 import DataLossAccepted, Fact, ReviewVerdict, ReviewVoted
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview
 from gavel.v1.proposal_pb2 import Proposal
@@ -117,6 +117,15 @@ def votes_text(pending: PendingReview) -> str:
     approvers = [vote.reviewer for vote in pending.votes if vote.verdict == fact_pb2.REVIEW_VERDICT_APPROVE]
     count = f"{len(approvers)} of {max(1, pending.review_policy.quorum)}"
     return printable(f"{count}: {', '.join(approvers)}" if approvers else count)
+
+
+def loss_line(loss: DataLossAccepted) -> str:
+    """Return the acceptance of a loss as a line."""
+    what = (
+        f"ACCEPT the loss of event {loss.acknowledged_sequence_number} ({loss.acknowledged_chain_hash.hex()[:8]}…) "
+        f"by a log that ended at event {loss.head_sequence_number} ({loss.head_chain_hash.hex()[:8]}…)"
+    )
+    return _person_line(loss.accepted_by, what, loss.reason)
 
 
 def vote_line(voted: ReviewVoted) -> str:
@@ -273,6 +282,8 @@ def _system_fact(fact: Fact, system: str) -> str:
         case "clock_accepted":
             accepted = fact.clock_accepted
             return _person_line(accepted.accepted_by, "ACCEPT the time of the bus", accepted.reason)
+        case "data_loss_accepted":
+            return loss_line(fact.data_loss_accepted)
         case "review_resolved":
             resolved = fact.review_resolved
             return _person_line(

@@ -638,3 +638,61 @@ class AcceptClockResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AcceptClockResponse: _TypeAlias = AcceptClockResponse  # noqa: Y015
+
+@_typing.final
+class AcceptLossRequest(_message.Message):
+    """AcceptLossRequest accepts that a log has lost acknowledged events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    HEAD_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    bus: _builtins.str
+    """Name of the bus. Empty: "default"."""
+    accepted_by: _builtins.str
+    """The operator, 1..128 characters."""
+    reason: _builtins.str
+    """The operator's reason."""
+    head_sequence_number: _builtins.int
+    """The last event that the log holds, from which the bus goes on."""
+    def __init__(
+        self,
+        *,
+        bus: _builtins.str = ...,
+        accepted_by: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        head_sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by", b"accepted_by", "bus", b"bus", "head_sequence_number", b"head_sequence_number", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptLossRequest: _TypeAlias = AcceptLossRequest  # noqa: Y015
+
+@_typing.final
+class AcceptLossResponse(_message.Message):
+    """AcceptLossResponse returns the FACT with `data_loss_accepted`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def envelope(self) -> _envelope_pb2.Envelope:
+        """The event as recorded in the log."""
+
+    def __init__(
+        self,
+        *,
+        envelope: _envelope_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptLossResponse: _TypeAlias = AcceptLossResponse  # noqa: Y015

@@ -70,6 +70,11 @@ class EventServiceStub(object):
                 request_serializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockRequest.SerializeToString,
                 response_deserializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockResponse.FromString,
                 _registered_method=True)
+        self.AcceptLoss = channel.unary_unary(
+                '/gavel.v1.EventService/AcceptLoss',
+                request_serializer=gavel_dot_v1_dot_event__service__pb2.AcceptLossRequest.SerializeToString,
+                response_deserializer=gavel_dot_v1_dot_event__service__pb2.AcceptLossResponse.FromString,
+                _registered_method=True)
 
 
 class EventServiceServicer(object):
@@ -126,6 +131,15 @@ class EventServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcceptLoss(self, request, context):
+        """AcceptLoss allows writes to a bus whose log has lost events that this server had acknowledged (LOG_REGRESSED). It
+        records a FACT with both heads, the operator and the reason. FAILED_PRECONDITION if nothing is lost, or if the log
+        does not end where the operator says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EventServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +177,11 @@ def add_EventServiceServicer_to_server(servicer, server):
                     servicer.AcceptClock,
                     request_deserializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockRequest.FromString,
                     response_serializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockResponse.SerializeToString,
+            ),
+            'AcceptLoss': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptLoss,
+                    request_deserializer=gavel_dot_v1_dot_event__service__pb2.AcceptLossRequest.FromString,
+                    response_serializer=gavel_dot_v1_dot_event__service__pb2.AcceptLossResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +374,33 @@ class EventService(object):
             '/gavel.v1.EventService/AcceptClock',
             gavel_dot_v1_dot_event__service__pb2.AcceptClockRequest.SerializeToString,
             gavel_dot_v1_dot_event__service__pb2.AcceptClockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcceptLoss(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gavel.v1.EventService/AcceptLoss',
+            gavel_dot_v1_dot_event__service__pb2.AcceptLossRequest.SerializeToString,
+            gavel_dot_v1_dot_event__service__pb2.AcceptLossResponse.FromString,
             options,
             channel_credentials,
             insecure,

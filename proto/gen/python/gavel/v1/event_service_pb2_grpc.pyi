@@ -49,6 +49,11 @@ class EventServiceStub:
     """AcceptClock allows writes to a bus whose last event is ahead of the clocks. It records a FACT with the operator and
     the reason. FAILED_PRECONDITION if the bus is not ahead.
     """
+    AcceptLoss: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.AcceptLossRequest, _event_service_pb2.AcceptLossResponse]
+    """AcceptLoss allows writes to a bus whose log has lost events that this server had acknowledged (LOG_REGRESSED). It
+    records a FACT with both heads, the operator and the reason. FAILED_PRECONDITION if nothing is lost, or if the log
+    does not end where the operator says.
+    """
 
 @_typing.type_check_only
 class EventServiceAsyncStub(EventServiceStub):
@@ -70,6 +75,11 @@ class EventServiceAsyncStub(EventServiceStub):
     AcceptClock: _aio.UnaryUnaryMultiCallable[_event_service_pb2.AcceptClockRequest, _event_service_pb2.AcceptClockResponse]  # type: ignore[assignment]
     """AcceptClock allows writes to a bus whose last event is ahead of the clocks. It records a FACT with the operator and
     the reason. FAILED_PRECONDITION if the bus is not ahead.
+    """
+    AcceptLoss: _aio.UnaryUnaryMultiCallable[_event_service_pb2.AcceptLossRequest, _event_service_pb2.AcceptLossResponse]  # type: ignore[assignment]
+    """AcceptLoss allows writes to a bus whose log has lost events that this server had acknowledged (LOG_REGRESSED). It
+    records a FACT with both heads, the operator and the reason. FAILED_PRECONDITION if nothing is lost, or if the log
+    does not end where the operator says.
     """
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -131,6 +141,17 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_event_service_pb2.AcceptClockResponse, _abc.Awaitable[_event_service_pb2.AcceptClockResponse]]:
         """AcceptClock allows writes to a bus whose last event is ahead of the clocks. It records a FACT with the operator and
         the reason. FAILED_PRECONDITION if the bus is not ahead.
+        """
+
+    @_abc_1.abstractmethod
+    def AcceptLoss(
+        self,
+        request: _event_service_pb2.AcceptLossRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_event_service_pb2.AcceptLossResponse, _abc.Awaitable[_event_service_pb2.AcceptLossResponse]]:
+        """AcceptLoss allows writes to a bus whose log has lost events that this server had acknowledged (LOG_REGRESSED). It
+        records a FACT with both heads, the operator and the reason. FAILED_PRECONDITION if nothing is lost, or if the log
+        does not end where the operator says.
         """
 
 def add_EventServiceServicer_to_server(servicer: EventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -808,9 +808,7 @@ Global___RevocationRequested: _TypeAlias = RevocationRequested  # noqa: Y015
 
 @_typing.final
 class DataLossAccepted(_message.Message):
-    """DataLossAccepted records that the log's head was behind the last acknowledged event and that an operator accepted the
-    loss.
-    """
+    """DataLossAccepted records that the log lacked acknowledged events and that an operator accepted the loss."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -818,14 +816,20 @@ class DataLossAccepted(_message.Message):
     ACKNOWLEDGED_CHAIN_HASH_FIELD_NUMBER: _builtins.int
     ACCEPTED_BY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    HEAD_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    HEAD_CHAIN_HASH_FIELD_NUMBER: _builtins.int
     acknowledged_sequence_number: _builtins.int
-    """The last sequence number known to have been acknowledged."""
+    """The last event that the server knew to have been acknowledged. It is lost."""
     acknowledged_chain_hash: _builtins.bytes
     """Chain hash of that event."""
     accepted_by: _builtins.str
     """The operator."""
     reason: _builtins.str
     """The operator's reason."""
+    head_sequence_number: _builtins.int
+    """The last event that the log held when the loss was accepted: the one before this event."""
+    head_chain_hash: _builtins.bytes
+    """Chain hash of that event."""
     def __init__(
         self,
         *,
@@ -833,10 +837,12 @@ class DataLossAccepted(_message.Message):
         acknowledged_chain_hash: _builtins.bytes = ...,
         accepted_by: _builtins.str = ...,
         reason: _builtins.str = ...,
+        head_sequence_number: _builtins.int = ...,
+        head_chain_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by", b"accepted_by", "acknowledged_chain_hash", b"acknowledged_chain_hash", "acknowledged_sequence_number", b"acknowledged_sequence_number", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by", b"accepted_by", "acknowledged_chain_hash", b"acknowledged_chain_hash", "acknowledged_sequence_number", b"acknowledged_sequence_number", "head_chain_hash", b"head_chain_hash", "head_sequence_number", b"head_sequence_number", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

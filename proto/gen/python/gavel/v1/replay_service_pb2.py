@@ -25,10 +25,11 @@ _sym_db = _symbol_database.Default()
 from gavel.v1 import common_pb2 as gavel_dot_v1_dot_common__pb2
 from gavel.v1 import decision_pb2 as gavel_dot_v1_dot_decision__pb2
 from gavel.v1 import drift_pb2 as gavel_dot_v1_dot_drift__pb2
+from gavel.v1 import fact_pb2 as gavel_dot_v1_dot_fact__pb2
 from gavel.v1 import rule_set_service_pb2 as gavel_dot_v1_dot_rule__set__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgavel/v1/replay_service.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x17gavel/v1/decision.proto\x1a\x14gavel/v1/drift.proto\x1a\x1fgavel/v1/rule_set_service.proto\"~\n\x13VerifyReplayRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x02 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x03 \x01(\x03\x12 \n\x06\x65ngine\x18\x04 \x01(\x0e\x32\x10.gavel.v1.Engine\"x\n\x14VerifyReplayResponse\x12,\n\x08progress\x18\x01 \x01(\x0b\x32\x18.gavel.v1.ReplayProgressH\x00\x12*\n\x07verdict\x18\x02 \x01(\x0b\x32\x17.gavel.v1.ReplayVerdictH\x00\x42\x06\n\x04item\"\xf0\x01\n\rReplayVerdict\x12\x0e\n\x06proved\x18\x01 \x01(\x08\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x03\x12\x11\n\tdecisions\x18\x03 \x01(\x03\x12(\n\ndivergence\x18\x04 \x01(\x0b\x32\x14.gavel.v1.Divergence\x12&\n\x06status\x18\x05 \x01(\x0e\x32\x16.gavel.v1.ReplayStatus\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x15\n\rderived_facts\x18\x07 \x01(\x03\x12\x1f\n\x06\x64rifts\x18\x08 \x03(\x0b\x32\x0f.gavel.v1.Drift\x12\x11\n\tsnapshots\x18\t \x01(\x03\"\xb0\x01\n\nDivergence\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x10\n\x08\x65vent_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12.\n\x0b\x64ifferences\x18\x05 \x03(\x0b\x32\x19.gavel.v1.FieldDifference\x12(\n\x06inputs\x18\x06 \x03(\x0b\x32\x18.gavel.v1.EventReference\"C\n\x0f\x46ieldDifference\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x10\n\x08recorded\x18\x02 \x01(\t\x12\x10\n\x08\x65xpected\x18\x03 \x01(\t*\xa9\x01\n\x0cReplayStatus\x12\x1d\n\x19REPLAY_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14REPLAY_STATUS_PROVED\x10\x01\x12\x1a\n\x16REPLAY_STATUS_DIVERGED\x10\x02\x12\x19\n\x15REPLAY_STATUS_DAMAGED\x10\x03\x12)\n%REPLAY_STATUS_VERSION_NOT_IMPLEMENTED\x10\x04\x32`\n\rReplayService\x12O\n\x0cVerifyReplay\x12\x1d.gavel.v1.VerifyReplayRequest\x1a\x1e.gavel.v1.VerifyReplayResponse0\x01\x42l\n\x0c\x64\x65v.gavel.v1B\x12ReplayServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgavel/v1/replay_service.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x17gavel/v1/decision.proto\x1a\x14gavel/v1/drift.proto\x1a\x13gavel/v1/fact.proto\x1a\x1fgavel/v1/rule_set_service.proto\"~\n\x13VerifyReplayRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x02 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x03 \x01(\x03\x12 \n\x06\x65ngine\x18\x04 \x01(\x0e\x32\x10.gavel.v1.Engine\"x\n\x14VerifyReplayResponse\x12,\n\x08progress\x18\x01 \x01(\x0b\x32\x18.gavel.v1.ReplayProgressH\x00\x12*\n\x07verdict\x18\x02 \x01(\x0b\x32\x17.gavel.v1.ReplayVerdictH\x00\x42\x06\n\x04item\"\xa1\x02\n\rReplayVerdict\x12\x0e\n\x06proved\x18\x01 \x01(\x08\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x03\x12\x11\n\tdecisions\x18\x03 \x01(\x03\x12(\n\ndivergence\x18\x04 \x01(\x0b\x32\x14.gavel.v1.Divergence\x12&\n\x06status\x18\x05 \x01(\x0e\x32\x16.gavel.v1.ReplayStatus\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x15\n\rderived_facts\x18\x07 \x01(\x03\x12\x1f\n\x06\x64rifts\x18\x08 \x03(\x0b\x32\x0f.gavel.v1.Drift\x12\x11\n\tsnapshots\x18\t \x01(\x03\x12/\n\x0b\x64\x61ta_losses\x18\n \x03(\x0b\x32\x1a.gavel.v1.DataLossAccepted\"\xb0\x01\n\nDivergence\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x10\n\x08\x65vent_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12.\n\x0b\x64ifferences\x18\x05 \x03(\x0b\x32\x19.gavel.v1.FieldDifference\x12(\n\x06inputs\x18\x06 \x03(\x0b\x32\x18.gavel.v1.EventReference\"C\n\x0f\x46ieldDifference\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x10\n\x08recorded\x18\x02 \x01(\t\x12\x10\n\x08\x65xpected\x18\x03 \x01(\t*\xa9\x01\n\x0cReplayStatus\x12\x1d\n\x19REPLAY_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14REPLAY_STATUS_PROVED\x10\x01\x12\x1a\n\x16REPLAY_STATUS_DIVERGED\x10\x02\x12\x19\n\x15REPLAY_STATUS_DAMAGED\x10\x03\x12)\n%REPLAY_STATUS_VERSION_NOT_IMPLEMENTED\x10\x04\x32`\n\rReplayService\x12O\n\x0cVerifyReplay\x12\x1d.gavel.v1.VerifyReplayRequest\x1a\x1e.gavel.v1.VerifyReplayResponse0\x01\x42l\n\x0c\x64\x65v.gavel.v1B\x12ReplayServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,18 +37,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.replay_service_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\022ReplayServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_REPLAYSTATUS']._serialized_start=888
-  _globals['_REPLAYSTATUS']._serialized_end=1057
-  _globals['_VERIFYREPLAYREQUEST']._serialized_start=146
-  _globals['_VERIFYREPLAYREQUEST']._serialized_end=272
-  _globals['_VERIFYREPLAYRESPONSE']._serialized_start=274
-  _globals['_VERIFYREPLAYRESPONSE']._serialized_end=394
-  _globals['_REPLAYVERDICT']._serialized_start=397
-  _globals['_REPLAYVERDICT']._serialized_end=637
-  _globals['_DIVERGENCE']._serialized_start=640
-  _globals['_DIVERGENCE']._serialized_end=816
-  _globals['_FIELDDIFFERENCE']._serialized_start=818
-  _globals['_FIELDDIFFERENCE']._serialized_end=885
-  _globals['_REPLAYSERVICE']._serialized_start=1059
-  _globals['_REPLAYSERVICE']._serialized_end=1155
+  _globals['_REPLAYSTATUS']._serialized_start=958
+  _globals['_REPLAYSTATUS']._serialized_end=1127
+  _globals['_VERIFYREPLAYREQUEST']._serialized_start=167
+  _globals['_VERIFYREPLAYREQUEST']._serialized_end=293
+  _globals['_VERIFYREPLAYRESPONSE']._serialized_start=295
+  _globals['_VERIFYREPLAYRESPONSE']._serialized_end=415
+  _globals['_REPLAYVERDICT']._serialized_start=418
+  _globals['_REPLAYVERDICT']._serialized_end=707
+  _globals['_DIVERGENCE']._serialized_start=710
+  _globals['_DIVERGENCE']._serialized_end=886
+  _globals['_FIELDDIFFERENCE']._serialized_start=888
+  _globals['_FIELDDIFFERENCE']._serialized_end=955
+  _globals['_REPLAYSERVICE']._serialized_start=1129
+  _globals['_REPLAYSERVICE']._serialized_end=1225
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from gavel.v1 import common_pb2 as _common_pb2
 from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import drift_pb2 as _drift_pb2
+from gavel.v1 import fact_pb2 as _fact_pb2
 from gavel.v1 import rule_set_service_pb2 as _rule_set_service_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -136,6 +137,7 @@ class ReplayVerdict(_message.Message):
     DERIVED_FACTS_FIELD_NUMBER: _builtins.int
     DRIFTS_FIELD_NUMBER: _builtins.int
     SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    DATA_LOSSES_FIELD_NUMBER: _builtins.int
     proved: _builtins.bool
     """Whether the status is PROVED."""
     events: _builtins.int
@@ -160,6 +162,10 @@ class ReplayVerdict(_message.Message):
         status.
         """
 
+    @_builtins.property
+    def data_losses(self) -> _containers.RepeatedCompositeFieldContainer[_fact_pb2.DataLossAccepted]:
+        """The losses of acknowledged events that operators accepted, in order, at most 100. They do not affect the status."""
+
     def __init__(
         self,
         *,
@@ -172,10 +178,11 @@ class ReplayVerdict(_message.Message):
         derived_facts: _builtins.int = ...,
         drifts: _abc.Iterable[_drift_pb2.Drift] | None = ...,
         snapshots: _builtins.int = ...,
+        data_losses: _abc.Iterable[_fact_pb2.DataLossAccepted] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["divergence", b"divergence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "derived_facts", b"derived_facts", "divergence", b"divergence", "drifts", b"drifts", "events", b"events", "message", b"message", "proved", b"proved", "snapshots", b"snapshots", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_losses", b"data_losses", "decisions", b"decisions", "derived_facts", b"derived_facts", "divergence", b"divergence", "drifts", b"drifts", "events", b"events", "message", b"message", "proved", b"proved", "snapshots", b"snapshots", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -240,6 +240,7 @@ def _print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:
 
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rendering.audit import print_drifts
+    from gavel_server.cli.rendering.events import loss_line
 
     if as_json:
         output.print_json(VerifyReplayResponse(verdict=verdict))
@@ -255,6 +256,8 @@ def _print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:
                 ("input", "event_id"),
                 ((f"#{reference.sequence_number}", reference.event_id) for reference in divergence.inputs),
             )
+        for loss in verdict.data_losses:
+            output.print_line(printable(loss_line(loss)))
         print_drifts(verdict.drifts, title="Drift since the log was recorded; it does not affect the verdict")
         output.print_line(printable(verdict.message))
     return exit_status(verdict)

@@ -64,7 +64,14 @@ CASES = [
     ),
     ({"fact": {"revocation_requested": {"decision_id": "d", "revoked_by": "ada"}}}, "ada said REVOKE d"),
     ({"fact": {"clock_accepted": {"accepted_by": "ada", "reason": "x"}}}, "ada said ACCEPT the time of the bus: x"),
-    ({"fact": {"data_loss_accepted": {}}}, "data loss accepted"),
+    (
+        {
+            "fact": {
+                "data_loss_accepted": {"acknowledged_sequence_number": 9, "accepted_by": "ada", "reason": "x", "head_sequence_number": 7}
+            }
+        },
+        "ada said ACCEPT the loss of event 9 (…) by a log that ended at event 7 (…): x",
+    ),
     (
         {"proposal": {"action_type": "a.b", "params": {"z": 1, "a": "x"}, "risk": 0.25, "based_on_events": [REFERENCE]}},
         'a.b {"a": "x", "z": 1}, risk 0.25, resting on #7',
