@@ -278,7 +278,8 @@ class EventServicer:
             # The state has events that the log has not.
             await sequencer.replica.save_checkpoint()
             sequencer = await self._buses.reopen(request.bus)
-            self._index.forget(sequencer.bus)
+            if self._index is not None:
+                self._index.forget(sequencer.bus)
         lost = sequencer.replica.lost_head
         if lost is None:
             raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, f"the log of bus {sequencer.bus} has come back; nothing is lost")
