@@ -28,7 +28,7 @@ from gavel_rules.language.counters.counter import (
 )
 
 # Groups of a counter that lack an event. Beyond, all groups give no number.
-FAULTY_GROUPS_MAX: Final = 1_000
+FAULTY_GROUPS_MAX: Final = 100
 
 
 class CounterEntry(NamedTuple):
