@@ -227,12 +227,12 @@ class Proxy:
         if closed is not None:
             return answers.closed(closed.reason)
         call = self._effect_call(definition, arguments, caller)
-        try:
-            to_struct(arguments, "arguments")
-        except (TypeError, ValueError) as error:
-            return answers.failed(f"The call was not made: {error}.")
         if call.settings.mode == "read":
             return await self._witness.read(definition, call.settings, arguments, caller, call.agent, call.timeout_ms)
+        try:
+            to_struct(arguments, "arguments")  # they become the params of a proposal
+        except (TypeError, ValueError) as error:
+            return answers.failed(f"The call was not made: {error}.")
         answer = await self._effects.call(call, caller)
         if self._observation is not None and isinstance(answer, Pending | Refused) and _denies(answer):
             self._effects.forget(call.agent.id, call.definition.name, call.arguments)

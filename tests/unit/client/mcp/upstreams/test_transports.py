@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +14,7 @@ import anyio
 import pytest
 from gavel_client.mcp.upstreams.transports import open_http, open_stdio
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 NOTE = '{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}'
 BYTES_MAX = 100_000
@@ -125,3 +126,16 @@ async def test_a_compressed_answer() -> None:
     assert isinstance(refused, JSONRPCError)
     assert "compressed" in refused.error.message
     assert JSONRPCResponse(jsonrpc="2.0", id=1, result={}) == taken
+
+
+async def test_compressed_events() -> None:
+    """A compressed stream of events ends before any of it is unpacked."""
+
+    async def bomb(writer: asyncio.StreamWriter) -> None:
+        writer.write(gzip.compress(b'data: {"jsonrpc": "2.0", "id": 1, "result": {}}\n\n'))
+
+    async with serving("text/event-stream", bomb, "content-encoding: gzip") as url:
+        answer = await ask(url)
+
+    assert isinstance(answer, JSONRPCError)
+    assert CONNECTION_CLOSED == answer.error.code
