@@ -153,6 +153,19 @@ async def test_equal_calls_at_once(world: World) -> None:
 
 
 @pytest.mark.long
+async def test_different_calls_at_once(world: World) -> None:
+    """Different calls on one subject at the same time are made one after the other, and none of them needs a person."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect() as client:
+        results = await asyncio.gather(*(client.call_tool("ledger__append", {"text": f"line {number}"}) for number in range(6)))
+
+    assert ["appended"] * 6 == [text_of(result) for result in results]
+    assert 6 == len(set(world.lines))
+
+
+@pytest.mark.long
 async def test_an_error_of_the_tool(world: World) -> None:
     """A tool's own error ends the attempt as aborted, and the next call is free to go."""
     world.configure_ledger()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_CLOSED
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import Execution
 from mcp_types import CallToolResult
@@ -29,6 +31,7 @@ from gavel_client.mcp.upstreams.definitions import ToolDefinition
 from gavel_client.mcp.upstreams.provider import MAY_HAVE_ACTED, REPORTED, result_of
 from gavel_client.mcp.witness import MARGIN_MS, Agent, Witness, failure_result, read_fields, subject_of
 from gavel_client.rpc.errors import GavelError
+from gavel_client.timeouts import timeout
 from gavel_client.tools import ToolContext, ToolOutcome, ToolRuntime
 from gavel_client.tools.errors import ARGS, PERMISSION
 from gavel_client.values import from_struct
@@ -37,11 +40,14 @@ from gavel_client.values import from_struct
 DECISION_MS_MAX: Final = 20_000
 # Time of a lease beyond that of the call, to record the result and the report.
 LEASE_MARGIN_MS: Final = 15_000
+# Time for the facts of a call to come into the log, before its answer is given.
+FACTS_MS_MAX: Final = 2_000
 # Proposals of one call, if the evidence of an approval changes before the start.
 PROPOSALS_MAX: Final = 3
 _SUPERSEDED: Final = frozenset({"FACT_SUPERSEDED", "STALE_FACT"})
 TOOL_ERROR: Final = "TOOL_ERROR"
 CANCELLED: Final = "CANCELLED"
+_CANCELLED: Final = "The call was not made: it was cancelled."
 
 CallAnswer = CallToolResult | Pending | Refused
 
@@ -77,6 +83,7 @@ class Effects:
         self._executor: Final = executor
         self._max_fact_age_ms: Final = max_fact_age_ms
         self._running: Final[set[asyncio.Task[Any]]] = set()
+        self._subjects: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
     async def call(self, call: EffectCall, caller: Caller) -> CallAnswer:
         """Propose a call and make it if it is approved. A Refused without a decision means that Gavel could not decide in time.
@@ -130,8 +137,9 @@ class Effects:
             raise
 
     async def _play(self, call: EffectCall, caller: Caller, turn: Turn) -> CallAnswer:
-        """Propose and make a call, and close it if its answer is final."""
-        answer = await self._decide_and_make(call, caller, turn)
+        """Propose and make a call when the calls before it on its subject have ended, and close it if its answer is final."""
+        async with self._in_order(call.action.subject):
+            answer = await self._decide_and_make(call, caller, turn)
         is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
         # A client that has cancelled a call does not get its result; it gets it if it makes the same call again.
         is_owed = call.cancelled.is_set() and isinstance(answer, CallToolResult)
@@ -139,10 +147,30 @@ class Effects:
             self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
         return answer
 
+    @asynccontextmanager
+    async def _in_order(self, subject: str) -> AsyncIterator[None]:
+        """Let one call at a time propose on a subject; one that has waited too long lets the rules decide.
+
+        The proposal of a call beside another one would be refused for a conflict, and such refusals in a row request a person.
+        """
+        lock = self._subjects.setdefault(subject, asyncio.Lock())
+        is_held = False
+        try:
+            with suppress(asyncio.TimeoutError):
+                async with timeout(DECISION_MS_MAX / 1000):
+                    is_held = await lock.acquire()
+            yield
+        finally:
+            if is_held:
+                lock.release()
+
     async def _begin_and_make(self, decision_id: str, gate_call: Call, call: EffectCall) -> CallAnswer:
         return await self._make(await self._gate(call).begin(decision_id, gate_call), call)
 
     async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn) -> CallAnswer:
+        if call.cancelled.is_set():
+            self.forget(call.agent.id, call.definition.name, call.arguments)
+            return answers.failed(_CANCELLED)
         action = call.action
         problem = await self._witness.state_digest(call.definition, action.subject, turn.task, call.agent, call.timeout_ms)
         if problem:
@@ -170,7 +198,7 @@ class Effects:
             case Allowed() if call.cancelled.is_set():
                 await answer.report(HandlerResult.aborted(CANCELLED))
                 self.forget(call.agent.id, call.definition.name, call.arguments)
-                return answers.failed("The call was not made: it was cancelled.")
+                return answers.failed(_CANCELLED)
             case Allowed():
                 return await self._carry_out(answer, call)
             case Finished():
@@ -197,6 +225,9 @@ class Effects:
             )
         except GavelError as error:
             return answers.unknown(error)
+        # Until then the decision holds its conflict key, and the agent may read what was true before the call.
+        with suppress(GavelError):
+            await call.agent.client.wait_decision(allowed.idempotency_key, phase=DECISION_PHASE_CLOSED, timeout_ms=FACTS_MS_MAX)
         return failure_result(outcome) if outcome.data is None else result_of(outcome.data)
 
     async def _recorded(self, finished: Finished) -> CallToolResult:

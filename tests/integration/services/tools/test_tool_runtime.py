@@ -197,6 +197,26 @@ async def test_a_cancelled_call_stops_the_tool_and_is_recorded(client: GavelClie
     assert (errors.TIMEOUT, True) == (result.tool_result.error_code, stopped.is_set())
 
 
+async def test_a_runtime_that_closes_records_its_calls(client: GavelClient, store: EvidenceStore) -> None:
+    """A runtime that closes stops the calls under way, and their results are in the log when it has closed."""
+    began = asyncio.Event()
+
+    async def wait(_: ToolInvocation) -> ToolData:
+        began.set()
+        await asyncio.sleep(3600)
+        return ToolData({})
+
+    runtime = await runtime_of(client, store, wait)
+    calling = asyncio.create_task(runtime.invoke("num.double", {"n": 4}, context()))
+    await began.wait()
+    await runtime.close()
+    _, result = await recorded(client)
+    assert errors.TIMEOUT == result.tool_result.error_code
+    outcome = await calling
+    assert outcome.error is not None
+    assert errors.TIMEOUT == outcome.error.code
+
+
 async def test_a_call_that_is_cancelled_in_a_hook(client: GavelClient, store: EvidenceStore) -> None:
     """Cancelled after the tool has returned, the call is recorded as cancelled; cancelled before it, nothing has happened."""
     began = asyncio.Event()
