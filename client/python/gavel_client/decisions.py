@@ -95,7 +95,11 @@ def _help_line(decision: Decision) -> str:
     if not hint.remedy:  # arbiter_version 2
         return "What helps: another proposal." if hint.retryable else "What helps: nothing that the producer can do."
     texts = [REMEDY_MEANINGS.get(remedy, f"remedy {remedy}") for remedy in hint.remedy]
-    after = f" (not before {hint.retry_after_ms} ms have passed)" if hint.retry_after_ms else ""
+    after = ""
+    if hint.retry_after_ms and decision.reason_code == "CONFLICTING_DECISION":
+        after = f" (it may take another {hint.retry_after_ms} ms, and may end sooner)"
+    elif hint.retry_after_ms:
+        after = f" (not before {hint.retry_after_ms} ms have passed)"
     return f"What helps: {'; or '.join(texts)}{after}."
 
 

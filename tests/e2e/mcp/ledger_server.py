@@ -1,9 +1,9 @@
 """An MCP server whose effects, pauses and definitions a test controls by files in the folder of its argument.
 
-`append` writes a line to `lines`, and then waits while there is a file `hold`. `description` holds the description of `append`, `broken`
-makes it report an error, and `peek` reads the lines. With a file `hold-list` the list of tools waits, with `hold-peek` `peek` does. `peek`
-returns as many characters as the file `characters` says. The file `started` has a line for each start. With a file `announces` the server
-tells subscribers of each new description.
+`append` writes a line to `lines`, and then waits while there is a file `hold`. `description` holds the description of `append`, `argument`
+the name of another argument, `broken` makes it report an error, and `peek` reads the lines. With a file `hold-list` the list of tools
+waits, with `hold-peek` `peek` does. `peek` returns as many characters as the file `characters` says. The file `started` has a line for each
+start. With a file `announces` the server tells subscribers of each new description.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Too
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool, ToolAnnotations
 
 FOLDER = Path(sys.argv[1])
-TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
+TEXT: dict[str, Any] = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
 
 
 def read(name: str) -> str:
@@ -38,9 +38,10 @@ async def list_tools(context: Any, params: PaginatedRequestParams | None) -> Lis
     """List the tools as the files have them now."""
     await hold("hold-list")
     description = read("description") or "Append a line."
+    properties = TEXT["properties"] | ({read("argument"): {"type": "string"}} if read("argument") else {})
     return ListToolsResult(
         tools=[
-            Tool(name="append", description=description, input_schema=TEXT),
+            Tool(name="append", description=description, input_schema=TEXT | {"properties": properties}),
             Tool(
                 name="peek",
                 description="Read the lines.",

@@ -109,16 +109,18 @@ def _accept(world: World, *names: str) -> str:
 
 @pytest.mark.long
 async def test_accept_lists_what_has_drifted(world: World) -> None:
-    """`gavel mcp accept` without names shows what has drifted and changes nothing; an unknown name is an error."""
+    """`gavel mcp accept` without names shows what has drifted and how, and changes nothing; an unknown name is an error."""
     world.configure_ledger()
     async with world.connect() as client:
         await client.list_tools()
     nothing = _accept(world)
     (world.folder / "description").write_text("Something else.")
+    (world.folder / "argument").write_text("recipient")
     shown = [_accept(world) for _ in range(2)]
     unknown = run_gavel(["mcp", "accept", "--config", str(world.folder / "proxy.yaml"), "ledger.nothing"], os.environ)
 
     assert "no tool has drifted\n" == nothing
     assert shown[0] == shown[1]
     assert "Something else." in shown[0]
+    assert [True, False] == [f'+    "{name}": {{' in shown[0].splitlines() for name in ("recipient", "text")]
     assert (2, True) == (unknown.returncode, "no server lists ledger.nothing; the tools are ledger.append, ledger.peek" in unknown.stderr)

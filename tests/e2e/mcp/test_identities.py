@@ -12,13 +12,15 @@ from gavel_client import GavelClient
 from gavel_server.identity.tokens import add_token
 from gavel_server.log.redis.embedded import EmbeddedRedis
 
+from tests.e2e.documentation.sessions import blocks
 from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
 from tests.e2e.world import Server, run_servers
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("two_principals", [True, False])
 async def test_a_witness_is_another_principal(redis_server: EmbeddedRedis, bus: str, tmp_path: Path, two_principals: bool) -> None:
-    """With a token of its own the agent's readings are of tier 2; with the proxy's they are inference, and the rules refuse."""
+    """With a token of its own, and the grants of docs/mcp.md, the agent's readings are of tier 2; with the proxy's they are inference."""
     for name in ("mcp-proxy", "coding-agent"):
         (tmp_path / name).write_text(add_token(tmp_path / "tokens.toml", name, (), None))
     settings = ['authentication = "required"', f'token_file = "{tmp_path}/tokens.toml"', 'admins = ["mcp-proxy", "coding-agent"]']
@@ -36,6 +38,9 @@ async def test_a_witness_is_another_principal(redis_server: EmbeddedRedis, bus: 
             document = {**json.loads((tmp_path / "proxy.yaml").read_text()), "agent": agent}
             (tmp_path / "proxy.yaml").write_text(json.dumps(document))
             await world.deploy(LEDGER_RULES)
+            if two_principals:
+                (grants,) = [block for block in blocks(ROOT / "docs/mcp.md", "yaml") if "\ngrants:\n" in block]
+                await client.deploy_grants(grants.replace("fs.*", "ledger.*"))
 
             async with world.connect("--token-file", str(tmp_path / "mcp-proxy")) as connected:
                 read = await connected.call_tool("ledger__peek", {})

@@ -60,12 +60,35 @@ async def test_a_scaffolded_proxy(world: World) -> None:
     assert (False, "TOOL_NEEDS_A_PERSON", []) == (read.is_error, review.structured_content["reason_code"], world.lines)
 
 
+async def test_scaffold_of_another_server(world: World) -> None:
+    """A second server gets a rule set of its own name on the bus, and the configuration names the variables that servers get."""
+    command = f"{sys.executable} {Path(__file__).with_name('ledger_server.py')} {world.folder}"
+    await world.deploy(LEDGER_RULES)
+    options = ["--rule-set", "more-tools", "--env", "HTTPS_PROXY", "--config", str(world.folder / "more.yaml")]
+    environment = {**os.environ, "HTTPS_PROXY": "http://user:planted-secret@proxy:3128"}
+    arguments = ["mcp", "scaffold", "--server", f"more={command}", "--rules", str(world.folder / "more-rules.yaml"), *options]
+
+    scaffold = run_gavel(arguments, environment)
+    unset = run_gavel([*arguments, "--env", "NO_SUCH_VARIABLE", "--force"], environment)
+    wrong = run_gavel([*arguments, "--rule-set", "my tools", "--force"], environment)
+    await world.deploy(scaffold.stdout)
+
+    written = (world.folder / "more.yaml").read_text()
+    assert (0, True) == (scaffold.returncode, "rule_set: more-tools\n" in scaffold.stdout), scaffold.stderr
+    assert (True, False) == ("HTTPS_PROXY: {from_env: HTTPS_PROXY}" in written, "planted-secret" in written)
+    assert (2, True) == (unset.returncode, "the environment variable NO_SUCH_VARIABLE is not set" in unset.stderr)
+    assert (2, True) == (wrong.returncode, "'my tools' is not a name" in wrong.stderr)
+
+
 async def test_scaffold_without_effects(world: World) -> None:
     """A server that cannot be started is an error that names it; wrong servers and files are errors too."""
-    missing = run_gavel(["mcp", "scaffold", "--server", "no=/nonexistent/server", "--config", world.folder / "a.yaml"], os.environ)
+    environment = {**os.environ, "NODE_EXTRA_CA_CERTS": "/etc/planted.pem"}
+    missing = run_gavel(["mcp", "scaffold", "--server", "no=/nonexistent/server", "--config", world.folder / "a.yaml"], environment)
     wrong = run_gavel(["mcp", "scaffold", "--server", "No Name"], os.environ)
 
-    assert (1, True) == (missing.returncode, "the server no cannot be reached (FileNotFoundError)" in missing.stderr)
+    assert (1, True) == (missing.returncode, "the server no cannot be reached (FileNotFoundError); check its command" in missing.stderr)
+    hint = "The server does not get these variables, which are set here: "
+    assert (True, False) == (hint in missing.stderr and "NODE_EXTRA_CA_CERTS" in missing.stderr, "planted" in missing.stderr)
     assert (2, True) == (wrong.returncode, "'No Name' is not a server" in wrong.stderr)
 
 

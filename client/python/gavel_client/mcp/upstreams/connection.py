@@ -108,7 +108,8 @@ class Upstream:
                 self.problem = f"the server {self.name} has ended; it is started again"
             except Exception as error:  # noqa: BLE001  # whatever a server does, it is connected again; the text may hold its data
                 reason = _innermost(error)
-                self.problem = f"the server {self.name} cannot be reached ({type(reason).__name__}); it is tried again"
+                what = f"did not answer within {CONNECT_SECONDS_MAX:g} s" if isinstance(reason, TimeoutError) else "cannot be reached"
+                self.problem = f"the server {self.name} {what} ({type(reason).__name__}); it is tried again"
             self._first_try.set()
             failures += 1
             pause_ms = BACKOFF.pause_ms(failures)

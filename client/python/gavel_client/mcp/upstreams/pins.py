@@ -7,6 +7,8 @@ tool is closed until somebody accepts the definition (`gavel mcp accept`). Nothi
 
 from __future__ import annotations
 
+import difflib
+import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -24,7 +26,7 @@ from gavel_client.mcp.upstreams.definitions import READ_EFFECT, WRITE_EFFECT, To
 from gavel_client.rpc.backoff import is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError
-from gavel_client.values import to_struct
+from gavel_client.values import from_struct, to_struct
 
 DRIFT: Final = "ToolDrift"
 # The result of the tool that lists tools has one version for all servers.
@@ -57,6 +59,7 @@ class Pins:
         self._client: Final = client
         self._configuration: Final = configuration
         self._producer: Final = Producer(type=PRODUCER_TYPE_AGENT, id=producer_id)
+        self._pinned: Final[dict[str, ToolContract]] = {}
         self._noted: Final[set[tuple[str, str]]] = set()  # (name, digest) of definitions whose drift or refusal is in a log
 
     async def register_server(self, server: str, version: str, definitions: Iterable[ToolDefinition]) -> None:
@@ -98,6 +101,21 @@ class Pins:
         """Make a definition the pinned one. Raises GavelError, DefinitionError."""
         await self._client.register_contract(self._contract(definition))
 
+    def changes(self, definition: ToolDefinition) -> list[str]:
+        """Return how the schemas of a drifted definition differ from the pinned ones, as lines of a unified diff.
+
+        The pin has no description and no annotations.
+        """
+        pinned = self._pinned.get(definition.name)
+        if pinned is None:
+            return []
+        contract = self._contract(definition)
+        lines: list[str] = []
+        for name in ("argument_schema", "result_schema"):
+            before, after = (_lines(from_struct(getattr(one, name))) for one in (pinned, contract))
+            lines += difflib.unified_diff(before, after, f"pinned {name}", f"listed {name}", lineterm="")
+        return lines
+
     def _contract(self, definition: ToolDefinition) -> ToolContract:
         mode = self._configuration.settings(definition.server, definition.tool.name).mode
         return definition.contract(effect=READ_EFFECT if mode == "read" else WRITE_EFFECT)
@@ -113,6 +131,7 @@ class Pins:
         if registered is not None and registered.version != definition.digest:
             same = registered.argument_schema == contract.argument_schema and registered.result_schema == contract.result_schema
             what = "its description or annotations have changed" if same else "its schemas have changed"
+            self._pinned[definition.name] = registered
             return await self._drift(definition, registered.version, what)
         # A change of the configured mode changes the effects of the contract, and of nothing else.
         if registered is None or list(registered.side_effects) != list(contract.side_effects):
@@ -169,3 +188,8 @@ class Pins:
             token = page.next_page_token
             if not token:
                 return
+
+
+def _lines(schema: object) -> list[str]:
+    """Return a schema as lines of JSON; characters that a terminal would obey are escaped."""
+    return json.dumps(schema, indent=2, sort_keys=True).splitlines()

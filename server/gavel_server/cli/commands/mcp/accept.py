@@ -29,7 +29,8 @@ def accept(
 ) -> None:
     """Accept tools as their servers list them now, so that the proxy opens them again.
 
-    Read the printed definition first. The model reads the description, and the schema says which arguments the model may send.
+    Read the printed definition first, and the changes of its schemas. The model reads the description, and the schema says which arguments
+    the model may send.
     """
     import asyncio
 
@@ -58,9 +59,15 @@ async def _accept(names: list[str], configuration: Configuration, folder: Path, 
             drifted = [definitions[name] for name, found in closed.items() if found.drifted]
             for definition in drifted:
                 output.print_line(_describe(definition))
+                for line in pins.changes(definition):
+                    output.print_line(line)
                 if names:
                     await pins.accept(definition)
                     output.print_line(f"accepted {definition.name} as {definition.digest}")
+                    if configuration.settings(definition.server, definition.tool.name).digest not in ("", definition.digest):
+                        output.print_note(
+                            "the configuration names the earlier digest, which counts on buses that do not have the tool yet; replace it"
+                        )
             if not drifted:
                 output.print_line("no tool has drifted")
         except GavelError as error:

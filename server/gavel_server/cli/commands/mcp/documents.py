@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gavel_client.mcp.configuration import ServerSettings
     from gavel_client.mcp.upstreams.definitions import ToolDefinition
 
-RULE_SET: Final = "mcp-tools"
 REASON_CODE: Final = "TOOL_NEEDS_A_PERSON"
 DAY_MS: Final = 24 * 60 * 60 * 1000
 # Arguments that name what a call is about, the most telling first, and the type of subject that they give.
@@ -41,30 +40,32 @@ class Scaffold:
     configuration: str
 
 
-def write_documents(servers: Sequence[tuple[str, ServerSettings, Sequence[ToolDefinition]]], agent: str, rules_name: str) -> Scaffold:
-    """Return the documents for servers and their tools. `rules_name` is the name of the rule set's file."""
+def write_documents(
+    servers: Sequence[tuple[str, ServerSettings, Sequence[ToolDefinition]]], agent: str, rules_name: str, rule_set: str
+) -> Scaffold:
+    """Return the documents for servers and their tools. `rules_name` is the name of the rule set's file, `rule_set` its own."""
     definitions = [definition for _, _, listed in servers for definition in listed]
     effects = [definition for definition in definitions if not definition.is_read_only]
     configuration = _configuration(servers, agent)
     if not effects:
         return Scaffold("", "", configuration)
-    rules, samples = _rules(effects)
+    rules, samples = _rules(effects, rule_set)
     return Scaffold(rules, _tests(effects, samples, rules_name), configuration)
 
 
-def _rules(effects: Sequence[ToolDefinition]) -> tuple[str, dict[str, dict[str, Any]]]:
+def _rules(effects: Sequence[ToolDefinition], rule_set: str) -> tuple[str, dict[str, dict[str, Any]]]:
     """Return the rule set, and sample params of each action."""
     schemas = {definition.name: _params_schema(definition) for definition in effects}
-    samples = _samples(_rule_set_text(effects, schemas))
+    samples = _samples(_rule_set_text(effects, schemas, rule_set))
     # A schema without a sample could not be tested. The contract of the tool still checks the arguments.
     schemas = {name: schema if name in samples else _ANY for name, schema in schemas.items()}
-    return _rule_set_text(effects, schemas), {name: samples.get(name, {}) for name in schemas}
+    return _rule_set_text(effects, schemas, rule_set), {name: samples.get(name, {}) for name in schemas}
 
 
-def _rule_set_text(effects: Sequence[ToolDefinition], schemas: Mapping[str, Any]) -> str:
+def _rule_set_text(effects: Sequence[ToolDefinition], schemas: Mapping[str, Any], rule_set: str) -> str:
     lines = [
         "gavel: v1",
-        f"rule_set: {RULE_SET}",
+        f"rule_set: {rule_set}",
         "version: 1",
         "description: Calls of MCP tools with effects. Written by `gavel mcp scaffold` from the hints of the servers; edit it.",
         "actions:",
@@ -122,6 +123,8 @@ def _configuration(servers: Sequence[tuple[str, ServerSettings, Sequence[ToolDef
     for name, settings, definitions in servers:
         lines.append(f"  {name}:")
         lines.append(f"    command: {_flow(settings.command)}" if settings.command else f"    url: {json.dumps(settings.url)}")
+        if settings.env:
+            lines.append(f"    env: {{{', '.join(f'{variable}: {{from_env: {variable}}}' for variable in settings.env)}}}")
         if definitions:
             lines.append("    tools:")
         for definition in definitions:

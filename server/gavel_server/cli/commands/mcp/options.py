@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # A call of a client waits for its answer: it learns soon that Gavel is away.
 TRIES_MAX: Final = 3
+# The name of a scaffolded rule set.
+RULE_SET_DEFAULT: Final = "mcp-tools"
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", metavar="FILE", help="The configuration of the proxy, as `gavel mcp scaffold` writes it.")

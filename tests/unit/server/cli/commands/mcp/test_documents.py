@@ -16,7 +16,9 @@ def test_characters_that_nobody_sees(hidden: str) -> None:
     schema = {"type": "object", "properties": {"text": {"enum": [f"a{hidden}b", "\U0001f600"]}}}
     definitions, _ = define("evil", [Tool(name="act", input_schema=schema)])
 
-    rules = write_documents([("evil", ServerSettings(command=["evil"]), list(definitions.values()))], "agent", "rules.yaml").rules
+    rules = write_documents(
+        [("evil", ServerSettings(command=["evil"]), list(definitions.values()))], "agent", "rules.yaml", "mcp-tools"
+    ).rules
 
     assert "".join(rules.split("\n")).isprintable()
     assert "\U0001f600" in rules
