@@ -35,7 +35,16 @@ from gavel_rules.language.counters.retry_after import CheckedFrees, check_retry_
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.fact_schema import FactSchema, compile_fact_schema
-from gavel_rules.language.document.models import ActionPart, DerivationPart, FactPart, ReviewPart, RulePart, RuleSetPart, VersionsPart
+from gavel_rules.language.document.models import (
+    ActionPart,
+    DerivationPart,
+    FactPart,
+    ReviewPart,
+    RulePart,
+    RuleSetPart,
+    VersionsPart,
+    version_of,
+)
 from gavel_rules.language.document.params_schema import ParamsSchema, compile_schema
 from gavel_rules.language.document.schema_check import Report
 from gavel_rules.language.document.schema_types import salvage_type
@@ -121,6 +130,7 @@ class _ActionChecker:
     ) -> None:
         self._counters = counters.types if counters is not None else None
         self._compiled_counters = counters.compiled if counters is not None else {}
+        self._version = version_of(document)
         self._name = name
         self._path: Path = ("actions", name)
         self._part = document.actions[name]
@@ -200,7 +210,7 @@ class _ActionChecker:
         )
 
     def _environment(self, scope: Mapping[str, ValueType]) -> Environment:
-        return Environment(scope, schema_is_broken=self._has_broken_schema)
+        return Environment(scope, version=self._version, schema_is_broken=self._has_broken_schema)
 
     def _compile_fact_schema(self, name: str, fact: FactPart) -> FactSchema | None:
         """Return the compiled schema of a declared fact's values, or record its mistakes and return None."""

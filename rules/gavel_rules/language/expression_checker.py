@@ -10,7 +10,7 @@ from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.variables import Expansion, Variables
 from gavel_rules.language.cel.vocabulary import is_spellable
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.models import RuleSetPart
+from gavel_rules.language.document.models import RuleSetPart, version_of
 from gavel_rules.language.document.source import Source
 
 _Mistake = tuple[str, int, str, str]  # variable, offset, code, message
@@ -30,7 +30,7 @@ class ExpressionChecker:
         texts = {name: text for name, text in getattr(part, "variables", {}).items() if is_spellable(name)}
         written = source.data.get("variables") if isinstance(source.data, dict) else None
         unreadable = written.keys() - texts.keys() if isinstance(written, dict) else ()
-        self._variables = Variables(texts, unreadable, self._report_variable)
+        self._variables = Variables(texts, unreadable, self._report_variable, version_of(part))
 
     def add_environment(self, environment: Environment) -> None:
         """Add the environment of an action's conditions; unused variables are checked in each."""

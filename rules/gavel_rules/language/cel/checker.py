@@ -21,7 +21,9 @@ from cel_expr_python import cel
 
 from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost, suggest_bounds
 from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, CounterReads, ReadPlace
-from gavel_rules.language.cel.library import NESTED_TOO_DEEP, Report, library_config, report_complaint
+from gavel_rules.language.cel.expansion import expand, may_call
+from gavel_rules.language.cel.inference import sum_kinds
+from gavel_rules.language.cel.library import BODIES, NESTED_TOO_DEEP, Report, library_config, report_complaint
 from gavel_rules.language.cel.name_analysis import ERRORS_PER_CONDITION_MAX, NameAnalysis
 from gavel_rules.language.cel.syntax_tree import Constant, Node, decode, walk
 from gavel_rules.language.cel.tokens import closing_offset
@@ -63,16 +65,17 @@ class ScopedExpression(NamedTuple):
 class Environment:
     """CEL with one scope: compiles expressions for checking and for evaluation."""
 
-    def __init__(self, scope: Mapping[str, ValueType], *, schema_is_broken: bool = False) -> None:
-        """`schema_is_broken`: names without a type in the scope may have one in the schema that the author meant."""
+    def __init__(self, scope: Mapping[str, ValueType], *, version: int = 1, schema_is_broken: bool = False) -> None:
+        """`version` of the language. `schema_is_broken`: names without a type may have one in the schema that the author meant."""
         self.scope = scope
+        self.version = version
         self.schema_is_broken = schema_is_broken
         self.types: dict[str, ValueType] = dict(flatten_scope(scope))
         declared = {name: cel.Type(type_.cel()) for name, type_ in self.types.items()}
         presence = cel.Type("map<string,dyn>")
         declared.update({PRESENCE_MAPS[root]: presence for root in PRESENCE_MAPS if root in scope})
         self._declared = declared
-        self._library = cel.NewEnv(config=library_config(), variables=declared)
+        self._library = cel.NewEnv(config=library_config(version), variables=declared)
         self.counter_reads = CounterReads()
 
     def declare_read(self, variable: str, counter: str) -> None:
@@ -81,11 +84,27 @@ class Environment:
         assert type_ is not None  # noqa: S101  # every counter gives something
         self.types[variable] = type_
         self._declared[variable] = cel.Type(type_.cel())
-        self._library = cel.NewEnv(config=library_config(), variables=self._declared)
+        self._library = cel.NewEnv(config=library_config(self.version), variables=self._declared)
 
     def compile(self, source: str) -> Any:
-        """Return the library's compiled expression. Raises RuntimeError with all its complaints."""
+        """Return the library's compiled expression, ready to evaluate. Raises RuntimeError with all its complaints."""
+        compiled = self._library.compile(source)
+        if self.version == 1 or not may_call(source):
+            return compiled
+        return self._library.deserialize(self._expand(compiled))
+
+    def check_types(self, source: str) -> Any:
+        """Return the library's compiled expression as its author wrote it: added functions cannot be evaluated yet."""
         return self._library.compile(source)
+
+    def evaluated_tree(self, checked: Any) -> Node:
+        """Return the tree that is evaluated for an expression of `check_types`."""
+        return decode(checked.serialize() if self.version == 1 else self._expand(checked))
+
+    def _expand(self, checked: Any) -> bytes:
+        serialized: bytes = checked.serialize()
+        kinds = sum_kinds(decode(serialized), self.types)
+        return expand(serialized, lambda offset: kinds.get(offset, "double"), BODIES)
 
     def activation(self, values: dict[str, object]) -> Any:
         """Return values in the library's form, for several evaluations. Raises RuntimeError if it cannot take one."""
@@ -93,7 +112,7 @@ class Environment:
 
     def tree(self, source: str) -> Node:
         """Return the checked tree of an expression that is known to compile."""
-        return decode(self.compile(source).serialize())
+        return decode(self._library.compile(source).serialize())
 
     def parse(self, text: str) -> Node:
         """Return the tree of an expression, names unresolved. Raises RuntimeError with the library's complaints."""
@@ -101,7 +120,7 @@ class Environment:
 
     def unguarded(self, text: str) -> tuple[str, ...]:
         """Return the paths that a part of a checked expression reads without testing their presence itself."""
-        analysis = NameAnalysis(self.scope, _ignore)
+        analysis = NameAnalysis(self.scope, _ignore, version=self.version)
         analysis.walk(self.parse(text))
         return tuple(analysis.unguarded)
 
@@ -142,7 +161,7 @@ class _Check:
         if source is None:
             return None
         try:
-            compiled = self._environment.compile(source)
+            compiled = self._environment.check_types(source)
         except RuntimeError as error:
             report_complaint(self._names, source, str(error), self._note, reported=self._reports > 0)
             return None
@@ -155,7 +174,7 @@ class _Check:
         if self._reports:
             return None
         tree = decode(compiled.serialize())
-        steps = self._check_cost(tree)
+        steps = self._check_cost(self._environment.evaluated_tree(compiled))
         return None if self._reports else CheckedExpression(text, source, tree, written, result_type, steps)
 
     def _note(self, offset: int, code: str, message: str, hint: str) -> None:
@@ -175,6 +194,7 @@ class _Check:
             environment.scope,
             self._note,
             self._variables,
+            version=environment.version,
             schema_is_broken=environment.schema_is_broken,
             reported=self._reported_before,
         )
@@ -216,19 +236,19 @@ class _Check:
             self._note(start + offset, code, message, hint)
 
         try:
-            compiled = self._environment.compile(key)
+            compiled = self._environment.check_types(key)
         except RuntimeError as error:
             report_complaint(self._names, key, str(error), note, reported=False)
             return
         result = compiled.return_type().name()
         if result != "STRING":
             self._note(start, *_wrong_result(result.lower(), "string"))
-        self._key_steps += estimate_cost(decode(compiled.serialize()), self._environment.types).steps
+        self._key_steps += estimate_cost(self._environment.evaluated_tree(compiled), self._environment.types).steps
 
     def _nests(self, source: str) -> bool:
         """Report whether the expression still compiles inside the list and the guard of evaluation."""
         try:
-            self._environment.compile(f"[true ? dyn(({source}\n)) : dyn(false)]")
+            self._environment.check_types(f"[true ? dyn(({source}\n)) : dyn(false)]")
         except RuntimeError:
             return False
         return True

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final, NamedTuple
 
+from gavel_rules.language.cel.inference import is_binding
 from gavel_rules.language.cel.library import TIME_FIELDS
 from gavel_rules.language.cel.pattern_cost import CODE_POINT_BYTES, measure_pattern
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select
@@ -44,6 +45,7 @@ _CACHED_BYTES: Final = 8 * 1024
 _UNCACHED_RATE: Final = 12
 _ITEM_COMPARISON: Final = 90
 _ITEM_JOIN: Final = 120
+_LIST_TEXT_JOIN: Final = 1 / 64  # a byte of the elements of lists, which are not copied
 _ITEM_APPEND: Final = 250  # for each element already there: the library copies them all
 _SPLIT_PIECE: Final = 600
 _LIST_BUILD: Final = 150
@@ -257,6 +259,11 @@ class _Walk:
         return _flow(largest_shape(type_) if type_ is not None else _SCALAR, times)  # a name without a variable is that of a type
 
     def _loop(self, node: Comprehension, times: float) -> _Flow:
+        if is_binding(node):
+            self._locals.append((node.accumulator, _Local(self.visit(node.start, times))))
+            result = self.visit(node.result, times)
+            self._locals.pop()
+            return result
         over = self.visit(node.range, times)
         self.elements += over.length
         if over.shape.keyed or _may_be_anything(over.shape):
@@ -310,7 +317,8 @@ class _Walk:
         text = min(left.text, right.text)
         match node.function:
             case "_+_":
-                self._spend(node, _TEXT_BUILD * (left.text + right.text))
+                are_lists = left.shape.element is not None and right.shape.element is not None
+                self._spend(node, (_LIST_TEXT_JOIN if are_lists else _TEXT_BUILD) * (left.text + right.text))
                 if _may_be_list(left.shape) and _may_be_list(right.shape):
                     self._spend(node, _ITEM_JOIN * (left.length + right.length))
                 return _add(left, right, times)
@@ -339,6 +347,13 @@ class _Walk:
         if function in ("indexOf", "lastIndexOf", "split"):
             self._spend(node, _search_cost(first, flows[1]))
             return self._split(node, first, times) if function == "split" else _flow(_SCALAR, times)
+        if function == "replace":
+            return self._replace(node, flows, times)
+        if function == "join":
+            return self._join(node, flows, times)
+        if function in ("math.@min", "math.@max"):
+            self._spend(node, _ITEM_COMPARISON * first.length)
+            return _flow(_SCALAR, times)
         if function == "size":
             self._spend(node, 0 if first.shape.element is not None or first.shape.fields is not None else _TEXT_READ * first.text)
         elif function in _CONVERSIONS or function in TIME_FIELDS:
@@ -356,10 +371,30 @@ class _Walk:
                 longest = min(longest, max(end - start, 0) * CODE_POINT_BYTES)
         return _Flow(Shape(longest), times, min(times * longest, given.text + times * _SHOWN_BYTES), 0, 0)
 
+    def _replace(self, node: Call, flows: list[_Flow], times: float) -> _Flow:
+        """Return the results of `replace`: at worst, the new text stands before and after each byte of the old one."""
+        text, sought, new = flows[0], flows[1], flows[2]
+        longest = text.shape.text + (text.shape.text + 1) * new.shape.text
+        every = text.text + (text.text + times) * new.shape.text
+        self._spend(node, _search_cost(text, sought) + _TEXT_FUNCTIONS["substring"] * times + _TEXT_BUILD * every)
+        return _Flow(Shape(longest), times, min(every, times * longest), 0, 0)
+
+    def _join(self, node: Call, flows: list[_Flow], times: float) -> _Flow:
+        separator = flows[1].shape.text if len(flows) > 1 else 0
+        items = flows[0]
+        every = items.text + items.length * separator
+        self._spend(node, _TEXT_FUNCTIONS["substring"] * times + _ITEM_COMPARISON * items.length + _TEXT_BUILD * every)
+        longest = items.shape.text + items.shape.length * separator
+        return _Flow(Shape(longest), times, min(every, times * longest), 0, 0)
+
     def _split(self, node: Call, text: _Flow, times: float) -> _Flow:
-        pieces = text.text + times
+        longest = text.shape.text + 1
+        match node:
+            case Call("split", _, (_, Constant(value=int(limit)))) if limit >= 0:
+                longest = min(longest, limit)
+        pieces = min(text.text + times, longest * times)
         self._spend(node, _SPLIT_PIECE * pieces)
-        shape = Shape(text.shape.text, text.shape.text + 1, text.shape.text + 1, Shape(text.shape.text))
+        shape = Shape(text.shape.text, longest, longest, Shape(text.shape.text))
         return _Flow(shape, times, text.text, pieces, pieces)
 
 

@@ -15,6 +15,9 @@ from typing import Any, Final
 
 from cel_expr_python import cel
 
+from gavel_rules.language.cel.expansion import Bodies
+from gavel_rules.language.cel.functions import FUNCTIONS as ADDED
+from gavel_rules.language.cel.functions import SUM, SUM_OVERLOADS
 from gavel_rules.language.cel.syntax_tree import Node, decode
 from gavel_rules.text import clipped, suggestion
 
@@ -41,8 +44,14 @@ FUNCTIONS: Final = sorted(
     | {"bool", "type", "dyn", "has", "all", "exists", "exists_one", "map", "filter"}
     | TIME_FIELDS
 )
-# Functions of the string extension whose results can grow to gigabytes, or may change with a release of the library.
-UNSUPPORTED_FUNCTIONS: Final = frozenset({"replace", "join", "format", "quote"})
+# Functions and macros that the language's second version adds.
+ADDED_FUNCTIONS: Final = sorted({name for name, _ in ADDED} | {SUM, "replace", "join", "existsOne", "transformList"})
+# Functions of the string extension whose results can grow to gigabytes, or may change with a release of the library. The second version
+# bounds the results of two of them (`cost`).
+UNSUPPORTED_FUNCTIONS: Final[Mapping[int, frozenset[str]]] = {
+    1: frozenset({"replace", "join", "format", "quote"}),
+    2: frozenset({"format", "quote", "transformMap", "transformMapEntry"}),
+}
 COMPLAINT_LENGTH_MAX: Final = 200  # characters of the library's complaint that a message quotes
 _ERROR: Final = re.compile(r"^(?:[A-Z_]+: )?ERROR: <input>:(\d+):(\d+): (.*?)(?: \[[A-Z_]+\])?$", re.MULTILINE)
 _OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
@@ -61,6 +70,8 @@ _ASSIGNMENT: Final = re.compile(r"token recognition error at: '=")
 
 _ORDERINGS: Final = ("_<_", "_<=_", "_>_", "_>=_")
 _EQUALITIES: Final = ("_==_", "_!=_")
+_CHOICE: Final = "_?_:_"
+_NULL: Final = "null_type"
 _NUMBERS: Final = ("int", "uint", "double")
 # The counterparts of functions that other languages have.
 _ELSEWHERE: Final = dict.fromkeys(("length", "len", "count"), "size(x) counts the characters of a text and the items of a list")
@@ -76,19 +87,37 @@ _CALLS: Final[Mapping[str, str]] = {
 
 
 @cache
-def library_config() -> Any:
-    """Return the library's environment: its standard functions, with comparisons across number types."""
-    return cel.NewEnvConfigFromYaml("\n".join(_config_lines()))
+def library_config(version: int = 1) -> Any:
+    """Return the library's environment for a version of the language: its functions, with comparisons across number types."""
+    return cel.NewEnvConfigFromYaml("\n".join(_config_lines(version)))
 
 
 @cache
-def _bare() -> Any:
-    return cel.NewEnv(config=library_config())
+def _bare(version: int = 1) -> Any:
+    return cel.NewEnv(config=library_config(version))
 
 
-def parse(text: str) -> Node:
+def parse(text: str, version: int = 1) -> Node:
     """Return the syntax tree of an expression, names unresolved. Raises RuntimeError with the library's complaints."""
-    return decode(_bare().compile(text, disable_check=True).serialize())
+    return decode(_bare(version).compile(text, disable_check=True).serialize())
+
+
+@cache
+def compile_body(body: str, parameters: tuple[str, ...]) -> bytes:
+    """Return the body of an added function, checked and serialized. Its parameters may have values of any type."""
+    variables = dict.fromkeys(parameters, cel.Type("dyn"))
+    serialized: bytes = cel.NewEnv(config=library_config(2), variables=variables).compile(body).serialize()
+    return serialized
+
+
+def _evaluate_body(serialized: bytes) -> object:
+    """Return the value of a serialized expression that reads nothing; None if it errs. No added function gives null."""
+    value = _bare(2).deserialize(serialized).eval(data={})
+    return None if value.type().name() == "ERROR" else value.plain_value()
+
+
+# What `expansion` needs of the library.
+BODIES: Final = Bodies(compile_body, _evaluate_body)
 
 
 # Functions whose argument is usually a literal text: an expression that tests the text, its kind, and how to write it.
@@ -116,12 +145,13 @@ def _errs(source: str) -> bool:
         return True
 
 
-def _config_lines() -> Iterator[str]:
+def _config_lines(version: int) -> Iterator[str]:
     yield "extensions:"
-    yield "  - name: strings"
+    for name in ("strings",) if version == 1 else ("strings", "bindings", "math", "cel.lib.ext.comprev2"):
+        yield f"  - name: {name}"
     yield "stdlib:"
     yield "  exclude_functions:"
-    for name in (*_ORDERINGS, *_EQUALITIES, "@in"):
+    for name in (*_ORDERINGS, *_EQUALITIES, "@in", *((_CHOICE,) if version > 1 else ())):
         yield f'    - name: "{name}"'
     yield "functions:"
     mixed = [(left, right) for left in _NUMBERS for right in _NUMBERS if left != right]
@@ -130,10 +160,63 @@ def _config_lines() -> Iterator[str]:
         yield from _function(name, f"ordering{number}", [(_plain(left), _plain(right)) for left, right in (*mixed, *same)])
     for number, name in enumerate(_EQUALITIES):
         overloads = [(_any("A"), _any("A")), *((_plain(left), _plain(right)) for left, right in mixed)]
+        if version > 1:
+            overloads += [pair for one in _values() for pair in ((one, _plain(_NULL)), (_plain(_NULL), one))]
         yield from _function(name, f"equality{number}", overloads)
     membership = [(_any("A"), _of("list", _any("A"))), (_any("A"), _of("map", _any("A"), _any("B")))]
     membership.extend((_plain(left), _of("list", _plain(right))) for left, right in mixed)
     yield from _function("@in", "membership", membership)
+    if version > 1:
+        yield from _choice()
+        yield from _added()
+
+
+def _values() -> list[list[str]]:
+    """Return the types of values that a choice may mix, and that may be compared with null."""
+    plain = [_plain(name) for name in ("int", "double", "bool", "string", "timestamp", "duration")]
+    return [*plain, _of("list", _plain("dyn")), _of("map", _plain("dyn"), _plain("dyn"))]
+
+
+def _choice() -> Iterator[str]:
+    """Yield the declaration of ?: with alternatives of one type, or of two types that are known to differ."""
+    values = [*_values(), _plain(_NULL)]
+    yield f'  - name: "{_CHOICE}"'
+    yield "    overloads:"
+    yield from _overload("gavel_choice", [_plain("bool"), _any("A"), _any("A")], _any("A"))
+    for number, (left, right) in enumerate((left, right) for left in values for right in values if left != right):
+        yield from _overload(f"gavel_choice_{number}", [_plain("bool"), left, right], _plain("dyn"))
+
+
+def _added() -> Iterator[str]:
+    """Yield the declarations of the added functions. They have no implementation: see `expansion`."""
+    overloads: dict[str, list[tuple[bool, tuple[str, ...], str]]] = {SUM: [(True, *overload) for overload in SUM_OVERLOADS]}
+    for function in ADDED.values():
+        overloads.setdefault(function.name, []).extend((function.is_member, *overload) for overload in function.overloads)
+    for name, of_name in overloads.items():
+        yield f'  - name: "{name}"'
+        yield "    overloads:"
+        for number, (is_member, parameters, result) in enumerate(of_name):
+            types = [_written(parameter) for parameter in parameters]
+            yield from _overload(f"gavel_{name}_{number}", types, _written(result), is_member=is_member)
+
+
+def _overload(name: str, parameters: list[list[str]], result: list[str], *, is_member: bool = False) -> Iterator[str]:
+    yield f'      - id: "{name}"'
+    if is_member:
+        yield "        target:"
+        yield from (f"          {line}" for line in parameters[0])
+        parameters = parameters[1:]
+    yield "        args:" if parameters else "        args: []"
+    for parameter in parameters:
+        yield from (f"          {line}" for line in _item(parameter))
+    yield "        return:"
+    yield from (f"          {line}" for line in result)
+
+
+def _written(name: str) -> list[str]:
+    """Return the lines of a type in CEL's notation."""
+    inner = name.removeprefix("list<")
+    return _plain(name) if inner == name else _of("list", _plain(inner.removesuffix(">")))
 
 
 def _function(name: str, prefix: str, overloads: list[tuple[list[str], list[str]]]) -> Iterator[str]:
@@ -204,7 +287,7 @@ def _explain(names: Collection[str], message: str, *, is_call: bool, reported: b
         name = undeclared.group(1)
         if not is_call:
             return None if reported else ("unknown-name", f"there is no name {name}", "")
-        if name in FUNCTIONS:
+        if name in FUNCTIONS or name in ADDED_FUNCTIONS:
             return "unknown-function", f"{name} cannot be called like this", _CALLS.get(name, "see the CEL language")
         hint = f"{name} is a value: write it without parentheses" if name in names else _ELSEWHERE.get(name) or suggestion(name, FUNCTIONS)
         return "unknown-function", f"there is no function {name}", hint

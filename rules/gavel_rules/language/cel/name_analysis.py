@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gavel_rules.language.cel.counter_reads import ReadPlace
+from gavel_rules.language.cel.inference import infer_type, is_binding, is_filter, loop_types
 from gavel_rules.language.cel.library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, literal_problems
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
 from gavel_rules.language.cel.vocabulary import DYN, HISTORY, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
@@ -59,10 +60,12 @@ class NameAnalysis:
         note: Report,
         variables: frozenset[str] = frozenset(),
         *,
+        version: int = 1,
         schema_is_broken: bool = False,
         reported: int = 0,
     ) -> None:
         self._scope = scope
+        self._version = version
         self._reported = reported
         self._schema_is_broken = schema_is_broken
         self._report = note
@@ -195,7 +198,7 @@ class NameAnalysis:
                     f"{node.function} with a named time zone reads the host's time zone files",
                     'write "UTC" or a fixed offset like "+02:00"',
                 )
-        if node.function in UNSUPPORTED_FUNCTIONS:
+        if node.function in UNSUPPORTED_FUNCTIONS[self._version]:
             self._note(node.offset, "not-supported", f"{node.function} is not supported: its result may grow without bound", "")
         if node.function == "matches" and node.arguments and not isinstance(node.arguments[-1], Constant):
             hint = 'write a literal, as in x.matches("^[a-z]+$")'
@@ -211,6 +214,9 @@ class NameAnalysis:
             self._visit(child, known, names)
 
     def _visit_comprehension(self, node: Comprehension, known: _Known, names: _Locals) -> None:
+        if is_binding(node):
+            self._visit_binding(node, known, names)
+            return
         self._comprehensions += 1
         if self._comprehensions == COMPREHENSIONS_MAX + 1:
             self._note(node.offset, "too-complex", f"more than {COMPREHENSIONS_MAX} macros in one expression", "split the rule")
@@ -224,20 +230,63 @@ class NameAnalysis:
             element = over.type.element
         elif over is not None and over.type.kind in ("map", "object"):
             element = STRING
+        elements = {node.variable: element, node.second_variable: element}
+        if self._version > 1:
+            elements = loop_types(node, self._types(names))
         inner = dict(names)
         for variable in filter(None, (node.variable, node.second_variable)):
-            if variable in self._scope or variable in TYPE_NAMES or variable in PRESENCE_MAPS.values():
-                self._note(
-                    node.offset, "shadowed-name", f"{variable} already has a meaning", "choose another name for the macro's variable"
-                )
-            inner[variable] = _Place((f"{variable}@{node.offset}",), element, (), node.offset)
+            self._check_shadow(variable, node.offset)
+            inner[variable] = _Place((f"{variable}@{node.offset}",), elements[variable], (), node.offset)
         inner[node.accumulator] = _Place((_ACCUMULATOR,), DYN)
         self._visit(node.start, known, names)
+        known = known | {(f"{node.variable}@{node.offset}", *rest) for rest in self._present_in_elements(node.range, names)}
         for part in (node.condition, node.step, node.result):
             self._visit(part, known, inner)
 
+    def _visit_binding(self, node: Comprehension, known: _Known, names: _Locals) -> None:
+        """Check `cel.bind(name, value, expression)`. The name is a value of its own, not another name of a path."""
+        self._check_shadow(node.accumulator, node.offset)
+        self._visit(node.start, known, names)
+        bound = _Place((f"{node.accumulator}@{node.offset}",), infer_type(node.start, self._types(names)), (), node.offset)
+        self._visit(node.result, known, {**names, node.accumulator: bound})
+
+    def _present_in_mapped(self, node: Comprehension, names: _Locals) -> set[tuple[str, ...]]:
+        """Return the paths that are present in every element of a list if `map` takes a part of each element of another list."""
+        match node.step:
+            case Call("_+_", None, (Identifier(), ListLiteral((body,)))):
+                root = f"{node.variable}@{node.offset}"
+                element = loop_types(node, self._types(names))[node.variable]
+                place = self._resolve(body, {**names, node.variable: _Place((root,), element, (), node.offset)})
+                if place is not None and place.path[:1] == (root,):
+                    part = place.path[1:]
+                    tested = self._present_in_elements(node.range, names)
+                    return {path[len(part) :] for path in tested if path[: len(part)] == part and len(path) > len(part)}
+        return set()
+
+    def _check_shadow(self, variable: str, offset: int) -> None:
+        if variable in self._scope or variable in TYPE_NAMES or variable in PRESENCE_MAPS.values():
+            self._note(offset, "shadowed-name", f"{variable} already has a meaning", "choose another name for the macro's variable")
+
+    def _types(self, names: _Locals) -> dict[str, ValueType]:
+        return {**self._scope, **{name: place.type for name, place in names.items()}}
+
+    def _present_in_elements(self, node: Node, names: _Locals) -> set[tuple[str, ...]]:
+        """Return the paths inside of an element that are present in every element of a list, because a filter tested them."""
+        if self._version == 1 or not isinstance(node, Comprehension):
+            return set()
+        if not is_filter(node):
+            return self._present_in_mapped(node, names)
+        root = f"{node.variable}@{node.offset}"
+        element = loop_types(node, self._types(names))[node.variable]
+        inner = {**names, node.variable: _Place((root,), element, (), node.offset)}
+        assert isinstance(node.step, Call)  # noqa: S101  # of every filter
+        tested = self._present(node.step.arguments[0], True, inner)
+        return {path[1:] for path in tested if path[0] == root} | self._present_in_elements(node.range, names)
+
     def _may_be_map(self, node: Node, names: _Locals) -> bool:
         """Report whether a macro may go over a map."""
+        if self._version > 1 and infer_type(node, self._types(names)).kind == "list":
+            return False
         place = self._resolve(node, names)
         if place is not None:
             # Params without a type, and unknown names, have been reported already.

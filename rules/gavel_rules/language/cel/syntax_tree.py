@@ -2,7 +2,8 @@
 
 `Expression.serialize()` gives a google.protobuf.Any with a `cel.expr.CheckedExpr` or `ParsedExpr`. The messages read here are
 declared below, wire-compatible with cel/expr/syntax.proto and checked.proto of the CEL specification. They have a descriptor pool of
-their own, because packages that carry the full protos overwrite files of other packages. Nothing is written back to the library.
+their own, because packages that carry the full protos overwrite files of other packages. Only `expansion` writes expressions back to
+the library, which has checked them before.
 
 Nodes compare by meaning. `offset`, the place in the source in code points, does not count.
 """
@@ -95,6 +96,16 @@ def decode(serialized: bytes) -> Node:
     return _node(message.expr, message.source_info.positions)
 
 
+def unpack_checked(serialized: bytes) -> Any:
+    """Return the CheckedExpr message of a serialized checked expression."""
+    return _MESSAGES["CheckedExpr"].FromString(any_pb2.Any.FromString(serialized).value)
+
+
+def pack_checked(message: Any) -> bytes:
+    """Return a CheckedExpr message as the library reads it. Fields that are not declared here are preserved."""
+    return any_pb2.Any(type_url=_CHECKED_URL, value=message.SerializeToString()).SerializeToString()
+
+
 def children(node: Node) -> Iterator[Node]:
     """Yield the direct parts of a node."""
     match node:
@@ -162,6 +173,7 @@ def _node(message: Any, offsets: Any) -> Node:
     )
 
 
+_CHECKED_URL: Final = "type.googleapis.com/cel.expr.CheckedExpr"
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _PACKAGE: Final = "gavel_rules.cel"
 # (message, oneof, [(field, number, type or message name, repeated)]): the part of cel/expr/syntax.proto and checked.proto that is read.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
-from gavel_rules.language.cel.syntax_tree import Comprehension, Identifier, Node, Select, children
+from gavel_rules.language.cel.functions import FUNCTIONS, SUM
+from gavel_rules.language.cel.inference import is_binding
+from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Identifier, Node, Select, children
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS, ValueType
 
 
@@ -43,5 +46,9 @@ def find_presence_tests(tree: Node) -> Iterator[str]:
 
 
 def count_macros(tree: Node) -> int:
-    """Return the number of macros over lists or maps in a tree."""
-    return isinstance(tree, Comprehension) + sum(count_macros(child) for child in children(tree))
+    """Return the number of macros over lists or maps in a tree; an added function counts as one, because it may loop."""
+    is_loop = (isinstance(tree, Comprehension) and not is_binding(tree)) or (isinstance(tree, Call) and tree.function in _ADDED)
+    return is_loop + sum(count_macros(child) for child in children(tree))
+
+
+_ADDED: Final = frozenset({SUM, *(name for name, _ in FUNCTIONS)})

@@ -57,8 +57,12 @@ class _Variable(NamedTuple):
 class Variables:
     """The variables of one document."""
 
-    def __init__(self, texts: Mapping[str, str], unreadable: Collection[str], report: VariableReport) -> None:
-        """Read the variables and report their mistakes. `unreadable` are those whose value is not a text, which is reported already."""
+    def __init__(self, texts: Mapping[str, str], unreadable: Collection[str], report: VariableReport, version: int = 1) -> None:
+        """Read the variables and report their mistakes. `unreadable` are those whose value is not a text, which is reported already.
+
+        `version` is the language's.
+        """
+        self._version = version
         self.names = frozenset((*texts, *unreadable))
         self._broken = set(unreadable)
         self._variables: dict[str, _Variable] = {}
@@ -82,7 +86,7 @@ class Variables:
         if not self.names:
             return plain
         try:
-            tree = parse(text)
+            tree = parse(text, self._version)
         except RuntimeError:
             return plain
         sound = True
@@ -123,7 +127,7 @@ class Variables:
             report(name, offset, code, message, hint)
 
         try:
-            tree = parse(text)
+            tree = parse(text, self._version)
         except RuntimeError as error:
             report_complaint((), text, str(error), note, reported=False)
             return
@@ -202,7 +206,7 @@ class Variables:
         )
         text = f"({body.text}{end}"
         try:
-            parse(text)
+            parse(text, self._version)
         except RuntimeError:  # each could be parsed by itself
             self._broken.add(name)
             message = f"with its variables expanded, {name} is nested too deep"
@@ -253,7 +257,7 @@ def _free(node: Node, bound: frozenset[str]) -> Iterator[_Use]:
 def _captures(node: Node, names: Collection[str]) -> Iterator[tuple[int, str]]:
     """Yield (place, name) of every macro whose own variable has the name of one of the document's."""
     if isinstance(node, Comprehension):
-        for name in (node.variable, node.second_variable):
+        for name in (node.variable, node.second_variable, node.accumulator):  # the last one is the name of a binding
             if name in names:
                 yield node.offset, name
     for child in children(node):

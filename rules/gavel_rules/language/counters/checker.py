@@ -81,7 +81,7 @@ class _CounterChecker:
         schemas = {action: schema for action in actions if (schema := self._schemas.get(action)) is not None}
         if len(self._messages) > before or len(schemas) < len(actions):
             return None  # a schema with a mistake is reported with its action
-        environment = Environment(counted_event_scope(part.of, _shared_params(schemas), self._fact_type()))
+        environment = Environment(counted_event_scope(part.of, _shared_params(schemas), self._fact_type()), version=2)
         aggregate = aggregate_of(part)
         amount = None
         self.value_type = INT
@@ -93,7 +93,7 @@ class _CounterChecker:
         by = self._check_expression(environment, "by", "STRING")
         settle = None
         if part.settle is not None:
-            reports = Environment(counted_event_scope("executions", _shared_params(schemas), DYN))
+            reports = Environment(counted_event_scope("executions", _shared_params(schemas), DYN), version=2)
             settle = self._check_expression(reports, "settle", "STRING" if aggregate == DISTINCT else "NUMBER")
         if len(self._messages) > before:
             return None

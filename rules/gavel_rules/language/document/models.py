@@ -330,3 +330,8 @@ class RuleSetPart(Part):
     """Named CEL expressions for use in other expressions."""
     counters: Annotated[dict[CounterName, CounterPart], Field(max_length=COUNTERS_MAX)] = {}
     """Numbers over the history of the bus, by name. Needs `gavel: v2`."""
+
+
+def version_of(document: RuleSetPart) -> int:
+    """Return the version of the language. The attribute may be missing: see `read_document`."""
+    return 1 if getattr(document, "gavel", "v1") == "v1" else 2

@@ -1,0 +1,194 @@
+"""Replaces calls of added functions by their bodies, in an expression that the library has checked.
+
+The library checks the calls against the declarations of `functions`, which have no implementation. The checked tree, as the library
+serializes it, is then rewritten and read back: a body with its arguments bound by the comprehension that `cel.bind` expands to, which the
+library evaluates at most once and only if it is needed. `sum` is a comprehension of its own, which no macro of CEL writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from gavel_rules.language.cel.functions import FUNCTIONS, SUM, Function
+from gavel_rules.language.cel.syntax_tree import pack_checked, unpack_checked
+
+# The type of what a call of `sum` at an offset adds up: "int" or "double".
+KindOfSum = Callable[[int], str]
+
+_CALLS: Final = re.compile(rf"\b({'|'.join(sorted({name for name, _ in FUNCTIONS} | {SUM}))})\s*\(")
+# The library takes a comprehension with this variable over nothing for a binding.
+_UNUSED: Final = "#unused"
+_ITEM: Final = "@item"
+_TOTAL: Final = "@sum"
+
+
+def may_call(source: str) -> bool:
+    """Report whether a text may call an added function."""
+    return _CALLS.search(source) is not None
+
+
+class Bodies(NamedTuple):
+    """What the library does with the bodies of functions."""
+
+    compile: Callable[[str, tuple[str, ...]], bytes]  # checks a body with parameters of any type, and returns it serialized
+    evaluate: Callable[[bytes], object]  # the value of a serialized expression that reads nothing; None if it errs
+
+
+def expand(serialized: bytes, kind_of_sum: KindOfSum, bodies: Bodies) -> bytes:
+    """Return a serialized checked expression with all calls of added functions replaced; those of literals alone by their values."""
+    message = unpack_checked(serialized)
+    expansion = _Expansion(message, kind_of_sum, bodies)
+    expansion.rewrite(message.expr)
+    return pack_checked(message)
+
+
+class _Expansion:
+    """The expansion of one expression. New nodes get new ids, and the place of the call that they replace."""
+
+    def __init__(self, message: Any, kind_of_sum: KindOfSum, bodies: Bodies) -> None:
+        self._message = message
+        self._positions = message.source_info.positions
+        self._next = 1 + max((node.id for node in _nodes(message.expr)), default=0)
+        self._kind_of_sum = kind_of_sum
+        self._bodies = bodies
+
+    def rewrite(self, node: Any) -> None:
+        """Replace the calls in a node and below it, innermost first."""
+        for part in _parts(node):
+            self.rewrite(part)
+        if node.WhichOneof("expr_kind") != "call_expr":
+            return
+        call = node.call_expr
+        is_member = call.HasField("target")
+        if call.function == SUM and is_member and not call.args:
+            self._replace_sum(node)
+            return
+        function = FUNCTIONS.get((call.function, is_member))
+        if function is not None and len(call.args) + is_member == len(function.parameters):
+            self._replace(node, function)
+
+    def _replace(self, node: Any, function: Function) -> None:
+        """Replace a call by the function's body, with the arguments bound from the first to the last."""
+        offset = self._positions.get(node.id, 0)
+        arguments = [_copy(part) for part in _parts(node)]
+        body = _copy(unpack_checked(self._bodies.compile(function.body, function.parameters)).expr)
+        names = {name: f"@{name}" for name in function.parameters}
+        self._renew(body, names, offset)
+        self.rewrite(body)  # bodies call added functions too
+        for name, argument in reversed(list(zip(function.parameters, arguments, strict=True))):
+            body = self._bind(names[name], argument, body, offset)
+        node.CopyFrom(body)
+        if all(_is_literal(argument) for argument in arguments):
+            self._fold(node, offset)
+
+    def _fold(self, node: Any, offset: int) -> None:
+        """Replace a node that reads nothing by its value, if it has one."""
+        whole = type(self._message)()
+        whole.CopyFrom(self._message)
+        whole.expr.CopyFrom(node)
+        value = self._bodies.evaluate(pack_checked(whole))
+        if value is not None:
+            node.Clear()
+            self._write(node, value, offset)
+
+    def _write(self, node: Any, value: object, offset: int) -> None:
+        """Write a value as a literal."""
+        self._new(node, offset)
+        if isinstance(value, list):
+            node.list_expr.SetInParent()
+            for item in value:
+                self._write(node.list_expr.elements.add(), item, offset)
+        elif isinstance(value, bool):
+            node.const_expr.bool_value = value
+        elif isinstance(value, int):
+            node.const_expr.int64_value = value
+        elif isinstance(value, float):
+            node.const_expr.double_value = value
+        else:
+            node.const_expr.string_value = str(value)
+
+    def _bind(self, name: str, value: Any, body: Any, offset: int) -> Any:
+        whole = self._new(type(body)(), offset)
+        loop = whole.comprehension_expr
+        loop.iter_var = _UNUSED
+        loop.accu_var = name
+        self._new(loop.iter_range, offset).list_expr.SetInParent()
+        loop.accu_init.CopyFrom(value)
+        self._new(loop.loop_condition, offset).const_expr.bool_value = False
+        self._new(loop.loop_step, offset).ident_expr.name = name
+        loop.result.CopyFrom(body)
+        return whole
+
+    def _replace_sum(self, node: Any) -> None:
+        offset = self._positions.get(node.id, 0)
+        items = _copy(node.call_expr.target)
+        kind = self._kind_of_sum(offset)
+        node.ClearField("call_expr")
+        loop = self._new(node, offset).comprehension_expr
+        loop.iter_var = _ITEM
+        loop.accu_var = _TOTAL
+        loop.iter_range.CopyFrom(items)
+        zero = self._new(loop.accu_init, offset).const_expr
+        if kind == "int":
+            zero.int64_value = 0
+        else:
+            zero.double_value = 0.0
+        self._new(loop.loop_condition, offset).const_expr.bool_value = True
+        step = self._new(loop.loop_step, offset).call_expr
+        step.function = "_+_"
+        self._new(step.args.add(), offset).ident_expr.name = _TOTAL
+        self._new(step.args.add(), offset).ident_expr.name = _ITEM
+        self._new(loop.result, offset).ident_expr.name = _TOTAL
+
+    def _renew(self, node: Any, names: dict[str, str], offset: int) -> None:
+        """Give the nodes of a body new ids, and its parameters the names that are bound."""
+        self._new(node, offset)
+        if node.WhichOneof("expr_kind") == "ident_expr" and node.ident_expr.name in names:
+            node.ident_expr.name = names[node.ident_expr.name]
+        for part in _parts(node):
+            self._renew(part, names, offset)
+
+    def _new(self, node: Any, offset: int) -> Any:
+        node.id = self._next
+        self._positions[self._next] = offset
+        self._next += 1
+        return node
+
+
+def _is_literal(node: Any) -> bool:
+    kind = node.WhichOneof("expr_kind")
+    return kind == "const_expr" or (kind == "list_expr" and all(_is_literal(element) for element in node.list_expr.elements))
+
+
+def _copy(node: Any) -> Any:
+    copy = type(node)()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for part in _parts(node):
+        yield from _nodes(part)
+
+
+def _parts(node: Any) -> list[Any]:
+    """Return the direct parts of a node; of a call its receiver first."""
+    kind = node.WhichOneof("expr_kind")
+    match kind:
+        case "select_expr":
+            return [node.select_expr.operand]
+        case "call_expr":
+            call = node.call_expr
+            return [*([call.target] if call.HasField("target") else []), *call.args]
+        case "list_expr":
+            return list(node.list_expr.elements)
+        case "struct_expr":
+            entries = node.struct_expr.entries
+            return [part for entry in entries for part in (*([entry.map_key] if entry.HasField("map_key") else []), entry.value)]
+        case "comprehension_expr":
+            loop = node.comprehension_expr
+            return [loop.iter_range, loop.accu_init, loop.loop_condition, loop.loop_step, loop.result]
+    return []
