@@ -154,7 +154,7 @@ proto: $(STAMP) $(PROTOC_STAMP)
 	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto proto/gavel/internal/v1/*.proto
 	$(PROTOC) --grpc_python_out=$(GENERATED) --mypy_grpc_out=quiet:$(GENERATED) proto/gavel/v1/*_service.proto
 
-# Generates the methods of the Python clients from client/python/gavel_client/rpc/calls.py.
+# Generates the methods of the Python clients from client/python/gavel_client/rpc/calls/.
 methods: $(STAMP)
 	$(BIN)/python client/python/generate_methods.py
 

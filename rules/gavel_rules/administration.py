@@ -136,7 +136,7 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} has no deployed version {version}: deploy it first")
     active = state.active_rule_sets.get(policy_id)
     active_version = active.version if active else 0
-    race = _race_fault(policy_id, active_version, command.expected_active_version)
+    race = _version_conflict_fault(policy_id, active_version, command.expected_active_version)
     if race is not None:
         return race
     before = state.shadows.get(policy_id) if command.shadow else active
@@ -144,7 +144,7 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         return RuleSetPosition(policy_id, version, deployed.digest, before.sequence_number)
     fault = (
         (_idle_shadow_fault(policy_id, version, active_version) if command.shadow else None)
-        or _crowd_fault(state, policy_id, deployed, command.shadow)
+        or _limit_fault(state, policy_id, deployed, command.shadow)
         or _disagreement_fault(state, deployed)
         or _review_fault(state, policy_id, deployed)
     )
@@ -206,7 +206,7 @@ def deactivate(recorder: Recorder, command: DeactivateRuleSet) -> RuleSetPositio
     state = recorder.state
     policy_id = command.policy_id
     active = state.active_rule_sets.get(policy_id)
-    race = _race_fault(policy_id, active.version if active else 0, command.expected_active_version)
+    race = _version_conflict_fault(policy_id, active.version if active else 0, command.expected_active_version)
     if race is not None:
         return race
     current = state.shadows.get(policy_id) if command.shadow else active
@@ -282,7 +282,7 @@ def _sampling_fault(cross_check: CrossCheck) -> Fault | None:
     return None
 
 
-def _race_fault(policy_id: str, active_version: int, expected: int | None) -> Fault | None:
+def _version_conflict_fault(policy_id: str, active_version: int, expected: int | None) -> Fault | None:
     """Return a fault if another operator changed the active version meanwhile."""
     if expected is None or expected == active_version:
         return None
@@ -300,7 +300,7 @@ def _idle_shadow_fault(policy_id: str, version: int, active_version: int) -> Fau
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
 
 
-def _crowd_fault(state: State, policy_id: str, deployed: DeployedRuleSet, shadow: bool) -> Fault | None:
+def _limit_fault(state: State, policy_id: str, deployed: DeployedRuleSet, shadow: bool) -> Fault | None:
     """Return a fault if too many rule sets would govern, or shadow, one of the rule set's actions."""
     for action_type in deployed.action_types:
         policy_ids = {action.policy_id for action in state.active_actions.get(action_type, ())} | {policy_id}

@@ -119,10 +119,10 @@ def access_of_command(state: State, command: Command) -> Access | None:
             # Those of the version that it replaces, too: they lose their rules.
             deployed = state.rule_sets.get((command.policy_id, command.version))
             replaced = (state.shadows if command.shadow else state.active_rule_sets).get(command.policy_id)
-            governed = set(() if deployed is None else deployed.action_types)
+            action_types = set(() if deployed is None else deployed.action_types)
             if replaced is not None:
-                governed.update(replaced.rule_set.actions)
-            return Access("activate", bus, actions=tuple(sorted(governed)))
+                action_types.update(replaced.rule_set.actions)
+            return Access("activate", bus, actions=tuple(sorted(action_types)))
         case DeactivateRuleSet():
             active = (state.shadows if command.shadow else state.active_rule_sets).get(command.policy_id)
             return Access("activate", bus, actions=() if active is None else tuple(sorted(active.rule_set.actions)))

@@ -3,7 +3,7 @@
 The decider completes the envelopes of commands; nothing else in a command changes. A `Fault` means that the command cannot be carried
 out. A refusal by policy is a decision, not a fault.
 
-`SubmitProposal`, `EventAnswer` and `Handled` are created for every decision and are plain classes: docs/performance.md#plain-classes.
+`SubmitProposal`, `EventAnswer` and `CommandOutcome` exist for every decision and are plain classes: docs/performance.md#plain-classes.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Tick:
     """Fire the timers that are due, until they have made `limit` events. A contest closes as a whole.
 
     `unjudged` holds the event_ids of candidates that are left to a person without evaluation: a replay passes those that could not be
-    judged when their contest closed. `judgements` are those of the first contest, if they were made ahead (`contest.EarlyJudging`).
+    judged when their contest closed. `judgements` are those of the first contest, if they were made ahead (`contest.EarlyJudgement`).
     """
 
     limit: int
@@ -374,7 +374,7 @@ class Failure(NamedTuple):
     error: Any  # an Exception, which mypyc cannot name in a NamedTuple
 
 
-class Handled:
+class CommandOutcome:
     """The outcome of a command: the events to append, in order, the answer once they are in the log, and failed evaluations."""
 
     def __init__(self, events: list[RecordedEvent], answer: Answer, failures: Sequence[Failure] = ()) -> None:

@@ -28,11 +28,11 @@ from gavel_rules.commands import (
     ChangeCrossCheck,
     ChangeTools,
     Command,
+    CommandOutcome,
     DeactivateRuleSet,
     DeployGrants,
     DeployRuleSet,
     FillCounter,
-    Handled,
     NoAnswer,
     OpenBus,
     OpenCounters,
@@ -64,7 +64,7 @@ def handle(
     now_ms: int = 0,
     engine: Engine.ValueType = decision_pb2.ENGINE_RETE,
     principal: Principal = ANONYMOUS,
-) -> Handled:
+) -> CommandOutcome:
     """Return the events that a command records at `now_ms` (milliseconds since the epoch), and its answer.
 
     `now_ms` is not below the state's `recorded_at_ms`. `engine` REFERENCE evaluates rules by the reference engine alone (replay).
@@ -73,10 +73,10 @@ def handle(
     recorder = Recorder(state, now_ms)
     if isinstance(command, Tick):
         _fire_timers(recorder, command.limit, engine, command.unjudged, command.judgements)
-        return Handled(recorder.events, NoAnswer(), recorder.failures)
+        return CommandOutcome(recorder.events, NoAnswer(), recorder.failures)
     _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, (), {})
     answer = authorize(recorder, command, principal) or _dispatch(recorder, command, references, engine)
-    return Handled(recorder.events, answer, recorder.failures)
+    return CommandOutcome(recorder.events, answer, recorder.failures)
 
 
 def _fire_timers(

@@ -25,7 +25,7 @@ def suggestion(name: str, known: Sequence[str], reported: int = 0) -> str:
     return f"known: {', '.join(known)}" if 0 < len(known) <= 12 and len(known) == len(ordinary) else ""
 
 
-def clipped(text: str, length_max: int) -> str:
+def clip(text: str, length_max: int) -> str:
     """Return a text cut to `length_max` characters, with … as the last one if it was longer."""
     return text if len(text) <= length_max else f"{text[: length_max - 1]}…"
 

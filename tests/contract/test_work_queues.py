@@ -66,7 +66,7 @@ def numbers(entries: list[WorkEntry]) -> list[tuple[int, int]]:
     return [(entry.sequence_number, entry.deliveries) for entry in entries]
 
 
-def parked(number: int, reason: str = "poison", deliveries: int = 1) -> ParkedEntry:
+def read_parked(number: int, reason: str = "poison", deliveries: int = 1) -> ParkedEntry:
     """Return an entry to park."""
     return ParkedEntry(number, f"id-{number}", deliveries, reason, 0)
 
@@ -141,12 +141,12 @@ async def test_parked_entries_wait_for_an_operator(log: EventLog, work: WorkQueu
     await work.take_new("decisions", GROUP, "a", 4)
     before_ms = await log.time_ms()
     for number in (3, 1, 2):
-        assert await work.park("decisions", GROUP, "a", parked(number, f"reason of {number}: ü  x", number))
-    found = await work.parked("decisions", GROUP, 0, 9)
-    assert [parked(n, f"reason of {n}: ü  x", n) for n in (1, 2, 3)] == [one._replace(parked_at_ms=0) for one in found]
+        assert await work.park("decisions", GROUP, "a", read_parked(number, f"reason of {number}: ü  x", number))
+    found = await work.read_parked("decisions", GROUP, 0, 9)
+    assert [read_parked(n, f"reason of {n}: ü  x", n) for n in (1, 2, 3)] == [one._replace(parked_at_ms=0) for one in found]
     assert all(before_ms <= one.parked_at_ms <= before_ms + LONG_MS for one in found)
-    assert [2] == [one.sequence_number for one in await work.parked("decisions", GROUP, 1, 1)]
-    assert [] == await work.parked("decisions", "other", 0, 9)
+    assert [2] == [one.sequence_number for one in await work.read_parked("decisions", GROUP, 1, 1)]
+    assert [] == await work.read_parked("decisions", "other", 0, 9)
     assert ([4], []) == (await work.idle("decisions", GROUP, 0, 0, 9), await work.take_due("decisions", GROUP, "a", 9))
     assert [ConsumerGroup(GROUP, "decisions", 0, 1, 1, 3)] == await work.groups()
     assert 1 == await work.discard_parked("decisions", GROUP, [1, 4, 77])
@@ -163,8 +163,8 @@ async def test_only_the_holder_parks(log: EventLog, work: WorkQueues) -> None:
     await fill(log, "decisions")
     await work.take_new("decisions", GROUP, "a", 1)
     await work.claim("decisions", GROUP, "b", [1], 0)
-    assert await work.park("decisions", GROUP, "a", parked(1))
-    assert ([], [1]) == (await work.parked("decisions", GROUP, 0, 9), await work.renew("decisions", GROUP, "b", [1]))
+    assert await work.park("decisions", GROUP, "a", read_parked(1))
+    assert ([], [1]) == (await work.read_parked("decisions", GROUP, 0, 9), await work.renew("decisions", GROUP, "b", [1]))
 
 
 async def test_parked_entries_are_bounded(log: EventLog, work: WorkQueues, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ async def test_parked_entries_are_bounded(log: EventLog, work: WorkQueues, monke
     monkeypatch.setattr("gavel_server.log.work.redis.PARKED_MAX", 2)
     await fill(log, *DECISIONS[:3])
     await work.take_new("decisions", GROUP, "a", 3)
-    assert [True, True, False] == [await work.park("decisions", GROUP, "a", parked(number)) for number in (1, 2, 3)]
+    assert [True, True, False] == [await work.park("decisions", GROUP, "a", read_parked(number)) for number in (1, 2, 3)]
     assert [3] == await work.renew("decisions", GROUP, "a", [1, 2, 3])
 
 
@@ -195,13 +195,13 @@ async def test_removed_entries_are_gone_for_all_groups(log: EventLog, work: Work
     """Entries whose work has ended are neither taken, claimed, due nor parked any more, in any group."""
     await fill(log, *DECISIONS[:5])
     await work.take_new("decisions", GROUP, "a", 4)
-    await work.park("decisions", GROUP, "a", parked(1))
+    await work.park("decisions", GROUP, "a", read_parked(1))
     await work.reject("decisions", GROUP, "a", 2, 1, 0)
     assert [1, 2, 3, 4, 5] == await work.numbers("decisions", 0, 9)
     assert [3, 4] == await work.numbers("decisions", 2, 2)
     await work.remove("decisions", [1, 2, 3, 5])
     assert [4] == await work.numbers("decisions", 0, 9)
-    assert [] == await work.parked("decisions", GROUP, 0, 9)
+    assert [] == await work.read_parked("decisions", GROUP, 0, 9)
     assert [] == await work.take_due("decisions", GROUP, "b", 9)
     assert [4] == await work.renew("decisions", GROUP, "a", [3, 4])
     assert [(4, 2)] == numbers(await work.claim("decisions", GROUP, "b", [3, 4], 0))

@@ -33,7 +33,7 @@ PRELOADED: Final = (
     "gavel_client",
     "gavel_rules.authoring.format",
     "gavel_rules.authoring.graph",
-    "gavel_server.bootstrap",
+    "gavel_server.bootstrap.process",
     "gavel_server.cli.rendering.suite_report",
     "gavel_server.identity.authenticator",
     "gavel_server.cli.rendering.simulation",

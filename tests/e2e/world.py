@@ -27,7 +27,7 @@ from gavel.v1.projection_service_pb2 import GetStatusResponse
 from gavel.v1.replay_service_pb2 import ReplayVerdict
 from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id, proposal_envelope, reference
 from gavel_client.rpc.backoff import Backoff
-from gavel_server.log.redis.data_directory import noted_url
+from gavel_server.log.redis.data_directory import last_url
 
 from tests.e2e.runs import REPLAY_SECONDS_MAX, Run, run_gavel
 from tests.support.fronts import is_front
@@ -116,7 +116,7 @@ class Server:
     @property
     def redis_url(self) -> str:
         """The URL of its Redis; an embedded one has no URL before its first start."""
-        url = self._redis_url or noted_url(self.data)
+        url = self._redis_url or last_url(self.data)
         assert url
         return url
 

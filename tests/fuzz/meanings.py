@@ -168,7 +168,7 @@ def remainder(left: int, right: int) -> int:
 
 
 def ratio(left: float, right: float) -> float:
-    """IEEE division, which never errs."""
+    """IEEE division, which never fails."""
     if right != 0:
         return left / right
     if left == 0 or left != left:
@@ -242,7 +242,7 @@ TEXT_TO_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
     "reverse()": lambda text: text[::-1],
     "charAt(0)": lambda text: text[:1],
     "substring(1)": lambda text: _substring(text, 1, len(text)),
-    # The library errs if the end is the length of the text, which CEL allows (docs/rule-language.md tells authors).
+    # The library fails if the end is the length of the text, which CEL allows (docs/rule-language.md tells authors).
     "substring(0, 2)": lambda text: _substring(text, 0, 2) if len(text) != 2 else ERROR,
     # The library defines white space beyond ASCII.
     "trim()": lambda text: text.strip(" \t\n") if text.isascii() and text.isprintable() else UNKNOWN,

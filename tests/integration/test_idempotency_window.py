@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gavel_server.bootstrap import complete_opening, open_sequencer
+from gavel_server.bootstrap.buses import complete_opening, open_sequencer
 from gavel_server.config import load
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.logs import RedisLogs

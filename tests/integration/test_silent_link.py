@@ -42,7 +42,7 @@ async def test_a_start_does_not_wait_for_its_timeout(redis_url: str, bus: str) -
     async with running_proxy(redis_url) as proxy:
         logs = RedisLogs(proxy.url, TIMEOUT_MS)
         proxy.set_link(Link.SILENT)
-        async with logs.probing():
+        async with logs.probe_link():
             opening = asyncio.create_task(logs.open(bus))
             with pytest.raises(LogUnavailableError):
                 await logs.ping()

@@ -27,7 +27,7 @@ RULES: Final = 20
 
 
 def document(version: int) -> str:
-    """Return a rule set of twenty rules. Versions share no network; the last rule errs on a customer id that is not a number."""
+    """Return a rule set of twenty rules. Versions share no network; the last rule fails on a customer id that is not a number."""
     rules = [
         {"id": f"r{number}", "action": ACTION, "priority": 1_000 - number, "when": condition, "effect": "approve"}
         for number, condition in enumerate([*conditions(RULES - 1), "int(params.customer_id) > 0"])
@@ -49,7 +49,7 @@ def decide(version: int, times: int) -> None:
     approving = [rule for rule in action.rules if rule.id == f"r{RULES - 2}"]
     numbered = CASE.with_params({**CASE.params, "customer_id": "0"}, {**CASE.facts, "order_customer": "0"})
     for number in range(times):
-        # One case in sixteen errs, because "customer-7" is not a number.
+        # One case in sixteen fails, because "customer-7" is not a number.
         case = CASE if number % 16 == 0 else numbered
         verdict = action.evaluate(case, cross_check=number % 8 != 1)
         expected = ((), f"r{RULES - 1}") if case is CASE else (tuple(approving), "")

@@ -360,9 +360,9 @@ async def leases(world: World) -> None:
 @scenario
 async def second_server(world: World) -> None:
     """Start another server, which reads the logs of the scenarios before."""
-    from gavel_server.log.redis.data_directory import noted_url
+    from gavel_server.log.redis.data_directory import last_url
 
-    url = noted_url(world.directory / "data")
+    url = last_url(world.directory / "data")
     assert url
     address = await asyncio.to_thread(world.start, "--redis", url, "--data", str(world.directory / "second"))
     for bus in ("batches", "leases", "projection", "large-events", "trace", "preflights"):

@@ -435,7 +435,7 @@ async def reader(world: World, randomness: random.Random, rounds: int) -> None:
 
 async def _read_heads(server: Server) -> tuple[int, int]:
     """Return the sequence numbers of the projection and of the head at the same time."""
-    state = await server.sequencer.settled()
+    state = await server.sequencer.settled_state()
     return state.head, server.sequencer.head.sequence_number
 
 

@@ -116,7 +116,7 @@ async def _settle(world: World) -> list[str]:
     head = (await world.log.head()).sequence_number
     for server in world.servers:
         await server.sequencer.wait_for(head, 60_000)
-        digests.append((await server.sequencer.settled()).digest())
+        digests.append((await server.sequencer.settled_state()).digest())
     return digests
 
 

@@ -9,7 +9,7 @@ A PROPOSAL records the contest that it enters and what its citations resolve to.
 close looks nothing up in the log, even after a restart or on another server. A close is one timer that makes all its decisions in one
 commit; contests are bounded for that reason.
 
-Judging 64 candidates by costly rules takes long. An `EarlyJudging` judges them ahead, one at a time, on the state that the close will find.
+Judging 64 candidates by costly rules takes long. An `EarlyJudgement` judges them ahead, one at a time, on the state of the close.
 
 A bug in a close would reach no caller and would block the whole bus. A close therefore always ends: a candidate whose arbitration fails is
 left to a person (NOT_JUDGED); if the close itself fails, all candidates are. A replay cannot derive such a failure from the log. The log
@@ -95,7 +95,7 @@ def enter(recorder: Recorder, envelope: Envelope, approval: Decision, cited_even
     return ContestEntry(recorder.record(envelope, "proposal"))
 
 
-class EarlyJudging:
+class EarlyJudgement:
     """Judges the candidates of a contest that is due, ahead of its close, one with each `step`.
 
     `judgements` hold until the state changes. A key is an index and the event_id of the proposal. Index 0 is the decision; from 1 on the
@@ -140,7 +140,7 @@ def close(
     """Decide every candidate of a contest that is due, the winner first.
 
     `unjudged` are the event_ids of candidates whose arbitration failed, as a replay knows from the log. `judgements` are those of an
-    EarlyJudging.
+    EarlyJudgement.
     """
     state = recorder.state
     mark, count = state.mark(), len(recorder.events)

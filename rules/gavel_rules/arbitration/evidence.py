@@ -22,7 +22,7 @@ from gavel_rules.language.feasibility import KnownFacts
 from gavel_rules.language.rule_set import CompiledAction, FactDeclaration
 from gavel_rules.state.records import Candidate
 from gavel_rules.state.state import State
-from gavel_rules.text import clipped
+from gavel_rules.text import clip
 
 # Bound once: docs/performance.md#module-constants
 MET: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
@@ -262,7 +262,7 @@ def _describe_violation(candidates: tuple[Candidate, ...], declaration: FactDecl
             latest = candidate
     if latest is None:
         return ""
-    return clipped(
+    return clip(
         f"{declaration.key} of {subject} is not what facts.{declaration.name} declares: {schema.violation(latest.value)}",
         _WARNING_LENGTH_MAX,
     )

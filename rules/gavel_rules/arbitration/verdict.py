@@ -23,7 +23,7 @@ from gavel_rules.events.kinds import GAVEL, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.state.state import State
-from gavel_rules.text import clipped
+from gavel_rules.text import clip
 
 VIOLATIONS_NAMED_MAX: Final = 100
 POINTER_LENGTH_MAX: Final = 256
@@ -148,7 +148,7 @@ def warn_of_unknown(decision: Decision, unknown: Iterable[Citation]) -> None:
 def warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
     """Warn of schema violations, (JSON pointer, keyword), up to VIOLATIONS_NAMED_MAX: an agent may send any number."""
     for pointer, keyword in violations[:VIOLATIONS_NAMED_MAX]:
-        place = clipped(pointer, POINTER_LENGTH_MAX)
+        place = clip(pointer, POINTER_LENGTH_MAX)
         decision.warnings.add(code="SCHEMA_VIOLATION", message=f"{place or '/'}: {keyword}")
     more = len(violations) - VIOLATIONS_NAMED_MAX
     if more > 0:

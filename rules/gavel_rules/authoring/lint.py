@@ -22,7 +22,7 @@ from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, Rule
-from gavel_rules.text import clipped
+from gavel_rules.text import clip
 
 LINT_RULES_MAX: Final = 200  # of one action
 LINT_PAIRS_MAX: Final = 400  # of one action
@@ -140,7 +140,7 @@ def _describe(sample: SampleCase, reads: Iterable[CounterRead]) -> str:
 
 
 def _json(value: object) -> str:
-    return clipped(json.dumps(value, ensure_ascii=False, sort_keys=True), VALUE_LENGTH_MAX)
+    return clip(json.dumps(value, ensure_ascii=False, sort_keys=True), VALUE_LENGTH_MAX)
 
 
 def _alternatives(names: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ def check_start(state: State, live: LiveDecision, binding: VersionBinding | None
     if all(action.on_drift == "ignore" for action in actions):
         return VersionCheck([])
     versions = state.trace_versions.get(live.decision.trace_id) or TraceVersions(0)
-    mismatches = [] if binding is None else versions.differing(binding, 0)
+    mismatches = [] if binding is None else versions.find_mismatches(binding, 0)
     own = [mismatch_drift(mismatch) for mismatch in mismatches]
     if any(refuses(action, mismatches) for action in actions):
         return VersionCheck([], True, "; ".join([drift.message for drift in own]))

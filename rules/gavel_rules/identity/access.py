@@ -77,7 +77,7 @@ def permits(grants: CompiledGrants, principal: Principal, access: Access) -> boo
 def permitting_grant(grants: CompiledGrants, principal: Principal, access: Access) -> Grant | None:
     """Return the first grant that lets the principal do this."""
     for grant in grants.of(principal):
-        if access.right in grant.rights and not _lacking(grant, access):
+        if access.right in grant.rights and not _missing_part(grant, access):
             return grant
     return None
 
@@ -101,12 +101,12 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
     if not with_right:
         rights = ", ".join(sorted(right for right in grants.rights_of(principal, access.bus))) or "nothing"
         return f"no grant of {what} gives {who} the right {access.right} on bus {access.bus}; it may: {rights}"
-    told = access._replace(actions=(), subject="") if hides_matter else access
-    lacks = [f"grant {grant.number} lacks {_lacking(grant, told) or 'what this decision is about'}" for grant in with_right[:3]]
+    visible = access._replace(actions=(), subject="") if hides_matter else access
+    lacks = [f"grant {grant.number} lacks {_missing_part(grant, visible) or 'what this decision is about'}" for grant in with_right[:3]]
     return f"{what} gives {who} the right {access.right}, but not for this call: {'; '.join(lacks)}"
 
 
-def _lacking(grant: Grant, access: Access) -> str:
+def _missing_part(grant: Grant, access: Access) -> str:
     """Return the first part of an access that a grant with its right does not allow, or ""."""
     if not is_any(grant.buses, access.bus):
         return f"bus {access.bus}"

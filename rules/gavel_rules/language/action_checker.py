@@ -31,7 +31,7 @@ from gavel_rules.language.cel.vocabulary import (
 from gavel_rules.language.compensation import Compensation, check_compensation
 from gavel_rules.language.counters.checker import CheckedCounters, check_counters
 from gavel_rules.language.counters.counter import CompiledCounter
-from gavel_rules.language.counters.retry_after import CheckedFrees, check_retry_after
+from gavel_rules.language.counters.retry_after import FreesCall, check_retry_after
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.fact_schema import FactSchema, compile_fact_schema
@@ -84,7 +84,7 @@ class CheckedAction(NamedTuple):
     score: CheckedExpression | None
     compensation: Compensation | None
     costs: tuple[ExpressionCost, ...]  # of all its expressions
-    retries: Mapping[str, CheckedFrees]  # when a refusal may be tried again, by the ids of rules that say it
+    retries: Mapping[str, FreesCall]  # when a refusal may be tried again, by the ids of rules that say it
     reviews: Mapping[str, ReviewPart]  # who resolves the reviews of a rule, by the ids of rules that say it
 
 
@@ -224,7 +224,7 @@ class _ActionChecker:
             self._costs.append(ExpressionCost(path, self._expression_name(path), expression.steps, suggest_bounds(names)))
         return expression
 
-    def _check_retry(self, environment: Environment, index: int, rule: RulePart) -> CheckedFrees | None:
+    def _check_retry(self, environment: Environment, index: int, rule: RulePart) -> FreesCall | None:
         """Return when a rule's refusal may be tried again, if it says so and is sound."""
         text = getattr(rule, "retry_after", None)
         if text is None:

@@ -1,6 +1,6 @@
 """Derivation rules of a rule set: the facts that follow from reports of executions (constitution §4.7.3, §7.2).
 
-A rule is an expression over a report and its decision. Its value is a string, a finite number or a boolean. If it errs, or gives
+A rule is an expression over a report and its decision. Its value is a string, a finite number or a boolean. If it fails, or gives
 anything else, there is no fact.
 """
 

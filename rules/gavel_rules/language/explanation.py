@@ -11,7 +11,7 @@ from gavel.v1.arbitration_service_pb2 import ExplainedTerm, RuleExplanation
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.syntax_tree import Call, Constant, ListLiteral, Node
 from gavel_rules.language.engines.lowering import Span, operand_span, text_to_json
-from gavel_rules.text import clipped
+from gavel_rules.text import clip
 
 VALUE_LENGTH_MAX: Final = 200
 
@@ -109,8 +109,8 @@ def _failure(message: object) -> str:
         name = text.split('"')[1]
         return f"error: {name} is absent"
     if text.partition(": ")[2].startswith("Key not found in map : "):
-        return clipped(f"error: {text.rpartition(' : ')[2]} is absent", VALUE_LENGTH_MAX)
-    return clipped(f"error: {text.partition(': ')[2] or text}", VALUE_LENGTH_MAX)
+        return clip(f"error: {text.rpartition(' : ')[2]} is absent", VALUE_LENGTH_MAX)
+    return clip(f"error: {text.partition(': ')[2] or text}", VALUE_LENGTH_MAX)
 
 
 def _literal(value: object) -> str:
@@ -118,13 +118,13 @@ def _literal(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, str):
-        return clipped(text_to_json(value), VALUE_LENGTH_MAX)
+        return clip(text_to_json(value), VALUE_LENGTH_MAX)
     if isinstance(value, list):
-        return clipped(f"[{', '.join(map(_literal, value))}]", VALUE_LENGTH_MAX)
+        return clip(f"[{', '.join(map(_literal, value))}]", VALUE_LENGTH_MAX)
     if isinstance(value, dict):
-        return clipped("{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}", VALUE_LENGTH_MAX)
+        return clip("{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}", VALUE_LENGTH_MAX)
     if isinstance(value, datetime):
         return f'timestamp("{value.astimezone(UTC).replace(tzinfo=None).isoformat()}Z")'
     if isinstance(value, timedelta):
         return f'duration("{value.total_seconds():g}s")'
-    return clipped(str(value), VALUE_LENGTH_MAX)
+    return clip(str(value), VALUE_LENGTH_MAX)

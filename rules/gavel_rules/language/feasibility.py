@@ -43,16 +43,16 @@ class KnownFacts:
         self.absent: Final = absent
 
 
-class Prospect(NamedTuple):
+class PossibleOutcomes(NamedTuple):
     """The outcomes that an action's rules still allow."""
 
     may_pass: bool  # an approval or a review is possible
     surely_rejects: bool  # a rule rejects, whatever the unknown values are
 
 
-POSSIBLE: Final = Prospect(may_pass=True, surely_rejects=False)
-HOPELESS: Final = Prospect(may_pass=False, surely_rejects=True)
-SILENT: Final = Prospect(may_pass=False, surely_rejects=False)
+POSSIBLE: Final = PossibleOutcomes(may_pass=True, surely_rejects=False)
+HOPELESS: Final = PossibleOutcomes(may_pass=False, surely_rejects=True)
+SILENT: Final = PossibleOutcomes(may_pass=False, surely_rejects=False)
 
 
 class _Unknown:
@@ -77,7 +77,7 @@ class Feasibility:
         atoms = [atom for condition in lowered for conjunction in condition.formula for atom in conjunction]
         self._literals: dict[str, Any] = {atom.right: json.loads(atom.right) for atom in atoms if isinstance(atom.right, str)}
 
-    def assess(self, known: KnownFacts) -> Prospect:
+    def assess(self, known: KnownFacts) -> PossibleOutcomes:
         """Return which outcomes are possible. Of the rules that match, the one of highest priority decides."""
         may_pass = False
         for effect, formula in self._rules:
@@ -151,7 +151,7 @@ class _GuardProgram:
         self._program = Program(environment, [guard_source(guard)])
 
     def value(self, known: KnownFacts) -> object:
-        """Return the guard's bool, or that it is unknown, or that it is absent because it errs or requires an absent value."""
+        """Return the guard's bool, or that it is unknown, or that it is absent because it fails or requires an absent value."""
         if not self._reads_facts_only or not _all_known(self._facts, known):
             return _UNKNOWN
         facts = {name: known.values[name] for name in self._facts if name in known.values}

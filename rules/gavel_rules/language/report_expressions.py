@@ -28,7 +28,7 @@ _SCALARS: Final = frozenset({"BOOL", "INT", "UINT", "DOUBLE", "STRING"})
 
 
 class NoValueError(GavelRulesError):
-    """An expression errs, or its value is not of the kind asked for."""
+    """An expression fails, or its value is not of the kind asked for."""
 
 
 class ReportExpression:

@@ -1,7 +1,7 @@
 """Compiled rule sets: a document as arbitration uses it.
 
 Compiling is a pure function of the text. Its result is either a rule set that both engines can evaluate, or every mistake of the
-document at once. The Rete network evaluates the rules, and CEL's own evaluator is the reference. Conditions that err are found
+document at once. The Rete network evaluates the rules, and CEL's own evaluator is the reference. Conditions that fail are found
 first, so the engines are compared only where both have an answer (ADR 0011).
 """
 
@@ -35,7 +35,7 @@ from gavel_rules.language.engines.rete import CaseWriter, Network, NetworkPlan
 from gavel_rules.language.explanation import explain
 from gavel_rules.language.expression_checker import ExpressionChecker
 from gavel_rules.language.fact_declaration import FactDeclaration
-from gavel_rules.language.feasibility import Feasibility, KnownFacts, Prospect
+from gavel_rules.language.feasibility import Feasibility, KnownFacts, PossibleOutcomes
 from gavel_rules.language.rule import Rule
 from gavel_rules.language.subject_templates import SubjectTemplate
 
@@ -62,7 +62,7 @@ class Verdict:
     def __init__(
         self,
         matches: tuple[Rule, ...],  # by falling priority
-        error: str = "",  # the id of the highest rule whose whole condition errs
+        error: str = "",  # the id of the highest rule whose whole condition fails
         disagreement: tuple[tuple[str, ...], tuple[str, ...]] | None = None,  # rule ids matched by Rete, and by the reference engine
     ) -> None:
         self.matches: Final = matches
@@ -191,7 +191,7 @@ class CompiledAction:
         return self._checked.schema.typed(params)
 
     def conflict_key(self, case: Case) -> str | None:
-        """Return the key that only one live approval may hold; None if it errs, or is empty or longer than 512 characters."""
+        """Return the key that only one live approval may hold; None if it fails, or is empty or longer than 512 characters."""
         if self.conflict_key_is_subject:
             key: object = case.subject
         else:
@@ -199,7 +199,7 @@ class CompiledAction:
         return key if isinstance(key, str) and 0 < len(key) <= CONFLICT_KEY_LENGTH_MAX else None
 
     def score(self, case: Case) -> float | None:
-        """Return the rank of a proposal among those that compete with it; None if it errs, or is not a finite number."""
+        """Return the rank of a proposal among those that compete with it; None if it fails, or is not a finite number."""
         if self._scoring is None:  # most actions are never contested
             self._scoring = self._prepare_score()
         reader, program = self._scoring
@@ -207,7 +207,7 @@ class CompiledAction:
         return score if isinstance(score, float) and math.isfinite(score) else None
 
     def counter_keys(self, case: Case) -> list[str | None]:
-        """Return the group that each of `counter_reads` reads in a case; None if its key errs, as with an absent optional fact."""
+        """Return the group that each of `counter_reads` reads in a case; None if its key fails, as with an absent optional fact."""
         if self._key_programs is None:
             self._key_programs = self._prepare_keys()
         reader, program = self._key_programs
@@ -233,7 +233,7 @@ class CompiledAction:
         else:
             guards = self._guard_program.evaluate_all({name: values[name] for name in self._guard_reads if name in values})
         if guards is None:
-            # Some expression errs. The reference engine tells which rules do, with and without the cross-check.
+            # Some expression fails. The reference engine tells which rules do, with and without the cross-check.
             expected = self._condition_program.evaluate_each(values)
             guards = self._guard_program.evaluate_each(values)
             erring = _first_error(expected)
@@ -257,7 +257,7 @@ class CompiledAction:
                 return Verdict((), self.rules[erring].id)
         return Verdict(tuple(rule for rule, value in zip(self.rules, answers, strict=True) if value is True))
 
-    def assess_feasibility(self, known: KnownFacts) -> Prospect:
+    def assess_feasibility(self, known: KnownFacts) -> PossibleOutcomes:
         """Return which outcomes the rules allow for any proposal while these facts hold."""
         if self._feasibility is None:  # most actions never need it
             effects = [rule.effect for rule in self.rules]

@@ -18,7 +18,7 @@ from google.protobuf.json_format import MessageToDict
 
 from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
-from gavel_rules.text import clipped
+from gavel_rules.text import clip
 
 DISAGREEMENTS_NAMED_MAX: Final = 20
 SETTING_LENGTH_MAX: Final = 200
@@ -90,8 +90,8 @@ def _compare(action: CompiledAction, other: CompiledAction) -> Iterator[Disagree
 def _distinguish(value: str, other_value: str) -> tuple[str, str]:
     """Return two settings for people. If they have the same text, they read names with different declarations."""
     if value == other_value:
-        return clipped(value, SETTING_LENGTH_MAX), "the same text, but with other declarations of its params or facts"
-    return clipped(value, SETTING_LENGTH_MAX), clipped(other_value, SETTING_LENGTH_MAX)
+        return clip(value, SETTING_LENGTH_MAX), "the same text, but with other declarations of its params or facts"
+    return clip(value, SETTING_LENGTH_MAX), clip(other_value, SETTING_LENGTH_MAX)
 
 
 def _settings(action: CompiledAction) -> Mapping[str, _Setting]:

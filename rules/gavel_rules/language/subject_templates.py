@@ -45,7 +45,7 @@ class SubjectTemplate:
     def subject(self, params: dict[str, object], facts: dict[str, object], subject: str, *, in_ascii: bool = False) -> str | None:
         """Return the fact's subject for typed params, those of its `dependencies` that are available, and the proposal's subject.
 
-        None if the template errs, or does not give a valid "type/id". `in_ascii`: subjects are printable ASCII without spaces.
+        None if the template fails, or does not give a valid "type/id". `in_ascii`: subjects are printable ASCII without spaces.
         """
         pieces = self._pieces
         value = _concatenate(pieces, params, facts, subject) if pieces is not None else self._evaluate(bare_case(params, facts, subject))

@@ -71,7 +71,7 @@ def _compare(fill: RecordedFill, backlog: CounterBacklog) -> None:
         wrong = [entry_id for entry_id, entry in recorded.items() if counted.get(entry_id) != entry]
         missing = [entry_id for entry_id in counted if entry_id not in recorded] if is_complete else []
         if wrong or missing:
-            raise _diverged(events[-1], counter, sorted([*wrong, *missing])[0])
+            raise _divergence(events[-1], counter, sorted([*wrong, *missing])[0])
 
 
 def _entries(fills: Iterable[CounterFilled], now_ms: int) -> dict[str, CounterEntry]:
@@ -84,7 +84,7 @@ def _entries(fills: Iterable[CounterFilled], now_ms: int) -> dict[str, CounterEn
     }
 
 
-def _diverged(event: Envelope, counter: CompiledCounter, entry_id: str) -> DivergedError:
+def _divergence(event: Envelope, counter: CompiledCounter, entry_id: str) -> DivergedError:
     message = f"event {event.sequence_number} fills counter {counter.name} with another past than the log has: see entry {entry_id}"
     return DivergedError(
         Divergence(sequence_number=event.sequence_number, event_id=event.event_id, kind="counter-mismatch", message=message)

@@ -41,7 +41,7 @@ class DriftReport:
             self._add(self._answers, ("answer", *answer[:5]), answer)
         if payload != "decision":
             versions = state.trace_versions.get(event.trace_id) if event.HasField("version_binding") else None
-            for mismatch in versions.differing(event.version_binding, number) if versions is not None else ():
+            for mismatch in versions.find_mismatches(event.version_binding, number) if versions is not None else ():
                 self._add(self._mismatches, ("version", *mismatch.bound[:2], mismatch.version), mismatch)
         elif not event.decision.previous_decision_id and not event.decision.compensates_decision_id:
             decision = event.decision

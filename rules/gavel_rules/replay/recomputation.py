@@ -18,7 +18,7 @@ from gavel.v1.fact_pb2 import DataLossAccepted
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
 from google.protobuf.message import DecodeError
 
-from gavel_rules.arbitration.contest import EarlyJudging
+from gavel_rules.arbitration.contest import EarlyJudgement
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.authorization import principal_of
@@ -73,19 +73,19 @@ class Recomputation:
         self._expected: deque[RecordedEvent] = deque()
         self._cited_events: dict[int, CitedEvent] = {}
         self._input: Envelope | None = None
-        self._early_judging: EarlyJudging | None = None
+        self._early_judgement: EarlyJudgement | None = None
         self.fills: list[RecordedFill] = []  # for `FillProof`
         self.events = 0
         self.decisions = 0
         self.derived_facts = 0
         self.data_losses: list[DataLossAccepted] = []  # the first DATA_LOSSES_MAX
 
-    def early_judging(self, envelope_bytes: bytes) -> EarlyJudging | None:
+    def early_judgement(self, envelope_bytes: bytes) -> EarlyJudgement | None:
         """Return the early judging of a contest that closes before this event, the next to be fed; None if none does.
 
         A caller that shares its thread may step it to the end before `feed`, which otherwise judges all candidates at once.
         """
-        self._early_judging = None
+        self._early_judgement = None
         if self._expected or not self.state.contests:
             return None
         try:
@@ -95,8 +95,8 @@ class Recomputation:
         now_ms = milliseconds(recorded.recorded_at)
         due = self.state.next_due(now_ms)
         if isinstance(due, OpenContest) and not unjudged_candidates(recorded):
-            self._early_judging = EarlyJudging(self.state, due, now_ms, evaluator(self.state, self.state.head + 1, self._engine))
-        return self._early_judging
+            self._early_judgement = EarlyJudgement(self.state, due, now_ms, evaluator(self.state, self.state.head + 1, self._engine))
+        return self._early_judgement
 
     def decide_under(self, envelope_bytes: bytes, actions: tuple[CompiledAction, ...]) -> Decision | str:
         """Return the decision that the next proposal would get if `actions` governed it, or the reason why it cannot be computed."""
@@ -157,7 +157,7 @@ class Recomputation:
         """Check that no event is missing at the end. A log that is cut off on purpose (not `at_head`) may end inside a commit."""
         if self._expected and at_head:
             missing = self._expected[0].envelope
-            raise self._diverged(missing, "missing-event", f"event {missing.sequence_number} should follow, but the log ends", [])
+            raise self._divergence(missing, "missing-event", f"event {missing.sequence_number} should follow, but the log ends", [])
 
     def _note_fill(self, recorded: Envelope) -> None:
         """Note events that open and fill counters."""
@@ -175,8 +175,8 @@ class Recomputation:
         self.state.commit()
         number = recorded.sequence_number
         now_ms = milliseconds(recorded.recorded_at)
-        judgements = self._early_judging.judgements if self._early_judging is not None else {}
-        self._early_judging = None
+        judgements = self._early_judgement.judgements if self._early_judgement is not None else {}
+        self._early_judgement = None
         timers = handle(self.state, Tick(1, unjudged_candidates(recorded), judgements), now_ms=now_ms, engine=self._engine)
         if timers.events:
             self._input = timers.events[0].envelope
@@ -187,15 +187,15 @@ class Recomputation:
         except DocumentError as error:
             what, kind = ("grants", "grants-invalid") if recorded.fact.HasField("grants_deployed") else ("rule set", "rule-set-invalid")
             message = f"the {what} of event {number} does not compile: {error}"
-            raise self._diverged(recorded, kind, message, []) from error
+            raise self._divergence(recorded, kind, message, []) from error
         if command is None:
             message = f"event {number} ({recorded.event_name}) follows from nothing in the log"
-            raise self._diverged(recorded, "unexpected-event", message, [])
+            raise self._divergence(recorded, "unexpected-event", message, [])
         self._input = recorded
         handled = handle(self.state, command, references, now_ms, self._engine, principal_of(recorded))
         if not handled.events:
             reason = handled.answer.message if isinstance(handled.answer, Fault) else "it appends nothing"
-            raise self._diverged(recorded, "refused-event", f"event {number} is refused when it is handled again: {reason}", [])
+            raise self._divergence(recorded, "refused-event", f"event {number} is refused when it is handled again: {reason}", [])
         self._expected.extend(handled.events)
 
     def _compare(self, recorded: Envelope, expected: Envelope) -> None:
@@ -204,9 +204,9 @@ class Recomputation:
         differences = list(field_differences(recorded, expected))
         summary = ", ".join(difference.path for difference in differences[:5]) or "its encoding"
         message = f"event {recorded.sequence_number} ({recorded.event_name}) is recomputed differently: {summary}"
-        raise self._diverged(recorded, "field-mismatch", message, differences)
+        raise self._divergence(recorded, "field-mismatch", message, differences)
 
-    def _diverged(self, event: Envelope, kind: str, message: str, differences: list[FieldDifference]) -> DivergedError:
+    def _divergence(self, event: Envelope, kind: str, message: str, differences: list[FieldDifference]) -> DivergedError:
         inputs = []
         if self._input is not None:
             inputs.append(EventReference(event_id=self._input.event_id, sequence_number=self._input.sequence_number))

@@ -154,11 +154,11 @@ class CounterTable:
             return total
         if aggregate == DISTINCT:
             counts = self.values[group]
-            gone: dict[str, int] = {}
+            lapsed_counts: dict[str, int] = {}
             for entry_id in lapsed:
                 text = str(self.entries[entry_id].value)
-                gone[text] = gone.get(text, 0) + 1
-            return len(counts) - sum(1 for text, count in gone.items() if counts[text] == count)
+                lapsed_counts[text] = lapsed_counts.get(text, 0) + 1
+            return len(counts) - sum(1 for text, count in lapsed_counts.items() if counts[text] == count)
         outdated = set(lapsed)
         for entry_id in _ids(self.order[group], from_end=aggregate in (MAX, LAST)):
             if entry_id not in outdated:

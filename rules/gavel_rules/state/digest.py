@@ -94,8 +94,8 @@ def digest_parts(store: Store) -> Iterator[str]:
         "lapses": _list(store.trace_lapses),
         "departures": _list(store.decision_ends),
     }
-    if store.refused_traces:  # digests of buses of earlier arbiter versions stay what they were
-        tables["refused_traces"] = _list(store.refused_by_producer)
+    if store.refused_traces.by_trace:  # digests of buses of earlier arbiter versions stay what they were
+        tables["refused_traces"] = _list(store.refused_traces.by_producer)
     if store.candidate_counts:
         tables["candidate_counts"] = _table(store.candidate_counts, _text)
     if store.outliving_results:

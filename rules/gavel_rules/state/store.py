@@ -37,6 +37,7 @@ from gavel_rules.state.records import (
     ToolCallRecord,
     ToolEvidence,
 )
+from gavel_rules.state.refused_traces import RefusedTraces
 from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.state.undo_log import ABSENT, UndoLog
 from gavel_rules.state.versions import ModelAnswer, TraceVersions
@@ -100,12 +101,8 @@ class Store:
         # `trace_of_execution` has the trace of every remembered tool call by execution_id. By tool result: readings by `reading_key`, the
         # `reading_key` of a contradiction, and the number of candidates that were read in it. `outliving_results` have evidence although
         # their traces have lapsed.
-        # Traces in which refusals count: (`refusals_key` of the producer that was refused there first, sequence number of that decision,
-        # trace_id), by trace_id and as a sorted list; and their number for each producer.
         self.traces: dict[str, int] = {}
-        self.refused_traces: dict[str, tuple[str, int, str]] = {}
-        self.refused_by_producer: Final[SortedList] = SortedList()
-        self.refused_counts: dict[str, int] = {}
+        self.refused_traces: Final = RefusedTraces()
         self.refusals: dict[str, dict[str, Refusals]] = {}
         self.trace_reviews: dict[str, dict[str, str]] = {}
         self.closed_actions: dict[str, dict[str, ClosedAction]] = {}

@@ -80,7 +80,7 @@ class TraceVersions:
                 return bound.version
         return ""
 
-    def differing(self, binding: VersionBinding, sequence_number: int) -> list[VersionMismatch]:
+    def find_mismatches(self, binding: VersionBinding, sequence_number: int) -> list[VersionMismatch]:
         """Return the versions of a binding that differ from those of the trace. `sequence_number` is that of its event."""
         found = []
         for bound in self.bound:
@@ -99,7 +99,7 @@ class TraceVersions:
                 named = [(field, getattr(binding, field)) for field in BOUND_FIELDS]
                 bound = tuple([BoundVersion(field, version, number) for field, version in named if version])
             else:
-                for mismatch in self.differing(binding, number):
+                for mismatch in self.find_mismatches(binding, number):
                     if not any(one[:2] == mismatch[:2] for one in mismatches):
                         mismatches = (*mismatches, mismatch)[-items_max:]
         if payload not in PAYLOADS_WITH_VERSIONS:

@@ -52,7 +52,7 @@ def _check_contract(registry: ToolRegistry, envelope: Envelope) -> _Outcome:
         return Fault(_WRONG_STATE, f"{contract.name} is an alias of the tool {owner}; register {owner} without this alias first")
     registered = registry.contracts.get(contract.name)
     if registered is None:
-        return _crowd_fault(registry.contracts, TOOL_CONTRACTS_MAX, "contracts")
+        return _limit_fault(registry.contracts, TOOL_CONTRACTS_MAX, "contracts")
     if registered.contract == contract:
         return ToolsPosition(registered.sequence_number)
     if registered.contract.version == contract.version:
@@ -70,7 +70,7 @@ def _check_provider(registry: ToolRegistry, envelope: Envelope) -> _Outcome:
     provider = envelope.fact.tool_provider_registered
     registered = registry.providers.get(provider.provider_id)
     if registered is None:
-        return _crowd_fault(registry.providers, TOOL_PROVIDERS_MAX, "providers")
+        return _limit_fault(registry.providers, TOOL_PROVIDERS_MAX, "providers")
     return ToolsPosition(registered.sequence_number) if registered.provider == provider else None
 
 
@@ -86,7 +86,7 @@ def _check_binding(registry: ToolRegistry, envelope: Envelope) -> _Outcome:
         return Fault(_WRONG_STATE, f"the provider {binding.provider_id} does not serve {binding.tool_name}")
     bound = registry.bindings.get((binding.session_id, binding.tool_name))
     if bound is None:
-        return _crowd_fault(registry.bindings, TOOL_BINDINGS_MAX, "bindings")
+        return _limit_fault(registry.bindings, TOOL_BINDINGS_MAX, "bindings")
     return ToolsPosition(bound.sequence_number) if bound.provider_id == binding.provider_id else None
 
 
@@ -99,7 +99,7 @@ def _check_unbinding(registry: ToolRegistry, envelope: Envelope) -> _Outcome:
     return not_found(f"the tool {unbound.tool_name} is not bound {where}", unbound.tool_name, bound)
 
 
-def _crowd_fault(table: Sized, size_max: int, what: str) -> Fault | None:
+def _limit_fault(table: Sized, size_max: int, what: str) -> Fault | None:
     if len(table) < size_max:
         return None
     return Fault(_WRONG_STATE, f"the bus has {size_max} {what} of tools, which is the limit")

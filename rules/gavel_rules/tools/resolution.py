@@ -16,7 +16,7 @@ from gavel.v1.tool_service_pb2 import (
 
 from gavel_rules.commands import Fault
 from gavel_rules.state.state import State
-from gavel_rules.text import clipped, suggestion
+from gavel_rules.text import clip, suggestion
 from gavel_rules.tools.guard import guard
 
 
@@ -33,7 +33,7 @@ def resolve(state: State, tool_name: str, session_id: str, *, canonical_only: bo
         registered = registry.contracts[registry.aliases[tool_name]]
     if registered is None:
         known = sorted({*registry.contracts, *(() if canonical_only else registry.aliases)})
-        return not_found(f"bus {state.bus} has no tool {clipped(tool_name, 128)!r}", tool_name, known)
+        return not_found(f"bus {state.bus} has no tool {clip(tool_name, 128)!r}", tool_name, known)
     contract = registered.contract
     bound = registry.bindings.get((session_id, contract.name)) if session_id else None
     if bound is not None:

@@ -22,7 +22,7 @@ from gavel_server.log import EventLog, Record
 READ_EVENTS_MAX: Final = 128
 
 
-class Archived(NamedTuple):
+class ArchiveRun(NamedTuple):
     """The result of a run: segments written, the archive's last event, and the first event that the log still has."""
 
     segments: int
@@ -30,7 +30,7 @@ class Archived(NamedTuple):
     first_in_log: int
 
 
-async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims: bool) -> Archived:
+async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims: bool) -> ArchiveRun:
     """Seal the segments whose events were all recorded before `cutoff_ms` (since 1970).
 
     `trims`: then remove them from the log. Raises ArchiveError, also if the archive is not of this log, and LogError.
@@ -53,7 +53,7 @@ async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims:
         old = [one for one in archive.manifests if one.last < head.sequence_number]
         if old:
             first = await _trim(log, archive, old[-1].last, cutoff_ms)
-    return Archived(written, archive.end.sequence_number, first)
+    return ArchiveRun(written, archive.end.sequence_number, first)
 
 
 def recorded_at_ms(record: Record) -> int:

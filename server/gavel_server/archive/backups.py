@@ -65,8 +65,8 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
     if records:
         tail, content = encode_segment(log.bus, archive.end.chain_hash, records, BACKUPS_FOLDER)
         await asyncio.to_thread(storage.write, tail.file, content)
-        written = await asyncio.to_thread(storage.read, tail.file)
-        await asyncio.to_thread(decode_segment, tail, written or b"")
+        copy = await asyncio.to_thread(storage.read, tail.file)
+        await asyncio.to_thread(decode_segment, tail, copy or b"")
     end = Head(records[-1].sequence_number, records[-1].chain_hash) if records else archive.end
     checkpoint = await log.published_checkpoint()
     if checkpoint is not None:

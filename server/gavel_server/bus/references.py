@@ -216,7 +216,7 @@ class ReferenceResolution:
         missing: list[int] = []
         is_behind = False
         for request in batch:
-            proposal = _judged_proposal(request.command, state)
+            proposal = _proposal_of(request.command, state)
             if proposal is not None:
                 absent = recent_events.missing(proposal.citations)
                 if absent:
@@ -229,12 +229,12 @@ class ReferenceResolution:
             from_log = await recent_events.read_citable(missing)
             references = References(cited_events=ChainMap(from_log, citable))
             for request in batch:
-                if _judged_proposal(request.command, state) is not None:
+                if _proposal_of(request.command, state) is not None:
                     request.references = _with_decision(references, request)
         return is_behind
 
 
-def _judged_proposal(command: Command, state: State) -> ProposalView | None:
+def _proposal_of(command: Command, state: State) -> ProposalView | None:
     """Return the proposal that a command submits, or that of the review that it resolves."""
     if isinstance(command, SubmitProposal):
         return command.proposal

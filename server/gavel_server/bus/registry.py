@@ -173,7 +173,7 @@ class BusRegistry:
 
     def _not_found(self, name: str, incarnation: str) -> ServiceError:
         if incarnation:
-            return _replaced(name, incarnation)
+            return _replacement_error(name, incarnation)
         remedy = "write to the bus first: the first event opens it" if self._creates else "create it first: `gavel bus create`, CreateBus"
         return ServiceError(error_pb2.ERROR_REASON_BUS_NOT_FOUND, f"bus {name} does not exist; check the name, or {remedy}")
 
@@ -278,10 +278,10 @@ class BusRegistry:
 def _check_incarnation(sequencer: Sequencer, incarnation: str) -> None:
     """Raise ServiceError BUS_REPLACED if the caller knows another incarnation of the bus."""
     if incarnation and sequencer.replica.incarnation != incarnation:
-        raise _replaced(sequencer.bus, incarnation)
+        raise _replacement_error(sequencer.bus, incarnation)
 
 
-def _replaced(bus: str, incarnation: str) -> ServiceError:
+def _replacement_error(bus: str, incarnation: str) -> ServiceError:
     message = (
         f"bus {bus} no longer has the incarnation {incarnation}: its log was emptied or replaced. "
         "Check which of your events are missing, then continue with a new client"

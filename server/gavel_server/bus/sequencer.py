@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
-import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules.commands import AcceptClock, AcceptLoss, Command, OpenBus
-from gavel_rules.events.kinds import DECISION
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.state.state import State
 
 from gavel_server.bus.answers.confirmed_answers import unconfirmed
-from gavel_server.bus.answers.delivery import deliver
 from gavel_server.bus.batch.decision import BatchDecision, DecidedBatch, decide_batch
 from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.batch.pacing import BatchPacing
 from gavel_server.bus.batch.pending_append import AppendOutcome, PendingAppend
 from gavel_server.bus.checkpoint import Checkpoint
+from gavel_server.bus.committer import UNTIMELY_APPENDS_MAX, Committer, clock_skew
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
 from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.recent_events import RecentEvents
@@ -38,11 +35,10 @@ from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Callback, Cancellation, CommittedAnswer, Request, answer_all
 from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.watcher import BusWatcher
-from gavel_server.errors import Bug, ServiceError
+from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.intake.event_ids import new_event_id
-from gavel_server.log import EventIdTakenError, EventLog, Head, LogError, UntimelyError
-from gavel_server.process import metrics
+from gavel_server.log import EventLog, Head, LogError, UntimelyError
 from gavel_server.process.clock import GuardedClock
 from gavel_server.process.time_slice import TimeSlice
 
@@ -55,12 +51,8 @@ BATCH_SECONDS_MAX: Final = 0.25
 # Commands that are decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
-# Refusals in a row of appends whose date differs from the log store's time; then the callers get an error.
-UNTIMELY_APPENDS_MAX: Final = 2
 # After a bug, so that a repeated one leaves time for other buses.
 FAILURE_PAUSE_SECONDS: Final = 0.25
-
-_LOG: Final = structlog.get_logger(__name__)
 
 
 class _BatchRestart(Exception):  # noqa: N818  # control flow, not an error
@@ -97,10 +89,10 @@ class Sequencer:
         self._observer: Final = observer
         self._opening = OpenBus(new_event_id(), cross_check, idempotency_window_ms)
         self._queue = CommandQueue(self.bus, QUEUE_COMMANDS_MAX, QUEUE_BYTES_MAX)
-        self._repeated = RepeatedRequests(self.replica)
-        self._resolution = ReferenceResolution(self.replica, self._repeated, self._settle_or_restart, self._keys_under_way)
+        repeated = RepeatedRequests(self.replica)
         self._pacing = BatchPacing(BATCH_COMMANDS_MAX)
-        self._pending_append: PendingAppend | None = None
+        self._committer: Final = Committer(log, self.replica, self._queue, self._pacing, repeated, self._wake_readers, observer)
+        self._resolution = ReferenceResolution(self.replica, repeated, self._settle_or_restart, self._committer.idempotency_keys)
         self._batch: list[Request] = []  # in preparation
         self._readers: list[asyncio.Future[None]] = []
         self._running: asyncio.Task[None] | None = None
@@ -108,7 +100,6 @@ class Sequencer:
         self.is_used = True
         self._on_opening: tuple[Callable[[], None], Callable[[], None]] | None = None
         self._has_decided = False
-        self._untimely_appends = 0
 
     async def start(self, *, opens: bool = True) -> None:
         """Read the log into the state, and begin to serve. `opens`: open the bus if it is new; otherwise its first event does.
@@ -116,6 +107,7 @@ class Sequencer:
         Raises LogError, or ServiceError if a new bus may not be written to because this host's clock is off.
         """
         replica = self.replica
+        untimely_appends = 0
         await replica.load()
         while opens and replica.head.sequence_number == 0 and replica.write_block is None:
             error = replica.write_error()
@@ -128,9 +120,9 @@ class Sequencer:
             if outcome is AppendOutcome.FAILED and log_error is not None:
                 raise log_error
             if isinstance(log_error, UntimelyError):
-                self._untimely_appends += 1
-                if self._untimely_appends == UNTIMELY_APPENDS_MAX:
-                    raise _clock_skew(log_error)
+                untimely_appends += 1
+                if untimely_appends == UNTIMELY_APPENDS_MAX:
+                    raise clock_skew(log_error)
             await replica.load()
         self._running = self._watch.supervisor.start("sequencer", self._run, bus=self.bus)
         self._watch.add(replica, self._pacing.wake)
@@ -165,7 +157,7 @@ class Sequencer:
         state = replica.state
         return not (
             self._queue
-            or self._pending_append is not None
+            or self._committer.is_appending
             or self._readers
             or replica.followers
             or replica.contest_waiters
@@ -178,7 +170,7 @@ class Sequencer:
     # Commands
 
     @property
-    def queued(self) -> int:
+    def queue_length(self) -> int:
         """The number of queued commands."""
         return len(self._queue)
 
@@ -278,13 +270,13 @@ class Sequencer:
 
     async def confirmed_state(self) -> State:
         """Return the committed state, once its events are confirmed. Valid until the next await. Raises ServiceError LOG_UNAVAILABLE."""
-        state = await self.settled()
+        state = await self.settled_state()
         while not self.log.is_confirmed(state.head):
             await self.confirm(state.head)
-            state = await self.settled()
+            state = await self.settled_state()
         return state
 
-    async def settled(self) -> State:
+    async def settled_state(self) -> State:
         """Return the committed state, confirmed or not. Valid until the next await: afterwards it may hold uncommitted changes."""
         while self.replica.state.has_uncommitted_changes:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -336,7 +328,7 @@ class Sequencer:
             except LogError as error:
                 self.replica.handle_log_error(error)
             except Exception as error:  # noqa: BLE001  # the loop survives a bug: it logs it, refuses the queue and continues
-                self._queue.refuse(self._log_bug(error))
+                self._queue.refuse(self._committer.log_bug(error))
                 await asyncio.sleep(FAILURE_PAUSE_SECONDS)
             block = self.replica.write_block
             if block is not None:
@@ -345,20 +337,20 @@ class Sequencer:
                 self.replica.contest_waiters.dismiss_all(block.reason, block.message)
             if self._on_opening is not None:
                 self._notify_opening(*self._on_opening)
-            if self.replica.closing and not self._queue and self._pending_append is None:
+            if self.replica.closing and not self._queue and not self._committer.is_appending:
                 return
 
     def _notify_opening(self, opened: Callable[[], None], refused: Callable[[], None]) -> None:
         if self.is_open:
             self._on_opening = None
             opened()
-        elif self._has_decided and not self._queue and self._pending_append is None:
+        elif self._has_decided and not self._queue and not self._committer.is_appending:
             self._on_opening = None
             refused()
 
     async def _wait_for_work(self) -> None:
         replica = self.replica
-        if not self._queue and not self._readers and self._pending_append is None and not replica.closing and not replica.is_behind:
+        if not self._queue and not self._readers and not self._committer.is_appending and not replica.closing and not replica.is_behind:
             due_ms = replica.state.next_timer_ms()
             if due_ms is None:
                 await self._pacing.sleep(None)
@@ -373,7 +365,7 @@ class Sequencer:
     async def _step(self) -> None:
         """Decide one batch and send it. Wait for the append before it, and for its own unless more commands are queued."""
         if self.replica.is_behind or self._readers:
-            await self._settle()
+            await self._committer.settle()
         if self.replica.is_behind:
             await self.replica.refresh()
         if self._readers:
@@ -382,11 +374,11 @@ class Sequencer:
             await asyncio.sleep(0)
         decided = await self._prepare()
         following = [request for request, _ in decided.answers] if decided is not None else []
-        if not await self._settle(following) or decided is None:
+        if not await self._committer.settle(following) or decided is None:
             return
-        self._pending_append = PendingAppend(self.log, decided)
+        self._committer.send(decided)
         if not self._queue or self._readers:
-            await self._settle()
+            await self._committer.settle()
         else:
             # One turn of the event loop sends the append before the next slice of commands takes the processor for milliseconds.
             await asyncio.sleep(0)
@@ -426,7 +418,7 @@ class Sequencer:
             answer_all(self._batch, self.replica.handle_log_error(error))
             return None
         except Exception as error:  # noqa: BLE001  # a bug costs the batch, not the bus
-            answer_all(self._batch, self._log_bug(error))
+            answer_all(self._batch, self._committer.log_bug(error))
             await asyncio.sleep(FAILURE_PAUSE_SECONDS)
             return None
 
@@ -443,15 +435,10 @@ class Sequencer:
             self._batch = ready
         return ready
 
-    def _keys_under_way(self) -> Collection[str]:
-        """Return the idempotency keys of the append under way."""
-        return self._pending_append.idempotency_keys if self._pending_append is not None else ()
-
     async def _decide(self, ready: list[Request]) -> DecidedBatch:
         """Decide a batch in slices. Other tasks run in between: requests, answers, and the append before it."""
         replica = self.replica
-        expected_head = self._pending_append.decided.head if self._pending_append is not None else replica.head
-        decision = BatchDecision(replica.state, replica.recent_events, expected_head, replica.now_ms(), replica.clock.now_ms())
+        decision = BatchDecision(replica.state, replica.recent_events, self._committer.head, replica.now_ms(), replica.clock.now_ms())
         opens = replica.state.head == 0
         try:
             is_created = bool(ready) and isinstance(ready[0].command, OpenBus)
@@ -489,142 +476,20 @@ class Sequencer:
     async def _end_slice(self, time_slice: TimeSlice) -> None:
         """Let other tasks run while a batch is in preparation. Raises _BatchRestart if the append before it failed meanwhile."""
         await time_slice.end()
-        if self._pending_append is not None and self._pending_append.is_done:
+        if self._committer.has_reply:
             await self._settle_or_restart()
-
-    # Committing
 
     async def _settle_or_restart(self) -> bool:
         """Wait for the append under way while a batch is in preparation. Returns whether there was one.
 
         Raises _BatchRestart if the append is not in the log.
         """
-        if self._pending_append is None:
+        if not self._committer.is_appending:
             return False
-        if not await self._settle(self._batch):
+        if not await self._committer.settle(self._batch):
             raise _BatchRestart
         return True
-
-    async def _settle(self, following: Sequence[Request] = ()) -> bool:
-        """Wait for the append under way and answer its batch.
-
-        Returns False if the append is not in the log. The append is then undone with everything decided on top of it, and
-        `following`, the requests taken after it, return to the queue behind its own requests: the order stays.
-        """
-        append, self._pending_append = self._pending_append, None
-        if append is None:
-            return True
-        try:
-            outcome, error = await append.wait(partial(self._on_unknown_outcome, following))
-        except Exception as bug:  # noqa: BLE001  # a bug: what the log holds now is the outcome
-            self.replica.state.undo(append.decided.mark)
-            self._queue.put_back(following)
-            self.replica.is_behind = True
-            answer_all(append.batch, self._log_bug(bug))
-            return False
-        if append.is_undone:
-            # All callers have their answers. If the batch is in the log, it is read like the events of another server.
-            if outcome is AppendOutcome.COMMITTED:
-                decided = append.decided
-                metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates, decided.lease_lapses)
-            elif error is not None:
-                self.replica.handle_log_error(error)
-            self.replica.is_behind = True
-            return False
-        if outcome is AppendOutcome.COMMITTED:
-            self.replica.unblock_writes()
-            self._untimely_appends = 0
-            if self._observer is not None:
-                self._observer.note_committed(append)
-            self._commit(append.decided, error)
-            self._pacing.grow()
-            return True
-        self.replica.state.undo(append.decided.mark)
-        self._queue.put_back(following)
-        await self._requeue(append.batch, outcome, error)
-        return False
-
-    async def _requeue(self, batch: list[Request], outcome: AppendOutcome, error: LogError | None) -> None:
-        """Put a batch that is not in the log back into the queue, or answer its callers."""
-        try:
-            if isinstance(error, UntimelyError):
-                await self._requeue_untimely(batch, error)
-            elif isinstance(error, EventIdTakenError):
-                self._queue.put_back(await self._repeated.answer_refused(batch, error))
-            elif outcome is AppendOutcome.RETRIABLE:
-                if error is None:
-                    _answer_lost_twice(batch)
-                self._pacing.halve()
-                self._queue.put_back(batch)
-                await self.replica.refresh()
-            else:
-                answer_all(batch, self.replica.handle_log_error(error or LogError("the log did not answer")))
-        except LogError as failure:
-            answer_all(batch, self.replica.handle_log_error(failure))
-
-    async def _requeue_untimely(self, batch: list[Request], error: UntimelyError) -> None:
-        """Compare the clocks, and put the batch back into the queue; the second refusal in a row answers its callers."""
-        await self.replica.observe_clock()
-        self._untimely_appends += 1
-        if self._untimely_appends < UNTIMELY_APPENDS_MAX:
-            self._queue.put_back(batch)
-        else:
-            self._untimely_appends = 0
-            answer_all(batch, _clock_skew(error))
-
-    def _commit(self, decided: DecidedBatch, error: LogError | None) -> None:
-        """Keep a batch that is in the log, and answer its callers; with `error`, too few replicas confirmed it."""
-        self.replica.advance(decided)
-        waiters = self.replica.contest_waiters
-        service_error = None if error is None else unconfirmed(error)
-        for request, answer in deliver(decided, service_error):
-            waiters.add(answer.envelope.event_id, request)
-        if waiters:
-            for event, entry in zip(decided.envelopes, decided.entries, strict=True):
-                if event.event_category == DECISION:
-                    waiters.notify(event, entry)
-
-    def _on_unknown_outcome(self, following: Iterable[Request], append: PendingAppend, error: LogError, *, for_long: bool) -> bool:
-        """Refuse queued commands while an append's outcome is unknown. `for_long`: also refuse its own, and those decided on top of it.
-
-        Returns whether to keep asking the log: a stopping server does not wait for a store that stays away.
-        """
-        self.replica.handle_log_error(error)
-        unknown = ServiceError(
-            error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
-            "the log did not answer, so it is unknown whether the event was recorded; retry with the same event_id",
-        )
-        self._queue.refuse(unknown)
-        if for_long:
-            answer_all(append.batch, unknown)
-            answer_all(following, unknown)
-            if not append.is_undone:
-                # Reads of the state and of the server's status must not wait until the store comes back.
-                append.is_undone = True
-                self.replica.state.undo(append.decided.mark)
-                self._wake_readers()
-        return not (for_long and self.replica.closing)
-
-    def _log_bug(self, error: Exception) -> ServiceError:
-        """Log an exception that is a bug, and return the callers' error."""
-        bug = Bug(error)
-        _LOG.error("sequencer.failed", bus=self.bus, error_id=bug.error_id, where=bug.where, exc_info=error)
-        return bug.service_error()
 
 
 def _ignore(_: CommittedAnswer | ServiceError) -> None:
     """Take the answer to the opening of a bus, for which nobody waits."""
-
-
-def _clock_skew(error: UntimelyError) -> ServiceError:
-    """Return the callers' error if the log refuses the date of a batch again and again."""
-    return ServiceError(error_pb2.ERROR_REASON_CLOCK_SKEW, f"{error}; try again", retry_after_ms=1000)
-
-
-def _answer_lost_twice(batch: Iterable[Request]) -> None:
-    """Refuse the requests that two appends have lost: a store that loses every append must not hold callers for ever."""
-    message = "the log lost two attempts to append the event, and the event is not recorded; try again"
-    for request in batch:
-        if request.was_lost:
-            request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message))
-        request.was_lost = True

@@ -25,7 +25,7 @@ async def write_if_due(sequencer: Sequencer) -> None:
     snapshots = replica.snapshots
     if snapshots is None or not snapshots.is_due(replica.head):
         return
-    state = await sequencer.settled()
+    state = await sequencer.settled_state()
     # Nothing is awaited from here to the fork.
     if replica.is_settled:
         await snapshots.write_in_child(state, replica.head, replica.incarnation, replica.trace_owners)

@@ -55,7 +55,7 @@ class _Owner:
         self.traces: Final[dict[str, None]] = {}  # trace_ids, in the order in which they were opened
 
 
-class _Owned:
+class _Ownership:
     """A trace's owner, and the time of its last proposal."""
 
     def __init__(self, owner: _Owner, last_proposal_ms: int) -> None:
@@ -68,7 +68,7 @@ class TraceOwners:
 
     def __init__(self, traces_max: int = TRACES_MAX) -> None:
         self._traces_max = traces_max
-        self._owned: dict[str, _Owned] = {}
+        self._owned: dict[str, _Ownership] = {}
         self._owners: dict[PartyKey, _Owner] = {}
 
     def note(self, trace_id: str, party: TraceParty, now_ms: int) -> None:
@@ -82,7 +82,7 @@ class TraceOwners:
         owner = self._owners.get(party.key)
         if owner is None:
             owner = self._owners[party.key] = _Owner(party)
-        self._owned[trace_id] = _Owned(owner, now_ms)
+        self._owned[trace_id] = _Ownership(owner, now_ms)
         owner.traces[trace_id] = None
         if len(self._owned) > self._traces_max:
             self._forget_oldest()

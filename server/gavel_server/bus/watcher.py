@@ -39,7 +39,7 @@ CLOCK_SET_MS: Final = 100
 _LOG: Final = structlog.get_logger(__name__)
 
 
-class GrownLogs(Protocol):
+class WatchedLogs(Protocol):
     """A store of many logs that can tell which of them have grown. The logs may be in several places, which fail separately."""
 
     async def grown(self, known: Mapping[str, int]) -> Growth:
@@ -92,7 +92,7 @@ class BusWatcher:
     log may lose acknowledged events.
     """
 
-    def __init__(self, logs: GrownLogs | None = None, supervisor: Supervisor | None = None, *, accept_volatile: bool = True) -> None:
+    def __init__(self, logs: WatchedLogs | None = None, supervisor: Supervisor | None = None, *, accept_volatile: bool = True) -> None:
         self.supervisor = supervisor or new_supervisor()
         self._accept_volatile = accept_volatile
         self._volatility: dict[Replica, list[str]] = {}
@@ -151,7 +151,7 @@ class BusWatcher:
             if not bus.replica.state.has_uncommitted_changes and await bus.replica.has_moved():
                 bus.read_on()
 
-    async def _poll_store(self, logs: GrownLogs, idle: list[_WatchedBus]) -> None:
+    async def _poll_store(self, logs: WatchedLogs, idle: list[_WatchedBus]) -> None:
         known = {bus.replica.bus: bus.last_head.sequence_number for bus in idle}
         growth = await logs.grown(known)
         for bus in idle:

@@ -30,7 +30,7 @@ def work_queue_url(data: Path | None, redis: str) -> str:
 
     Raises InvalidInputError, CommandError.
     """
-    from gavel_server.log.redis.data_directory import noted_url
+    from gavel_server.log.redis.data_directory import last_url
     from gavel_server.log.redis.topology.urls import check_url
 
     if redis:
@@ -40,7 +40,7 @@ def work_queue_url(data: Path | None, redis: str) -> str:
             raise InvalidInputError(f"{error} (--redis)") from error
     if data is None:
         return ""
-    url = noted_url(data) or ""
+    url = last_url(data) or ""
     if not url:
         raise CommandError(f"{data} has no embedded Redis with work queues; omit --data to take the work from the server over gRPC")
     return url

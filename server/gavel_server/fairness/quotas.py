@@ -41,7 +41,7 @@ class QuotaLimits:
 
 
 @dataclass(frozen=True)
-class Throttled:
+class ThrottledAccount:
     """A caller that was refused for a quota in the last THROTTLED_SECONDS. `since_seconds` is the time since its last refusal."""
 
     caller: str
@@ -119,11 +119,11 @@ class Quotas:
             account.streams -= 1
             account.subscriptions -= is_subscription
 
-    def throttled(self, is_visible: Callable[[Principal], bool] | None = None) -> list[Throttled]:
+    def throttled_accounts(self, is_visible: Callable[[Principal], bool] | None = None) -> list[ThrottledAccount]:
         """Return the callers that were refused lately, the most refused first. `is_visible` selects them by principal; default: all."""
         now = self._monotonic()
         found = [
-            Throttled(caller, account.refused_quota, account.refused, now - account.refused_at, account.principal)
+            ThrottledAccount(caller, account.refused_quota, account.refused, now - account.refused_at, account.principal)
             for caller, account in self._accounts.items()
             if now - account.refused_at < THROTTLED_SECONDS and (is_visible is None or is_visible(account.principal))
         ]

@@ -123,9 +123,9 @@ def replay_part(
 
     async def before(envelope: bytes) -> None:
         await precompiler.before(recomputation.state, envelope)
-        early_judging = recomputation.early_judging(envelope)
+        early_judgement = recomputation.early_judgement(envelope)
         time_slice = call_slice(SLICE_EVENTS, INTERNAL)
-        while early_judging is not None and early_judging.step():
+        while early_judgement is not None and early_judgement.step():
             await time_slice.spend(1)
 
     return recomputation, before

@@ -189,11 +189,11 @@ class SnapshotContent:
 
 def surplus(numbers: Iterable[int], kept_max: int = SNAPSHOTS_MAX) -> list[int]:
     """Return the snapshots to remove: again and again the one with the smallest gap between its neighbours, never the newest ones."""
-    kept = [0, *sorted(numbers)]  # the start of the log is a neighbour of the first
+    remaining = [0, *sorted(numbers)]  # the start of the log is a neighbour of the first
     removed = []
-    while len(kept) - 1 > kept_max:
-        index = min(range(1, len(kept) - NEWEST_MAX), key=lambda index: kept[index + 1] - kept[index - 1])
-        removed.append(kept.pop(index))
+    while len(remaining) - 1 > kept_max:
+        index = min(range(1, len(remaining) - NEWEST_MAX), key=lambda index: remaining[index + 1] - remaining[index - 1])
+        removed.append(remaining.pop(index))
     return removed
 
 

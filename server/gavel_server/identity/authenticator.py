@@ -76,7 +76,7 @@ class Authenticator:
             return self.certificates.session(credentials.certificates)
         if credentials.user_id is not None and self.users is not None:
             return self.users.session(credentials.user_id)
-        raise self._missing()
+        raise self._missing_credentials()
 
     async def _verify_token(self, token: str, credentials: Credentials) -> Session:
         if is_json_web_token(token):
@@ -101,7 +101,7 @@ class Authenticator:
                 return self.tokens.problem(session)
         return ""
 
-    def _missing(self) -> ServiceError:
+    def _missing_credentials(self) -> ServiceError:
         accepted = [
             name
             for name, authenticator in (

@@ -72,7 +72,7 @@ class Session:
         self._watchers.pop(key, None)
 
     @asynccontextmanager
-    async def lasting(self) -> AsyncIterator[None]:
+    async def scope(self) -> AsyncIterator[None]:
         """Run a block, such as a stream's, no longer than the session. Raises ServiceError UNAUTHENTICATED when it ends."""
         self.check()
         scope = asyncio.timeout(None if math.isinf(self.expires_at) else max(0.0, self.expires_at - time.time()))

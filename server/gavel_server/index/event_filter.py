@@ -68,9 +68,9 @@ def read_partially(record: Record) -> Envelope:
     try:
         return PartialEnvelope.FromString(record.envelope)
     except DecodeError as error:
-        raise undecodable(record) from error
+        raise undecodable_error(record) from error
 
 
-def undecodable(record: Record) -> LogCorruptError:
+def undecodable_error(record: Record) -> LogCorruptError:
     """Return the error for a record that is not an envelope."""
     return LogCorruptError(f"event {record.sequence_number} cannot be decoded; run gavel replay to examine the log")

@@ -58,7 +58,7 @@ def check(envelope: Envelope, header: EnvelopeHeader, payload: str) -> None:
             f"a producer of type {_name(header.producer_type)} may not publish {'an' if what[0] in 'AEO' else 'a'} {what}",
         )
     if header.event_name in RESERVED_EVENT_NAMES:
-        raise _reserved(f"event_name {header.event_name} is reserved for an event of the server")
+        raise _reserved_field_error(f"event_name {header.event_name} is reserved for an event of the server")
     if header.producer_id == GAVEL:
         raise ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, 'producer.id "gavel" is reserved for the server')
     match payload:
@@ -67,19 +67,21 @@ def check(envelope: Envelope, header: EnvelopeHeader, payload: str) -> None:
         case "agent_diagnostic":
             diagnostic = envelope.agent_diagnostic
             if diagnostic.kind in RESERVED_DIAGNOSTIC_KINDS or diagnostic.WhichOneof("detail") in _RESERVED_DIAGNOSTIC_DETAILS:
-                raise _reserved("agent_diagnostic of this kind is reserved for the server")
+                raise _reserved_field_error("agent_diagnostic of this kind is reserved for the server")
 
 
 def _check_fact(header: EnvelopeHeader, fact: Fact) -> None:
     if fact.WhichOneof("system") is not None:
-        raise _reserved("fact.system is reserved for the server; use the call that records such a fact")
+        raise _reserved_field_error("fact.system is reserved for the server; use the call that records such a fact")
     derived = is_derived(fact)
     reactor = header.producer_type == common_pb2.PRODUCER_TYPE_SYSTEM and header.producer_id == FACT_DERIVATION_REACTOR
     if derived != reactor:
-        raise _reserved(f'derivation fields and the producer id "{FACT_DERIVATION_REACTOR}" go together: both are reserved for the reactor')
+        raise _reserved_field_error(
+            f'derivation fields and the producer id "{FACT_DERIVATION_REACTOR}" go together: both are reserved for the reactor'
+        )
     # An unknown channel is a violation of the payload, which is checked later.
     if fact.observed_from in _CHANNELS and fact.observed_from not in channels(header.producer_type, derived=derived):
-        raise _reserved(
+        raise _reserved_field_error(
             f"observed_from {ObservedFrom.Name(fact.observed_from)} is not a channel of producer type {_name(header.producer_type)}"
         )
 
@@ -93,7 +95,7 @@ def channels(producer_type: ProducerType.ValueType, *, derived: bool) -> frozens
     return _SENSES
 
 
-def _reserved(message: str) -> ServiceError:
+def _reserved_field_error(message: str) -> ServiceError:
     return ServiceError(error_pb2.ERROR_REASON_FIELD_RESERVED, message)
 
 

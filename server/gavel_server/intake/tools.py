@@ -20,7 +20,7 @@ from gavel_rules.limits import (
     TOOL_REDACTIONS_MAX,
     VERSION_LENGTH_MAX,
 )
-from gavel_rules.text import clipped
+from gavel_rules.text import clip
 from gavel_rules.tools.contracts import schema_hash
 from gavel_rules.values import struct_problems, struct_to_dict, text_problem
 from google.protobuf.struct_pb2 import Struct
@@ -122,13 +122,13 @@ def _check_version(version: str, path: str, found: Violations) -> None:
 
 
 def _check_names(names: Iterable[str], count_max: int, path: str, found: Violations) -> None:
-    listed = list(names)
-    if len(listed) > count_max:
+    all_names = list(names)
+    if len(all_names) > count_max:
         found.append((path, f"has more than {count_max} items"))
         return
-    for index, name in enumerate(listed):
+    for index, name in enumerate(all_names):
         _check_name(name, f"{path}[{index}]", found)
-    if len(set(listed)) < len(listed):
+    if len(set(all_names)) < len(all_names):
         found.append((path, "names something twice"))
 
 
@@ -157,4 +157,4 @@ def _check_schema(schema: Struct, path: str, found: Violations) -> None:
     try:
         jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=_PATTERNS)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-        found.append((path, f"is not a JSON Schema 2020-12: {clipped(str(error).splitlines()[0], _PROBLEM_LENGTH_MAX)}"))
+        found.append((path, f"is not a JSON Schema 2020-12: {clip(str(error).splitlines()[0], _PROBLEM_LENGTH_MAX)}"))

@@ -55,7 +55,7 @@ class MemoryLog:
             raise HeadMovedError(expected, self._head)
         if dated_ms is not None and not is_timely(dated_ms, self._clock()):
             raise UntimelyError(dated_ms, self._clock())
-        if taken := self._known(idempotency_keys, recorded_at_ms):
+        if taken := self._known_ids(idempotency_keys, recorded_at_ms):
             raise EventIdTakenError(taken)
         self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)
         self.work.add(entries)
@@ -91,7 +91,7 @@ class MemoryLog:
 
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """See EventLog."""
-        return self._known(event_ids, now_ms)
+        return self._known_ids(event_ids, now_ms)
 
     async def time_ms(self) -> int:
         """See EventLog."""
@@ -123,6 +123,6 @@ class MemoryLog:
     async def close(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _known(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
+    def _known_ids(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         days = [self._ids_of_day[day] for day in window_days(now_ms, self._window_ms) if day in self._ids_of_day]
         return {event_id: day[event_id] for event_id in event_ids for day in days if event_id in day}

@@ -112,7 +112,7 @@ class Notary:
             try:
                 self._recomputation.finish(at_head=True)
             except DivergedError as error:
-                raise self._unproved(error) from error
+                raise self._proof_error(error) from error
         if tree.root(self._tiles, self._range.size) != self._range.root():
             self._tiles.clear()
             raise NotaryError(f"the tiles in {self._file.parent} were of another log and are deleted; start the notary again")
@@ -125,9 +125,9 @@ class Notary:
                 await self._precompiler.before(self._recomputation.state, envelope)
                 self._recomputation.feed(number, envelope)
         except (DamagedError, DivergedError, VersionNotImplementedError) as error:
-            raise self._unproved(error) from error
+            raise self._proof_error(error) from error
 
-    def _unproved(self, error: Exception) -> NotaryError:
+    def _proof_error(self, error: Exception) -> NotaryError:
         return NotaryError(f"{self.origin} is not proved, so nothing is signed: {error}")
 
     def _check_against_signed(self) -> None:

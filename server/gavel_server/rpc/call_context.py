@@ -83,12 +83,12 @@ class CallContext:
     @property
     def transport(self) -> Transport:
         """How the caller reached the server; a call that the front forwards is "native"."""
-        return self._decoded().transport
+        return self._decode_caller().transport
 
     @property
     def peer(self) -> str:
         """The caller's end of its connection: "HOST:PORT", "[IPV6]:PORT", or "unix:"."""
-        return self._decoded().peer if self._peer is None else self._peer
+        return self._decode_caller().peer if self._peer is None else self._peer
 
     @property
     def principal(self) -> Principal:
@@ -109,7 +109,7 @@ class CallContext:
     @property
     def metadata(self) -> Metadata:
         """The caller's own metadata."""
-        return self._decoded().metadata if self._has_metadata else ()
+        return self._decode_caller().metadata if self._has_metadata else ()
 
     @property
     def bus_incarnation(self) -> str:
@@ -131,11 +131,11 @@ class CallContext:
     @property
     def received_ns(self) -> int:
         """When the native front received the call, in nanoseconds since the epoch; 0: there is no front."""
-        return self._decoded().received_ns
+        return self._decode_caller().received_ns
 
     def remaining_ms(self) -> int | None:
         """Return how long the caller still waits, in milliseconds and at least 0; None: the call has no deadline."""
-        deadline_seconds = self._decoded().deadline_seconds
+        deadline_seconds = self._decode_caller().deadline_seconds
         return None if deadline_seconds is None else max(0, int((deadline_seconds - time.monotonic()) * 1000))
 
     async def send_headers(self) -> None:
@@ -143,7 +143,7 @@ class CallContext:
         if self._send_headers is not None:
             await self._send_headers()
 
-    def _decoded(self) -> Caller:
+    def _decode_caller(self) -> Caller:
         if self._caller is None:
             self._caller = self._decode()
         return self._caller

@@ -53,7 +53,7 @@ class RequestDecoder(Generic[_Request]):
         try:
             request = self._from_bytes(data)
         except DecodeError as error:
-            raise _malformed(error) from error
+            raise _malformed_error(error) from error
         self._discard_unknown(request)
         for name, form in self._forms:
             text = getattr(request, name)
@@ -91,7 +91,7 @@ class RequestDecoder(Generic[_Request]):
                 envelope.MergeFromString(item)
                 envelope.DiscardUnknownFields()
         except (ValueError, DecodeError) as error:
-            raise _malformed(error) from error
+            raise _malformed_error(error) from error
         return request
 
     def limit_error(self, data: bytes) -> ServiceError | None:
@@ -106,7 +106,7 @@ class RequestDecoder(Generic[_Request]):
             if len(data) > 2 * fields_max and count_fields(data, self._layout, fields_max) > fields_max:
                 return _too_many_fields(fields_max)
         except ValueError as error:
-            raise _malformed(error) from error
+            raise _malformed_error(error) from error
         return None
 
 
@@ -114,5 +114,5 @@ def _too_many_fields(fields_max: int) -> ServiceError:
     return invalid([("request", f"holds more than {fields_max} fields and list items")])
 
 
-def _malformed(error: Exception) -> ServiceError:
+def _malformed_error(error: Exception) -> ServiceError:
     return invalid([("request", f"is not a message of the contract: {error}")])

@@ -5,17 +5,17 @@ and logs it. Methods raise and never touch a status. Bytes that are not a reques
 answer UNKNOWN. It refuses calls whose caller is not authenticated (`authentication`), and ends streams with their caller's credentials or
 right. Each call is charged to its caller's quotas (`fairness/quotas`) before it is decoded. What a caller may do is decided elsewhere.
 
-Over grpc.aio it receives requests and sends the answers of streams itself, each within a time. gRPC's own handlers wait for ever, and
-do not answer a call that ends without a request.
+Over grpc.aio it receives requests and sends the answers of streams itself (`messages`). gRPC's own handlers wait for ever, and do not
+answer a call that ends without a request.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from inspect import isasyncgenfunction, iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 from gavel.v1 import error_pb2
@@ -24,27 +24,24 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from gavel_server.errors import ServiceError, abort, invalid
+from gavel_server.errors import ServiceError, abort
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
-from gavel_server.rpc.callback_methods import Answer, CallbackMethod, Method, Respond, Tasks, call
+from gavel_server.rpc.callback_methods import Answer, CallbackMethod, Method, call
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.errors import as_service_error, refuse
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.identity.authentication import CallAuthentication
-from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
+from gavel_server.rpc.identity.authorization import authorize, authorize_again, call_if_authorized, note_refusal, record_refusals
+from gavel_server.rpc.messages import GrpcContext, abort_on_error, code_of, receive_request, send_response
 from gavel_server.rpc.streaming import stream_answers
 from gavel_server.rpc.telemetry.call_observer import CallObserver, current
-from gavel_server.rpc.wire import last_text_field
 
 # The method whose streams are subscriptions.
 _SUBSCRIBE: Final = "SubscribeEvents"
-# Calls that wait for a bus to be opened in this process before their rights are checked.
-_TASKS: Final = Tasks()
-_GrpcContext = grpc.aio.ServicerContext[Any, Any]
 Guard = Callable[[Any, Principal], Awaitable[None]]
 """Checks whether a caller may make a request. Raises ServiceError."""
 if TYPE_CHECKING:  # grpc's class takes no parameters at run time
@@ -132,11 +129,11 @@ class Interceptor:
         """Let streams of requests end: no further request is read, and those under way are answered."""
         self._closing.set()
 
-    async def _begin(self, name: str, context: _GrpcContext) -> CallContext:
+    async def _begin(self, name: str, context: GrpcContext) -> CallContext:
         """Return the context of a call whose caller is authenticated, or end the call."""
         session: Session | None = None
         if not self._authentication.is_open:
-            async with _errors(name, context):
+            async with abort_on_error(name, context):
                 try:
                     session = await self._authentication.session(name, context)
                 except ServiceError as error:
@@ -146,7 +143,7 @@ class Interceptor:
         return grpc_call_context(name, context, behind_front=self._behind_front, session=session)
 
     @contextmanager
-    def _observed(self, call_context: CallContext, context: _GrpcContext, *, is_traced: bool = True) -> Iterator[None]:
+    def _observed(self, call_context: CallContext, context: GrpcContext, *, is_traced: bool = True) -> Iterator[None]:
         """Observe a call of a method other than the plain ones, which `intercept` observes."""
         if self._observer is None:
             yield
@@ -156,7 +153,7 @@ class Interceptor:
             try:
                 yield
             except grpc.aio.AbortError:
-                observation.end_with_code(_code_of(context))
+                observation.end_with_code(code_of(context))
                 raise
             except BaseException as error:
                 observation.end(as_service_error(error))
@@ -164,9 +161,9 @@ class Interceptor:
             observation.end()
 
     def _plain_unary(self, name: str, method: Method) -> _Handler:
-        async def behaviour(_: object, context: _GrpcContext) -> bytes:
+        async def behaviour(_: object, context: GrpcContext) -> bytes:
             call_context = await self._begin(name, context)
-            result = await call(method, await _request(name, context), call_context)
+            result = await call(method, await receive_request(name, context), call_context)
             if isinstance(result, ServiceError):
                 await abort(context, result)
             return result
@@ -174,17 +171,17 @@ class Interceptor:
         return grpc.stream_unary_rpc_method_handler(behaviour)
 
     def _plain_stream(self, name: str, method: Method) -> _Handler:
-        async def behaviour(requests: AsyncIterator[bytes], context: _GrpcContext) -> None:
+        async def behaviour(requests: AsyncIterator[bytes], context: GrpcContext) -> None:
             call_context = await self._begin(name, context)
 
-            async with _errors(name, context):
+            async with abort_on_error(name, context):
                 with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
                     stream = stream_answers(requests, lambda data: call(method, data, call_context), self._closing)
-                    async with _lasting(call_context), aclosing(stream) as answers:
+                    async with _session_scope(call_context), aclosing(stream) as answers:
                         async for item in answers:
                             if isinstance(item, ServiceError):
                                 await abort(context, item)
-                            await _write(context, item)
+                            await send_response(context, item)
 
         return grpc.stream_stream_rpc_method_handler(behaviour)
 
@@ -193,9 +190,9 @@ class Interceptor:
         name, decode, encode = _name(method), _request_decoder(method).decode_in_turns, _encoder(method)
         access = self.access
 
-        async def bidirectional(_: object, context: _GrpcContext) -> None:
+        async def bidirectional(_: object, context: GrpcContext) -> None:
             call_context = await self._begin(name, context)
-            first = await _request(name, context)
+            first = await receive_request(name, context)
             opening: Any = None
 
             async def requests() -> AsyncGenerator[Any, None]:
@@ -207,46 +204,46 @@ class Interceptor:
                     if opening is None:
                         # Consume, the one such method, names its bus in the first request's `open`.
                         opening = request.open
-                        with _noting(access, name, opening, call_context):
-                            await _authorize(access, name, opening, call_context)
+                        with record_refusals(access, name, opening, call_context):
+                            await authorize(access, name, opening, call_context)
                     else:
-                        await _authorize_again(access, name, opening, call_context)
+                        await authorize_again(access, name, opening, call_context)
                     yield request
                     data = await context.read()
 
-            async with _errors(name, context):
+            async with abort_on_error(name, context):
                 with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
-                    async with _lasting(call_context), aclosing(behaviour(requests(), call_context)) as responses:
+                    async with _session_scope(call_context), aclosing(behaviour(requests(), call_context)) as responses:
                         async for response in responses:
-                            await _authorize_again(access, name, opening, call_context)
-                            await _write(context, response)
+                            await authorize_again(access, name, opening, call_context)
+                            await send_response(context, response)
                             del response  # may be large, and the next one may be long in coming
 
-        async def unary(_: object, context: _GrpcContext) -> Any:
+        async def unary(_: object, context: GrpcContext) -> Any:
             call_context = await self._begin(name, context)
-            data = await _request(name, context)
-            async with _errors(name, context):
+            data = await receive_request(name, context)
+            async with abort_on_error(name, context):
                 with self._observed(call_context, context):
                     self.quotas.charge(call_context.address, len(data), call_context.principal)
                     request = await decode(data, call_context)
-                    with _noting(access, name, request, call_context):
-                        await _authorize(access, name, request, call_context)
+                    with record_refusals(access, name, request, call_context):
+                        await authorize(access, name, request, call_context)
                         return await behaviour(request, call_context)
 
-        async def stream(_: object, context: _GrpcContext) -> None:
+        async def stream(_: object, context: GrpcContext) -> None:
             call_context = await self._begin(name, context)
-            data = await _request(name, context)
-            async with _errors(name, context):
+            data = await receive_request(name, context)
+            async with abort_on_error(name, context):
                 with self._observed(call_context, context):
                     self.quotas.charge(call_context.address, len(data), call_context.principal)
                     is_subscription = method.name == _SUBSCRIBE
                     with self.quotas.stream(call_context.address, is_subscription=is_subscription, principal=call_context.principal):
                         request = await decode(data, call_context)
-                        await _authorize(access, name, request, call_context)
-                        async with _lasting(call_context), aclosing(behaviour(request, call_context)) as responses:
+                        await authorize(access, name, request, call_context)
+                        async with _session_scope(call_context), aclosing(behaviour(request, call_context)) as responses:
                             async for response in responses:
-                                await _authorize_again(access, name, request, call_context)
-                                await _write(context, response)
+                                await authorize_again(access, name, request, call_context)
+                                await send_response(context, response)
                                 del response  # may be large, and the next one may be long in coming
 
         if method.client_streaming:
@@ -264,10 +261,10 @@ class Interceptor:
             async for data in stream:
                 yield decode(data)
 
-        async def library(requests: AsyncIterator[bytes], context: _GrpcContext) -> Any:
+        async def library(requests: AsyncIterator[bytes], context: GrpcContext) -> Any:
             call_context = await self._begin(name, context)
-            data = b"" if method.client_streaming else await _request(name, context)
-            async with _errors(name, context), _lasting(call_context):
+            data = b"" if method.client_streaming else await receive_request(name, context)
+            async with abort_on_error(name, context), _session_scope(call_context):
                 # Also streams that need no credentials: a stranger could open them until the memory is full.
                 address, principal = call_context.address, call_context.principal
                 is_stream = method.server_streaming
@@ -279,7 +276,7 @@ class Interceptor:
                     if not is_generator:
                         return await behaviour(request, context)
                     async for response in behaviour(request, context):
-                        await _write(context, response)
+                        await send_response(context, response)
             return None
 
         shape: Callable[..., Any] = (
@@ -294,7 +291,7 @@ def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: Access
         def respond(result: bytes | Exception) -> None:
             if isinstance(result, Exception):
                 if access is not None:
-                    _note(access, name, bus_number, result, data, context)
+                    note_refusal(access, name, bus_number, result, data, context)
                 result = refuse(name, result)
             answer(result)
 
@@ -304,77 +301,13 @@ def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: Access
         try:
             quotas.charge(context.address, len(data), context.principal)
             if access is not None and access.is_bound(name, context.principal):
-                _call_authorized(access, name, method, bus_number, data, context, respond)
+                call_if_authorized(access, name, method, bus_number, data, context, respond)
             else:
                 method(data, context, respond)
         except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
             respond(error)
 
     return intercepted
-
-
-def _call_authorized(
-    access: AccessControl, name: str, method: CallbackMethod, bus_number: int, data: bytes, context: CallContext, respond: Respond
-) -> None:
-    """Call a callback method if the caller has the right: at once if the bus is open, which it nearly always is. Raises ServiceError."""
-    try:
-        bus = last_text_field(data, bus_number)
-    except ValueError as error:
-        raise invalid([("request", f"is not a message of the contract: {error}")]) from error
-    outcome = access.check_now(name, bus, context.principal)
-    if isinstance(outcome, ServiceError):
-        respond(outcome)
-    elif outcome is None:
-        method(data, context, respond)
-    else:
-        checking = outcome
-
-        async def proceed() -> None:
-            try:
-                await checking
-                method(data, context, respond)
-            except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
-                respond(error)
-
-        _TASKS.start(proceed())
-
-
-async def _authorize(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
-    """Check that the caller has the right that the call needs, and that its credentials still last. Raises ServiceError."""
-    if context.session is not None:
-        context.session.check()  # the request may have been long in coming
-    if access is not None and access.is_bound(name, context.principal):
-        await access.check(name, getattr(request, "bus", ""), context.principal)
-
-
-async def _authorize_again(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
-    """Check that the caller of an open stream still has its right: grants may have changed since it began. Raises ServiceError."""
-    if access is not None and access.is_bound(name, context.principal):
-        outcome = access.check_now(name, getattr(request, "bus", ""), context.principal)
-        if isinstance(outcome, ServiceError):
-            raise outcome
-        if outcome is not None:
-            await outcome
-
-
-def _note(access: AccessControl, name: str, bus_number: int, error: Exception, data: bytes, context: CallContext) -> None:
-    """Count a call that was answered with an error, if the error denies access."""
-    try:
-        bus = last_text_field(data, bus_number)
-    except ValueError:
-        return
-    access.refusals.note(name, bus, context.principal, error, data)
-
-
-@contextmanager
-def _noting(access: AccessControl | None, name: str, request: Any, context: CallContext) -> Iterator[None]:
-    """Count the call if the block raises an error that denies access."""
-    try:
-        yield
-    except ServiceError as error:
-        if access is not None:
-            access.refusals.note(name, getattr(request, "bus", ""), context.principal, error, request)
-        raise
 
 
 def _bus_number(method: MethodDescriptor) -> int:
@@ -396,54 +329,9 @@ def _observe(method: Method, observer: CallObserver) -> Method:
     return observed
 
 
-def _code_of(context: _GrpcContext) -> grpc.StatusCode:
-    """Return the code that a library has ended a call with."""
-    number = context.code()
-    return next((code for code in grpc.StatusCode if number in (code, code.value[0])), grpc.StatusCode.UNKNOWN)
-
-
-def _lasting(context: CallContext) -> AbstractAsyncContextManager[None]:
+def _session_scope(context: CallContext) -> AbstractAsyncContextManager[None]:
     """Return a context manager that ends a stream when the caller's credentials expire or are revoked."""
-    return nullcontext() if context.session is None else context.session.lasting()
-
-
-async def _request(name: str, context: _GrpcContext) -> bytes:
-    """Return the request of a call that has one, or end the call if none arrives."""
-    try:
-        async with asyncio.timeout(REQUEST_SECONDS_MAX):
-            data = await context.read()
-    except TimeoutError:
-        message = f"the request did not arrive within {REQUEST_SECONDS_MAX} s; try again"
-        return await abort(context, refuse(name, ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)))
-    if data is grpc.aio.EOF:
-        return await abort(context, refuse(name, invalid([("request", "is missing: the call ended without a message")])))
-    return cast(bytes, data)
-
-
-async def _write(context: _GrpcContext, response: Any) -> None:
-    """Send a response of a stream. Raises ServiceError QUEUE_FULL if the caller reads nothing for STALL_SECONDS_MAX.
-
-    Raises CancelledError if the connection is gone: grpc.aio cancels the call a moment after its writes begin to fail.
-    """
-    try:
-        async with asyncio.timeout(STALL_SECONDS_MAX):
-            await context.write(response)
-    except grpc.aio.InternalError:
-        raise asyncio.CancelledError from None
-    except TimeoutError:
-        message = f"the answers were not read for {STALL_SECONDS_MAX} s; read them as they arrive"
-        raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message) from None
-
-
-@asynccontextmanager
-async def _errors(name: str, context: _GrpcContext) -> AsyncIterator[None]:
-    """End the call with a status of the error table if the block raises."""
-    try:
-        yield
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
-        await abort(context, refuse(name, error))
+    return nullcontext() if context.session is None else context.session.scope()
 
 
 def _request_decoder(method: MethodDescriptor) -> RequestDecoder[Any]:

@@ -139,9 +139,9 @@ class AdministrationServicer:
         before = None if page.after is None else int(page.after[0])
         state = await sequencer.confirmed_state()
         newest_first = sorted(state.grants_versions.values(), key=lambda deployed: -deployed.sequence_number)
-        listed = (_view(state, deployed) for deployed in newest_first if before is None or deployed.sequence_number < before)
+        candidates = (_view(state, deployed) for deployed in newest_first if before is None or deployed.sequence_number < before)
         grants, token = await fill(
-            page, list(islice(listed, page.size + 1)), lambda one: (one.deployed_at_sequence_number,), context.caller
+            page, list(islice(candidates, page.size + 1)), lambda one: (one.deployed_at_sequence_number,), context.caller
         )
         return ListGrantsResponse(grants=grants, next_page_token=token)
 

@@ -26,7 +26,7 @@ from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.limits import PAGE_SIZE_MAX, PHASES_MAX
 
 from gavel_server.errors import invalid
-from gavel_server.fairness.quotas import Quotas, Throttled
+from gavel_server.fairness.quotas import Quotas, ThrottledAccount
 from gavel_server.fairness.turns import call_slice
 from gavel_server.fairness.work_slots import wide_subject_slots
 from gavel_server.intake.formats import NOT_A_SUBJECT, is_subject
@@ -133,7 +133,7 @@ class ProjectionServicer:
             durability_warnings = [f"the durability of the log is unknown: {unreadable}"]
         digest = await self._digests.read(sequencer, context.address) if request.include_projection_digest else ""
         # The digest is that of this state: nothing is awaited in between.
-        state = sequencer.replica.state if digest else await sequencer.settled()
+        state = sequencer.replica.state if digest else await sequencer.settled_state()
         head = sequencer.head
         write_error = sequencer.write_error()
         response = GetStatusResponse(
@@ -143,7 +143,8 @@ class ProjectionServicer:
             shadow_rule_sets=views.shadow_rule_sets(state),
             consumers=[views.consumer(group) for group in consumers],
             throttled_callers=[
-                _throttled(one) for one in self._quotas.throttled(lambda other: self._access.may_know(context.principal, other, state))
+                _throttled(one)
+                for one in self._quotas.throttled_accounts(lambda other: self._access.may_know(context.principal, other, state))
             ],
             arbiter_version=state.arbiter_version,
             cross_check=state.cross_check,
@@ -151,7 +152,7 @@ class ProjectionServicer:
             durable=not durability_warnings,
             durability_warnings=durability_warnings,
             projection_digest=digest,
-            queued_commands=sequencer.queued,
+            queued_commands=sequencer.queue_length,
             writable=write_error is None and not unreadable,
             bus_incarnation=sequencer.replica.incarnation,
             unwritable_reason=write_error.message if write_error is not None else unreadable,
@@ -202,7 +203,7 @@ def _place(item: PendingDecision | PendingReview) -> tuple[int]:
     return (item.sequence_number,)
 
 
-def _throttled(throttled: Throttled) -> ThrottledCaller:
+def _throttled(throttled: ThrottledAccount) -> ThrottledCaller:
     since_ms = int(throttled.since_seconds * 1000)
     caller = throttled.caller if throttled.principal.is_anonymous else throttled.principal.name
     return ThrottledCaller(caller=caller, quota=throttled.quota, refused=throttled.refused, since_ms=since_ms)

@@ -50,7 +50,7 @@ class ProofServicer:
     async def GetCheckpoint(self, request: GetCheckpointRequest, context: CallContext) -> GetCheckpointResponse:
         """Return the newest published checkpoint."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        checkpoint = await _published(sequencer)
+        checkpoint = await _read_published(sequencer)
         if checkpoint is None:
             message = f"no notary has published a checkpoint of bus {sequencer.bus}; run gavel notary"
             raise ServiceError(error_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND, message)
@@ -113,17 +113,17 @@ class ProofServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         if checkpoint.origin != f"{ORIGIN_PREFIX}{sequencer.bus}":
             raise invalid([("checkpoint", f"is of {checkpoint.origin}, not of {ORIGIN_PREFIX}{sequencer.bus}")])
-        published = await _published(sequencer)
+        published = await _read_published(sequencer)
         if published is not None and checkpoint.size < published.size:
-            raise _refused(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
+            raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
         head = (await sequencer.log.head()).sequence_number
         if checkpoint.size > head:
-            raise _refused(f"it has {checkpoint.size} events, but bus {sequencer.bus} has {head}: the log has lost events, or is another")
+            raise _refusal(f"it has {checkpoint.size} events, but bus {sequencer.bus} has {head}: the log has lost events, or is another")
         await sequencer.confirm(head)
         async with self._slots.occupy(context.address):
             root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.address)
         if root != checkpoint.root:
-            raise _refused(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
+            raise _refusal(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
         await sequencer.log.publish_checkpoint(str(checkpoint).encode())
         return PublishCheckpointResponse()
 
@@ -133,7 +133,7 @@ class ProofServicer:
         return self._trees[bus]
 
 
-async def _published(sequencer: Sequencer) -> Checkpoint | None:
+async def _read_published(sequencer: Sequencer) -> Checkpoint | None:
     content = await sequencer.log.published_checkpoint()
     return None if content is None else parse_checkpoint(content.decode())
 
@@ -147,5 +147,5 @@ async def _size(sequencer: Sequencer, field: str, size: int) -> int:
     return size or head
 
 
-def _refused(problem: str) -> ServiceError:
+def _refusal(problem: str) -> ServiceError:
     return ServiceError(error_pb2.ERROR_REASON_CHECKPOINT_REFUSED, f"the checkpoint is not published: {problem}")

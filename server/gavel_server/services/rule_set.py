@@ -92,11 +92,11 @@ class RuleSetServicer:
         command = ActivateRuleSet(
             new_event_id(), request.policy_id, request.version, _expected_version(request), shadow, request.reason, context.traceparent
         )
-        deployed = (await sequencer.settled()).rule_sets.get((request.policy_id, request.version))
+        deployed = (await sequencer.settled_state()).rule_sets.get((request.policy_id, request.version))
         if deployed is not None:
             # Compiled here, the version need not be compiled when the event is applied.
             await ensure_compiled(deployed)
-            _check_cost(await sequencer.settled(), deployed, shadow=shadow)
+            _check_cost(await sequencer.settled_state(), deployed, shadow=shadow)
         answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
         if isinstance(answer, UnfilledCounters) and deployed is not None:
             # The core has allowed the activation but for the counters' past.
@@ -143,8 +143,8 @@ class RuleSetServicer:
         page = page_of(request.page_size, request.page_token, ("rule sets", sequencer.bus), (str, int))
         after = None if page.after is None else (str(page.after[0]), int(page.after[1]))
         state = await sequencer.confirmed_state()
-        listed = list(islice(views.rule_sets(state, after), page.size + 1))
-        rule_sets, token = await fill(page, listed, _place, context.caller)
+        candidates = list(islice(views.rule_sets(state, after), page.size + 1))
+        rule_sets, token = await fill(page, candidates, _place, context.caller)
         return ListRuleSetsResponse(rule_sets=rule_sets, next_page_token=token)
 
     async def SimulateRuleSet(self, request: SimulateRuleSetRequest, context: CallContext) -> AsyncGenerator[SimulateRuleSetResponse, None]:
@@ -155,7 +155,7 @@ class RuleSetServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         candidate = await self._compiler.compile(request.document, context.caller)
-        active_rule_sets = (await sequencer.settled()).active_rule_sets
+        active_rule_sets = (await sequencer.settled_state()).active_rule_sets
         disagreements = find_disagreements(candidate, (active.rule_set for active in active_rule_sets.values()))
         if disagreements:
             raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements))

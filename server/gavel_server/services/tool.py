@@ -147,5 +147,5 @@ class ToolServicer:
         page = page_of(request.page_size, request.page_token, (what, sequencer.bus), names)
         state = await sequencer.confirmed_state()
         after = page.after
-        listed = (item for item in items_of(state.tools) if after is None or position_of(item) > after)
-        return await fill(page, list(islice(listed, page.size + 1)), position_of, context.caller)
+        candidates = (item for item in items_of(state.tools) if after is None or position_of(item) > after)
+        return await fill(page, list(islice(candidates, page.size + 1)), position_of, context.caller)

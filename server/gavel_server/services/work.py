@@ -46,7 +46,7 @@ from gavel_server.services.reads.paging import fill, page_of
 from gavel_server.work import limits
 from gavel_server.work.groups import ConsumerSettings, WorkGroups
 from gavel_server.work.permissions import WorkPermission
-from gavel_server.work.stream import Item, NotHeld, WorkStream
+from gavel_server.work.stream import Item, UnheldItem, WorkStream
 
 Violations = list[tuple[str, str]]
 
@@ -125,7 +125,7 @@ class WorkServicer:
         if permission.is_unrestricted and not request.item_ids:
             return RetryParkedResponse(retried=await work.retry_parked(queue, request.group, None))
         if not request.item_ids:
-            numbers = [entry.sequence_number for entry in await work.parked(queue, request.group, 0, PARKED_MAX)]
+            numbers = [entry.sequence_number for entry in await work.read_parked(queue, request.group, 0, PARKED_MAX)]
         retried = await work.retry_parked(queue, request.group, await permission.select(numbers))
         return RetryParkedResponse(retried=retried)
 
@@ -153,7 +153,7 @@ async def _permitted_entries(
     """Return the first parked entries after a number that the caller may see, up to `count`."""
     permitted: list[ParkedEntry] = []
     while len(permitted) < count:
-        entries = await sequencer.log.work.parked(queue, group, after, count)
+        entries = await sequencer.log.work.read_parked(queue, group, after, count)
         numbers = set(await permission.select([entry.sequence_number for entry in entries]))
         permitted += [entry for entry in entries if entry.sequence_number in numbers]
         if len(entries) < count:
@@ -287,8 +287,8 @@ def _reason(reason: str, field: str, violations: Violations) -> str:
     return reason
 
 
-def _response(item: Item | NotHeld) -> ConsumeResponse:
-    if isinstance(item, NotHeld):
+def _response(item: Item | UnheldItem) -> ConsumeResponse:
+    if isinstance(item, UnheldItem):
         return ConsumeResponse(not_held=WorkNotHeld(item_id=str(item.number)))
     return ConsumeResponse(work=_work_item(item))
 

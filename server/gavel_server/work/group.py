@@ -181,18 +181,18 @@ class WorkGroup:
             await self._deliver(stream, entries)
             if not entries:
                 break
-        held = {number for stream in self._streams for number in stream.numbers}
+        numbers_of_streams = {number for stream in self._streams for number in stream.numbers}
         examined = 0
         while examined < SWEEP_ITEMS_MAX and (stream := self._roomiest()) is not None:
             count = self._share(stream)
             found = await self._work.idle(self.queue, self.name, SILENCE_MS_MAX, self._cursor, SWEEP_ITEMS_MAX - examined)
-            chosen = [number for number in found if number not in held and number not in self._unwanted][:count]
+            idle_numbers = [number for number in found if number not in numbers_of_streams and number not in self._unwanted][:count]
             examined += len(found)
-            if not chosen:
+            if not idle_numbers:
                 self._cursor = found[-1] if len(found) == SWEEP_ITEMS_MAX else 0
                 break
-            self._cursor = chosen[-1]
-            await self._deliver(stream, await self._work.claim(self.queue, self.name, stream.consumer, chosen, SILENCE_MS_MAX))
+            self._cursor = idle_numbers[-1]
+            await self._deliver(stream, await self._work.claim(self.queue, self.name, stream.consumer, idle_numbers, SILENCE_MS_MAX))
 
     async def _deliver(self, reader: WorkStream, entries: list[WorkEntry]) -> None:
         """Give items to the stream that they were read for, or to another one that takes them."""

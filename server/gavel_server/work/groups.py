@@ -16,7 +16,7 @@ from gavel_server.log.work.protocol import GROUPS_MAX, GroupsFullError, QueueNam
 from gavel_server.work.group import WorkGroup
 from gavel_server.work.limits import SILENCE_MS_MAX, STREAMS_MAX
 from gavel_server.work.permissions import Traits
-from gavel_server.work.stream import Unsent, WorkStream
+from gavel_server.work.stream import UnsentBytes, WorkStream
 
 _RETRY_AFTER_MS = 1_000
 
@@ -38,7 +38,7 @@ class WorkGroups:
     def __init__(self) -> None:
         self._groups: dict[tuple[Sequencer, QueueName, str], tuple[WorkGroup, asyncio.Task[None]]] = {}
         self._streams = 0
-        self._unsent = Unsent()
+        self._unsent = UnsentBytes()
 
     @asynccontextmanager
     async def open(

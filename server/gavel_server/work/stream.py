@@ -45,13 +45,13 @@ class Item(NamedTuple):
     traits: Traits
 
 
-class NotHeld(NamedTuple):
+class UnheldItem(NamedTuple):
     """A settlement of an item that the consumer does not hold."""
 
     number: int
 
 
-class Unsent:
+class UnsentBytes:
     """The bytes of items that are read and not sent, in all and by address."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class WorkStream:
         labels: Collection[str],
         in_flight_max: int,
         deliveries_max: int,
-        unsent: Unsent,
+        unsent: UnsentBytes,
         work: WorkQueues,
         permits: Callable[[Traits], bool],
     ) -> None:
@@ -107,7 +107,7 @@ class WorkStream:
         self._held: dict[int, Item] = {}
         self._outgoing: deque[Item] = deque()
         self._sending: Item | None = None
-        self._not_held: deque[NotHeld] = deque()
+        self._not_held: deque[UnheldItem] = deque()
         self._has_room_for_answers = asyncio.Event()
         self._settlements: deque[_Settlement] = deque()
         self._settling: list[_Settlement] = []
@@ -170,7 +170,7 @@ class WorkStream:
         for number in self._held.keys() - set(numbers):
             del self._held[number]
 
-    async def next(self) -> Item | NotHeld | None:
+    async def next(self) -> Item | UnheldItem | None:
         """Return what is to be sent next, or None at the end. Call it once the last one has been sent. Raises ServiceError."""
         self._note_sent()
         while True:
@@ -204,7 +204,7 @@ class WorkStream:
         """
         item = self._held.pop(number, None)
         if item is None:
-            self._not_held.append(NotHeld(number))
+            self._not_held.append(UnheldItem(number))
             self._changed.set()
         else:
             self._settlements.append(_Settlement(item, delay_ms, reason))

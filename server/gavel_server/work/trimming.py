@@ -82,11 +82,11 @@ async def _trim_executions(sequencer: Sequencer) -> None:
         for number, record in records.items():
             decisions[number] = Envelope.FromString(record.envelope).execution.decision_id
             await time_slice.spend(1)
-        ended = _ended(await sequencer.confirmed_state(), numbers, decisions)
+        ended = _ended_executions(await sequencer.confirmed_state(), numbers, decisions)
         if ended:
             await work.remove("executions", ended)
 
 
-def _ended(state: State, numbers: list[int], decisions: dict[int, str]) -> list[int]:
+def _ended_executions(state: State, numbers: list[int], decisions: dict[int, str]) -> list[int]:
     """Return the executions of decisions that do not live any more, and those that the log does not hold."""
     return [number for number in numbers if number <= state.head and decisions.get(number, "") not in state.decisions]

@@ -24,10 +24,10 @@ from gavel_rules.commands import OpenBus, PublishEvent
 from gavel_rules.decider import handle
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.state.state import State
-from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import QUEUE_BYTES_MAX
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.fair_queue import FairQueue
 from gavel_server.intake.admission import admit
 from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, OutcomeUnknownError, chain, empty_head
 from gavel_server.log.memory import MemoryLog
@@ -41,7 +41,7 @@ from tests.integration.services.world import START_MS, Clock, World, fact, propo
 async def test_full_queue(world: World) -> None:
     """A command that finds the queue full is RESOURCE_EXHAUSTED / QUEUE_FULL with a delay; in a batch, only that item fails."""
     sequencer = await world.buses.open("")
-    sequencer._queue = CommandQueue(sequencer.bus, 3, QUEUE_BYTES_MAX)
+    sequencer._queue._requests = FairQueue(3, QUEUE_BYTES_MAX)
     envelopes = [fact(f"order/{number}", "order.status", "paid") for number in range(5)]
 
     results = (await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=envelopes))).results

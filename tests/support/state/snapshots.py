@@ -12,6 +12,7 @@ from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.state.counters import CounterTable
 from gavel_rules.state.packed_evidence import unpack_evidence
 from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, Refusals
+from gavel_rules.state.refused_traces import RefusedTraces
 from gavel_rules.state.snapshot.decoding import StateDecoder
 from gavel_rules.state.snapshot.encoding import encode_position, encode_tables
 from gavel_rules.state.state import State
@@ -59,6 +60,8 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
         case CounterTable():
             names = ("opened_at", "policy_id", "version", "entries", "totals", "lapses", "lapses_by_group", "order", "values", "faults")
             return [value.counter.digest, *(_plain(getattr(value, name)) for name in (*names, "early_ends", "flags"))]
+        case RefusedTraces():
+            return _plain([value.by_trace, value.by_producer, value.counts])
         case ToolRegistry():
             return _plain([value.contracts, value.aliases, value.providers, value.bindings])
         case Message():

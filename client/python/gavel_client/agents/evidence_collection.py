@@ -19,7 +19,7 @@ from gavel_client.agents.loop_results import LoopStoppedError, ProviderFailure, 
 from gavel_client.agents.providers import FactNeed, FactProvider, Provider, RuntimeProvider, ToolProvider, ToolReading
 from gavel_client.agents.threaded_client import LoopClient
 from gavel_client.envelopes import EnvelopeFields, observation_envelope, tool_call_envelope, tool_result_envelope
-from gavel_client.rpc.calls import WRITE_TIMEOUT_MS
+from gavel_client.rpc.deadlines import WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError, ProviderError, describe_error
 from gavel_client.timeouts import timeout
 from gavel_client.tools.invocation import ToolContext

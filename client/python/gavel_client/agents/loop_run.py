@@ -28,7 +28,7 @@ from gavel_client.agents.recorded_steps import EVENT_ID_REUSED, WORK, RecordedSt
 from gavel_client.agents.remedies import EVIDENCE_REMEDIES, first_remedy, is_under_review, remedies_of
 from gavel_client.agents.run_ids import next_event_id
 from gavel_client.agents.threaded_client import LoopClient
-from gavel_client.rpc.calls import READ_TIMEOUT_MS
+from gavel_client.rpc.deadlines import READ_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError, RunKeyError
 from gavel_client.rpc.paging import whole_projection
 

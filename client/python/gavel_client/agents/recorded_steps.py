@@ -16,7 +16,7 @@ from google.protobuf.struct_pb2 import Struct
 from gavel_client.agents.deadline import LAST_RECORD_MS, Deadline
 from gavel_client.agents.threaded_client import LoopClient
 from gavel_client.envelopes import diagnostic_envelope
-from gavel_client.rpc.calls import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
+from gavel_client.rpc.deadlines import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError
 
 EVENT_ID_REUSED: Final = "EVENT_ID_REUSED"
@@ -38,7 +38,7 @@ class RecordedSteps:
     async def proposal(self, event_id: str) -> Envelope | None:
         """Return a recorded proposal as it can be sent again; None if the bus does not know it."""
         recorded = await self._event(event_id)
-        return as_sent(recorded) if recorded is not None and recorded.HasField("proposal") else None
+        return without_server_fields(recorded) if recorded is not None and recorded.HasField("proposal") else None
 
     async def step(self, next_proposal: Envelope) -> Envelope | None:
         """Return the proposal of the step that has the event_id of `next_proposal`, or None if there is no such step.
@@ -50,7 +50,7 @@ class RecordedSteps:
             return None
         if _origin(recorded) == _origin(next_proposal):
             if recorded.HasField("proposal"):
-                return as_sent(recorded)
+                return without_server_fields(recorded)
             if recorded.agent_diagnostic.kind == ADOPTION_KIND and _PROPOSAL_ID in recorded.agent_diagnostic.attributes:
                 adopted = await self.proposal(str(recorded.agent_diagnostic.attributes[_PROPOSAL_ID]))
                 if adopted is not None:
@@ -104,7 +104,7 @@ class RecordedSteps:
         return response.envelope
 
 
-def as_sent(recorded: Envelope) -> Envelope:
+def without_server_fields(recorded: Envelope) -> Envelope:
     """Return a recorded proposal without the server's fields. Sent again, it gets its decision or waits for it."""
     sent = Envelope()
     sent.CopyFrom(recorded)

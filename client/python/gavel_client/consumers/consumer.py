@@ -96,7 +96,7 @@ class Consumer:
         self._supervisor = Supervisor(backoff=backoff, fatal=(WorkQueueError,))
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether the last read found no new entry."""
         return self._drained
 

@@ -52,7 +52,7 @@ async def scan_pending(
         await asyncio.sleep(interval_ms * random.uniform(0.5, 1.0) / 1000)
         try:
             first, pending = await _list_pending(client, phase)
-            may_be_lost = pending_before & {one.decision_id for one in pending} if consumer.drained else set()
+            may_be_lost = pending_before & {one.decision_id for one in pending} if consumer.is_drained else set()
             lost = [one for one in await _list_lost(client, phase) if one.decision_id in may_be_lost] if may_be_lost else []
         except GavelError as error:
             if not is_unopened_bus(error):

@@ -160,11 +160,11 @@ class WorkStream:
 
     def note_pauses(self, count: int) -> None:
         """Open another stream if the streams have too little room for `concurrency` entries beside those that pause."""
-        wanted = min(self._concurrency + count, IN_FLIGHT_MAX)
-        if self._streams and len(self._streams) * self._concurrency < wanted:
+        capacity = min(self._concurrency + count, IN_FLIGHT_MAX)
+        if self._streams and len(self._streams) * self._concurrency < capacity:
             self._open()
         for stream in self._streams[1:]:
-            if stream.is_empty and (len(self._streams) - 1) * self._concurrency >= wanted:
+            if stream.is_empty and (len(self._streams) - 1) * self._concurrency >= capacity:
                 self._streams.remove(stream)
                 stream.cancel()
 

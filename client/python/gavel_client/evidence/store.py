@@ -108,7 +108,7 @@ class EvidenceStore:
         for path, details in sorted(found.items()):
             name = _NAME.match(path[len(folder) + 1 :])
             if name is not None:
-                yield EvidenceEntry(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), _written_at(self._files, path))
+                yield EvidenceEntry(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), _write_time(self._files, path))
 
     def remove(self, content_hash: str, cutoff: datetime) -> bool:
         """Remove the bytes with a hash if they were last written before `cutoff`; return whether. Raises EvidenceError.
@@ -118,7 +118,7 @@ class EvidenceStore:
         path = self._path(content_hash)
         try:
             with self._lock(exclusive=True):
-                if _written_at(self._files, path) >= cutoff:
+                if _write_time(self._files, path) >= cutoff:
                     return False
                 self._files.rm_file(path)
         except FileNotFoundError:
@@ -150,7 +150,7 @@ class EvidenceStore:
         return str(self._files.unstrip_protocol(path))
 
 
-def _written_at(files: Any, path: str) -> datetime:
+def _write_time(files: Any, path: str) -> datetime:
     """Return the time of the last write, aware. File systems of fsspec differ in whether theirs are."""
     modified: datetime = files.modified(path)
     return modified if modified.tzinfo else modified.replace(tzinfo=timezone.utc)

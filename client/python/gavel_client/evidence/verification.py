@@ -44,8 +44,8 @@ def verify_trace(store: EvidenceStore, events: Iterable[Envelope], trace_of: Tra
     available: set[str] = set()
     elsewhere: dict[str, int] = {}
     for event in events:
-        available |= _stored_by(event)
-        for content_hash, sequence_number in _pinned_by(event):
+        available |= _stored_hashes(event)
+        for content_hash, sequence_number in _pinned_hashes(event):
             check = checks.setdefault(content_hash, EvidenceCheck(content_hash))
             check.pinned_by.append(f"{_KINDS[str(event.WhichOneof('payload'))]} {event.sequence_number}")
             elsewhere.setdefault(content_hash, sequence_number)
@@ -53,7 +53,7 @@ def verify_trace(store: EvidenceStore, events: Iterable[Envelope], trace_of: Tra
         sequence_number = elsewhere[content_hash]
         if content_hash not in available and sequence_number:
             for event in trace_of(sequence_number):
-                available |= _stored_by(event)
+                available |= _stored_hashes(event)
         if content_hash in available:
             check.state = _state_of(store, content_hash)
     return list(checks.values())
@@ -69,13 +69,13 @@ def _state_of(store: EvidenceStore, content_hash: str) -> str:
     return VERIFIED
 
 
-def _stored_by(event: Envelope) -> set[str]:
+def _stored_hashes(event: Envelope) -> set[str]:
     """Return the hash of the bytes that the runtime kept before this TOOL_RESULT, if any."""
     result = event.tool_result
     return {result.evidence_hash or result.content_hash} if result.evidence_uri else set()
 
 
-def _pinned_by(event: Envelope) -> list[tuple[str, int]]:
+def _pinned_hashes(event: Envelope) -> list[tuple[str, int]]:
     """Return the hashes that an event names, each with the sequence number of the event that it comes from; 0: of this trace."""
     match event.WhichOneof("payload"):
         case "tool_result":

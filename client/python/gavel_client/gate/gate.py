@@ -34,8 +34,8 @@ from gavel_client.gate.actions import Action, Call, ToolActions, trace_id
 from gavel_client.gate.allowed import Allowed, Attempt, SyncAllowed
 from gavel_client.gate.answers import Finished, Pending, Refused
 from gavel_client.rpc.backoff import Backoff, is_unopened_bus
-from gavel_client.rpc.calls import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.deadlines import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError
 from gavel_client.rpc.sync import SyncGavelClient
 

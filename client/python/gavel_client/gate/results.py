@@ -33,7 +33,7 @@ def success(output: object) -> HandlerResult:
     A mapping of JSON values, or its JSON text, is the report's `result`, so that rule sets can derive facts from it. Any other JSON value
     is its field `output`. Values that are not JSON are not recorded.
     """
-    value = _parsed(output)
+    value = _parse(output)
     result = value if isinstance(value, Mapping) else {OUTPUT: value}
     try:
         to_struct(result)
@@ -64,7 +64,7 @@ def output_of(execution: Execution) -> Any:
     return result.get(OUTPUT) if set(result) <= {OUTPUT, OUTPUT_HASH} else result
 
 
-def _parsed(output: object) -> object:
+def _parse(output: object) -> object:
     """Return the object in a JSON text, as frameworks write the output of a tool that returns a dict; otherwise the output itself."""
     if not isinstance(output, str) or not output.startswith("{"):
         return output

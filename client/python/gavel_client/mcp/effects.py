@@ -232,12 +232,12 @@ class Effects:
 
     async def _recorded(self, finished: Finished) -> CallToolResult:
         """Return the result of a call that was made before, from the evidence."""
-        data = await asyncio.to_thread(self._kept, finished.report.execution)
+        data = await asyncio.to_thread(self._stored_result, finished.report.execution)
         if data is None:
             return answers.failed(finished.message())
         return result_of(data)
 
-    def _kept(self, execution: Execution) -> dict[str, Any] | None:
+    def _stored_result(self, execution: Execution) -> dict[str, Any] | None:
         evidence_hash = from_struct(execution.result).get("evidence_hash")
         if not isinstance(evidence_hash, str) or not evidence_hash:
             return None

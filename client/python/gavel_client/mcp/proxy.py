@@ -133,7 +133,7 @@ class Proxy:
             await self._register(upstream)
         definitions = [definition for upstream in self._upstreams.values() for definition in upstream.definitions.values()]
         closed = await self._pins.check(definitions)
-        return [*(self._exposed(definition) for definition in definitions if definition.name not in closed), _STATUS_DEFINITION]
+        return [*(self._client_tool(definition) for definition in definitions if definition.name not in closed), _STATUS_DEFINITION]
 
     async def _watch_tools(self) -> None:
         """Tell clients of changes, after the tools have been compared with their pins: a drifted tool is closed before they list it.
@@ -156,7 +156,7 @@ class Proxy:
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], caller: Caller) -> CallToolResult | Pending:
         """Answer a call. Pending: it waits for a person."""
-        return await self._guarded(lambda: self._call(name, arguments, caller))
+        return await self._answer_errors(lambda: self._call(name, arguments, caller))
 
     async def decision(self, decision_id: str, caller: Caller) -> WaitDecisionResponse | None:
         """Return the state of a decision about a call of the caller's agent; None if there is none with this id. Raises GavelError."""
@@ -198,7 +198,7 @@ class Proxy:
         content = state.decision.decision
         self._effects.forget(caller.agent, content.action_type, from_struct(content.params))
 
-    async def _guarded(self, call: Callable[[], Awaitable[CallToolResult | Pending]]) -> CallToolResult | Pending:
+    async def _answer_errors(self, call: Callable[[], Awaitable[CallToolResult | Pending]]) -> CallToolResult | Pending:
         """Return the answer of a call; what prevents it becomes a tool error."""
         try:
             return await call()
@@ -281,7 +281,7 @@ class Proxy:
         settings = self.configuration.settings(definition.server, definition.tool.name)
         return EffectCall(definition, settings, arguments, self._agents[caller.agent], server.timeout_ms)
 
-    def _exposed(self, definition: ToolDefinition) -> Tool:
+    def _client_tool(self, definition: ToolDefinition) -> Tool:
         """Return a tool as clients see it.
 
         A refusal carries the retry hint as structured content, which no schema of an upstream server describes; so effects have none.

@@ -39,7 +39,7 @@ async def serve_http(server: ProxyServer, listener: socket.socket, tokens: Mappi
         streamable_http_path=PATH, transport_security=_browser_protection(listener), max_request_body_size=REQUEST_BYTES_MAX
     )
     if tokens:
-        application = _guarded(application, tokens)
+        application = _require_token(application, tokens)
     web = _WebServer(
         uvicorn.Config(application, log_config=None, access_log=False, timeout_graceful_shutdown=STOP_SECONDS_MAX, server_header=False)
     )
@@ -79,7 +79,7 @@ class _WebServer(uvicorn.Server):
         yield
 
 
-def _guarded(application: Any, tokens: Mapping[str, str]) -> Callable[..., Any]:
+def _require_token(application: Any, tokens: Mapping[str, str]) -> Callable[..., Any]:
     """Return the application behind bearer tokens."""
     protected = AuthenticationMiddleware(RequireAuthMiddleware(application, []), backend=BearerAuthBackend(_Tokens(tokens)))
 

@@ -31,8 +31,9 @@ from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from gavel_client.rpc import calls
 from gavel_client.rpc.async_methods import AsyncMethods
 from gavel_client.rpc.backoff import RetryBudget
-from gavel_client.rpc.calls import CHANNEL_OPTIONS, WAIT_TIMEOUT_MS, StreamCall, UnaryCall
-from gavel_client.rpc.connection import INCARNATION_TIMEOUT_SECONDS, Connection, Stream
+from gavel_client.rpc.calls.call import StreamCall, UnaryCall
+from gavel_client.rpc.connection import CHANNEL_OPTIONS, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
+from gavel_client.rpc.deadlines import WAIT_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,11 +15,26 @@ from gavel.v1.administration_service_pb2 import WhoAmIResponse
 from gavel.v1.administration_service_pb2_grpc import AdministrationServiceStub
 
 from gavel_client.rpc.backoff import Backoff
-from gavel_client.rpc.calls import StreamCall, UnaryCall
+from gavel_client.rpc.calls.call import StreamCall, UnaryCall
 from gavel_client.rpc.credentials import ClientCredentials, Credential, Metadata, Tls
 from gavel_client.rpc.errors import GavelError
 
 TARGET_DEFAULT: Final = "127.0.0.1:9090"
+# Responses may be larger than requests: a page of 1,000 events, 500 decisions with their evidence.
+RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
+# By default gRPC's pause between connection attempts grows to two minutes, too long for a restart of the server.
+RECONNECT_PAUSE_MS_MIN: Final = 100
+RECONNECT_PAUSE_MS_MAX: Final = 1_000
+# Timeout of one connection attempt: long enough for a distant or busy server, short enough for a second attempt before a read's deadline.
+CONNECT_TIMEOUT_MS: Final = 5_000
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", RESPONSE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_PAUSE_MS_MIN),
+    # The name misleads: gRPC uses it as the minimum timeout of a connection attempt, not as a pause.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_PAUSE_MS_MAX),
+)
+
 # The metadata with which a request names the incarnation of its bus: the event_id of the bus's first event.
 BUS_INCARNATION_KEY: Final = "gavel-bus-incarnation"
 # Marks the call with which the client asks for the incarnation; an empty one is not checked.

@@ -17,8 +17,9 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_client.rpc import calls
 from gavel_client.rpc.backoff import RetryBudget
-from gavel_client.rpc.calls import CHANNEL_OPTIONS, WAIT_TIMEOUT_MS, StreamCall, UnaryCall
-from gavel_client.rpc.connection import INCARNATION_TIMEOUT_SECONDS, Connection, Stream
+from gavel_client.rpc.calls.call import StreamCall, UnaryCall
+from gavel_client.rpc.connection import CHANNEL_OPTIONS, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
+from gavel_client.rpc.deadlines import WAIT_TIMEOUT_MS
 from gavel_client.rpc.sync_methods import SyncMethods
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ class Call:
             if failure is not None:
                 raise
             # The tool may have taken effect, so the caller must not take this for a call that never was.
-            return self._parts.recorder.unrecorded(self._invocation, call, error)
+            return self._parts.recorder.lost_outcome(self._invocation, call, error)
 
     async def _prepare(self) -> None:
         """Check the arguments, ask the guard, and let hooks patch the arguments. Raises ToolError, or _RefusedError of the guard."""

@@ -19,8 +19,8 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_client.envelopes import content_hash, tool_call_envelope, tool_result_envelope
 from gavel_client.evidence.store import EvidenceError, EvidenceStore
-from gavel_client.rpc.calls import WRITE_TIMEOUT_MS
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.deadlines import WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.tools.errors import LOST, TOOL
 from gavel_client.tools.invocation import ToolData, ToolFailure, ToolInvocation, ToolOutcome
@@ -114,7 +114,7 @@ class ToolRecorder:
                 raise
         return _outcome(invocation, call, result, answer)
 
-    def unrecorded(self, invocation: ToolInvocation, call: Envelope, error: GavelError) -> ToolOutcome:
+    def lost_outcome(self, invocation: ToolInvocation, call: Envelope, error: GavelError) -> ToolOutcome:
         """Return the outcome E_LOST for a call whose result the server did not accept. Its `result` is not in the log."""
         problem = describe_error(error)
         failure = ToolFailure(LOST, f"the result could not be recorded ({problem}); whether the call took effect is unknown")

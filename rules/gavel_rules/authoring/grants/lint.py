@@ -37,7 +37,7 @@ def lint_grants(text: str, grants: CompiledGrants) -> tuple[DocumentMessage, ...
     for grant in grants.grants:
         path: Path = ("grants", grant.number - 1)
         found += [(path, *warning) for warning in _own_warnings(grant)]
-    found += [(("grants", grant.number - 1), *_unreachable(other)) for grant, other in _covered(grants.grants)]
+    found += [(("grants", grant.number - 1), *_unreachable(other)) for grant, other in _covered_grants(grants.grants)]
     if not any("grant" in grant.rights for grant in grants.grants):
         found.append(
             (
@@ -109,7 +109,7 @@ def _unreachable(other: Grant) -> tuple[str, str, str]:
     return "unreachable-grant", f"grant {other.number} allows all that this grant allows", "remove one of them"
 
 
-def _covered(grants: Sequence[Grant]) -> list[tuple[Grant, Grant]]:
+def _covered_grants(grants: Sequence[Grant]) -> list[tuple[Grant, Grant]]:
     """Return the grants that another one covers, each with the first such one. Of equal grants the later one is covered."""
     found: list[tuple[Grant, Grant]] = []
     pairs = 0

@@ -57,7 +57,7 @@ class CaseGenerator:
         self.base = self._builder.build({})
 
     def formula(self, version: CompiledAction, index: int, matches: bool) -> Formula:
-        """Return the formula "rule `index` of a version matches"; if not `matches`, the formula "it neither matches nor errs"."""
+        """Return the formula "rule `index` of a version matches"; if not `matches`, the formula "it neither matches nor fails"."""
         condition = version.conditions[index]
         key = (condition.source, matches, version.digest)
         if key not in self._formulas:

@@ -47,7 +47,7 @@ class GuardProbe:
         self._boundaries: dict[str, list[float]] = {}
 
     def outcome(self, assignment: Assignment) -> bool | None:
-        """Return how the guard comes out for these values of its paths; None if it errs, or if no case has them."""
+        """Return how the guard comes out for these values of its paths; None if it fails, or if no case has them."""
         values = {path: assignment[path] for path in self._order}
         key = tuple(map(value_key, values.values()))
         if key not in self._outcomes:

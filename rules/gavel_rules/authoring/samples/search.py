@@ -1,7 +1,7 @@
 """The search for a case within symbolic constraints.
 
 Values are picked near the thresholds of each path. Relations between two values, and guards, are settled by trial, path by path. If that
-finds nothing, a second pass also tries the values at which guards flip, given the values chosen so far.
+finds nothing, a second pass also tries the values at which guards flip, given the values so far.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class CaseSearch:
 
     def _try_options(
         self,
-        chosen: Assignment,
+        start: Assignment,
         order: Sequence[str],
         options_of: Mapping[str, Sequence[object]],
         checks: Sequence[_Check],
@@ -118,9 +118,9 @@ class CaseSearch:
     ) -> SampleCase | None:
         """Return the first case that passes all checks, trying the options path by path.
 
-        With `at_flips`, also try the values at which guards flip, given the values chosen so far: slower and finer.
+        With `at_flips`, also try the values at which guards flip, given the values so far: slower and finer.
         """
-        assignment: Assignment = dict(chosen)
+        assignment: Assignment = dict(start)
         due: list[list[_Check]] = [[] for _ in order]
         for check in checks:
             if check.paths:

@@ -31,11 +31,11 @@ from gavel_rules.commands import (
     Answer,
     BeginExecution,
     Command,
+    CommandOutcome,
     DeployRuleSet,
     EventAnswer,
     Fault,
     FillCounter,
-    Handled,
     LeasedAttempt,
     OpenBus,
     OpenCounters,
@@ -294,7 +294,7 @@ class CaseBus:
     def _execute(self, command: Command, at_ms: int, references: References | None = None) -> Answer:
         return self._handle(command, at_ms, references).answer
 
-    def _handle(self, command: Command, at_ms: int, references: References | None = None) -> Handled:
+    def _handle(self, command: Command, at_ms: int, references: References | None = None) -> CommandOutcome:
         handled = handle(self._state, command, references or References(), at_ms)
         if isinstance(handled.answer, Fault):
             raise CaseBusError(handled.answer.message)

@@ -118,7 +118,7 @@ class Environment:
         """Return the tree of an expression, names unresolved. Raises RuntimeError with the library's complaints."""
         return decode(self._library.compile(text, disable_check=True).serialize())
 
-    def unguarded(self, text: str) -> tuple[str, ...]:
+    def unguarded_paths(self, text: str) -> tuple[str, ...]:
         """Return the paths that a part of a checked expression reads without testing their presence itself."""
         analysis = NameAnalysis(self.scope, _ignore, version=self.version)
         analysis.walk(self.parse(text))

@@ -19,7 +19,7 @@ from gavel_rules.language.cel.expansion import Bodies
 from gavel_rules.language.cel.functions import FUNCTIONS as ADDED
 from gavel_rules.language.cel.functions import SUM, SUM_OVERLOADS
 from gavel_rules.language.cel.syntax_tree import Node, decode
-from gavel_rules.text import clipped, suggestion
+from gavel_rules.text import clip, suggestion
 
 Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
 
@@ -301,9 +301,9 @@ def _explain(names: Collection[str], message: str, *, is_call: bool, reported: b
     if _ASSIGNMENT.search(message):
         return "cel-syntax", "= is not an operator of CEL", "write == to compare"
     if message.startswith("Syntax error: "):
-        return "cel-syntax", *_explain_syntax(clipped(_EXPECTED_MANY.sub("", message.removeprefix("Syntax error: ")), COMPLAINT_LENGTH_MAX))
+        return "cel-syntax", *_explain_syntax(clip(_EXPECTED_MANY.sub("", message.removeprefix("Syntax error: ")), COMPLAINT_LENGTH_MAX))
     hint = _CALLS["has"] if message.startswith("has() argument") else "see the CEL language"
-    return "cel-error", clipped(message, COMPLAINT_LENGTH_MAX), hint
+    return "cel-error", clip(message, COMPLAINT_LENGTH_MAX), hint
 
 
 def _explain_overload(function: str, types: str) -> tuple[str, str]:

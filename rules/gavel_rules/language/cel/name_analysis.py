@@ -100,7 +100,7 @@ class NameAnalysis:
         """Check a node. `known` are the paths that are certainly present wherever its value matters.
 
         The operands of && and || guard each other in both directions, because CEL absorbs errors: if a path is absent, the operand
-        that tests it is false (or true) and decides alone, even if the other one errs.
+        that tests it is false (or true) and decides alone, even if the other one fails.
         """
         match node:
             case Call("_&&_", None, (left, right)):
@@ -135,7 +135,7 @@ class NameAnalysis:
             return
         if place is _BROKEN:
             return
-        name = _dotted(place)
+        name = _path_text(place)
         if place.type.kind == "counter":
             self._note(place.offset, "not-a-value", f"{name} is a counter", f"call it: {name}({'key' if place.type.size_max else ''})")
         elif place.type.kind == "scope":
@@ -149,7 +149,7 @@ class NameAnalysis:
     def _check_guarded(self, place: _Place, known: _Known) -> None:
         for path in place.optional:
             if path not in known:
-                name = _dotted(_Place(path, DYN))
+                name = _path_text(_Place(path, DYN))
                 self.unguarded[name] = None
                 self._note(place.offset, "unguarded-optional", f"{name} may be absent", f"write has({name}) && …")
 
@@ -167,7 +167,7 @@ class NameAnalysis:
             if not any(step.startswith("[") for step in place.path):
                 self._presence_tests.add(place.offset)
         elif root in self._scope and place.type.kind != "dyn":
-            self._note(place.offset, "needless-has", f"{_dotted(tested)} is always present", "remove has()")
+            self._note(place.offset, "needless-has", f"{_path_text(tested)} is always present", "remove has()")
         self._check_guarded(place, known)
 
     def _visit_counter(self, node: Call, counters: ValueType, start: int) -> None:
@@ -349,13 +349,13 @@ class NameAnalysis:
         if place.type.kind not in ("object", "scope") and not place.type.fields:
             return None  # the type checker reports it
         if complain:
-            whole = _dotted(place)
+            whole = _path_text(place)
             known = [f"{whole}.{field_name}" for field_name in sorted(place.type.fields)]
             self._note_unknown(place.offset, f"{whole} has no field {name}", f"{whole}.{name}", known)
         return _BROKEN
 
 
-def _dotted(place: _Place) -> str:
+def _path_text(place: _Place) -> str:
     """Return a path in the author's notation."""
     text = place.path[0].partition("@")[0]
     for step in place.path[1:]:

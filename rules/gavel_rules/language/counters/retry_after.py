@@ -25,7 +25,7 @@ _FREES: Final = "frees"
 _FORM: Final = f"write it like {HISTORY}.refunded_today.{_FREES}(params.customer_id, params.amount, 1000.0)"
 
 
-class CheckedFrees(NamedTuple):
+class FreesCall(NamedTuple):
     """A checked call: the counter's name, and the parts key (of a counter with groups), amount and limit."""
 
     counter: str
@@ -43,7 +43,7 @@ class Room(NamedTuple):
 class RetryAfter:
     """A `retry_after`, compiled."""
 
-    def __init__(self, environment: Environment, checked: CheckedFrees, counter: CompiledCounter) -> None:
+    def __init__(self, environment: Environment, checked: FreesCall, counter: CompiledCounter) -> None:
         self.counter: Final = counter
         trees = [part.tree for part in checked.parts]
         self._reader: Final = CaseReader(
@@ -53,13 +53,13 @@ class RetryAfter:
         self._program: Final = Program(environment, [condition_source(part.source) for part in checked.parts])
 
     def room(self, case: Case) -> Room | None:
-        """Return the room that a case asks for; None if an expression errs or gives a number that the counter cannot hold."""
+        """Return the room that a case asks for; None if an expression fails or gives a number that the counter cannot hold."""
         answers = self._program.evaluate_all(self._reader.read(case))
         if answers is None:
             return None
         group = answers[0] if self.counter.has_groups else ""
-        amount = _scaled(answers[-2], self.counter.scale, ROUND_CEILING)
-        limit = _scaled(answers[-1], self.counter.scale, ROUND_FLOOR)
+        amount = _scale(answers[-2], self.counter.scale, ROUND_CEILING)
+        limit = _scale(answers[-1], self.counter.scale, ROUND_FLOOR)
         if not isinstance(group, str) or amount is None or limit is None:
             return None
         return Room(group, amount, limit)
@@ -71,7 +71,7 @@ def check_retry_after(
     counters: Mapping[str, CompiledCounter],
     check: Callable[[str, str], CheckedExpression | None],
     report: Report,
-) -> CheckedFrees | None:
+) -> FreesCall | None:
     """Return the checked call, or report its mistakes and return None. `check` takes a part, at its place in the text, and its type."""
     try:
         tree = environment.parse(text)
@@ -100,7 +100,7 @@ def check_retry_after(
     # Spaces keep every part at its place in the text.
     parts = [check(" " * start + text[start:end], type_) for (start, end), type_ in zip(places, types, strict=True)]
     sound = tuple(part for part in parts if part is not None)
-    return CheckedFrees(name, sound) if len(sound) == len(parts) else None
+    return FreesCall(name, sound) if len(sound) == len(parts) else None
 
 
 def _split(text: str, opening: int) -> list[tuple[int, int]]:
@@ -118,7 +118,7 @@ def _split(text: str, opening: int) -> list[tuple[int, int]]:
     return places if text[opening + 1 : end].strip() else []
 
 
-def _scaled(value: object, scale: int, rounding: str) -> int | None:
+def _scale(value: object, scale: int, rounding: str) -> int | None:
     """Return a number in the smallest unit; None for other types and for values that are not finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

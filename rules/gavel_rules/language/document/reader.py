@@ -47,7 +47,7 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
         if not len(messages):
             messages.add(source.locate(()), "wrong-type", "the document is not a mapping", "start with `gavel: v1`")
         return None
-    part = _Salvage(source, messages).read(RuleSetPart, source.data, ())
+    part = _PartialReader(source, messages).read(RuleSetPart, source.data, ())
     assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
     _check_names(part, source, messages)
     _check_facts(part, source, messages)
@@ -56,7 +56,7 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
     return part
 
 
-class _Salvage:
+class _PartialReader:
     """Reads parts of a document; a part with mistakes keeps its sound attributes."""
 
     def __init__(self, source: Source, messages: Messages) -> None:
@@ -70,7 +70,7 @@ class _Salvage:
             errors = error.errors(include_url=False)
         if not isinstance(data, dict):
             if path not in self._source.broken_paths:
-                self._messages.add(self._source.locate(path), "wrong-type", f"{_dotted(path)} must be a mapping", "")
+                self._messages.add(self._source.locate(path), "wrong-type", f"{_path_text(path)} must be a mapping", "")
             return None
         below = _PARTS_OF.get(model, {})
         bad = set()
@@ -106,7 +106,7 @@ def _sound_variables(data: object, errors: list[ErrorDetails]) -> dict[str, str]
     return {name: text for name, text in data.items() if name not in bad and isinstance(text, str)} if isinstance(data, dict) else {}
 
 
-def _dotted(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return ".".join(map(str, path)) or "the document"
 
 
@@ -144,7 +144,7 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         name = str(next(step for step in reversed(path) if isinstance(step, str)))
         messages.add(source.locate(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
     else:
-        messages.add(source.locate(path), code, f"{_dotted(path)}: {describe_error(details)}", suggest_fix(details))
+        messages.add(source.locate(path), code, f"{_path_text(path)}: {describe_error(details)}", suggest_fix(details))
 
 
 _NAMING: Final = defaultdict(

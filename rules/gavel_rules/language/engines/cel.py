@@ -1,7 +1,7 @@
 """The reference engine: CEL's own evaluator, on the conditions as their authors wrote them.
 
 All conditions of an action, and the guards of its Rete network, are elements of one list expression, because one evaluation costs
-far less than many. One error makes the whole list an error; then each expression is evaluated by itself, to find the one that errs.
+far less than many. One error makes the whole list an error; then each expression is evaluated by itself, to find the one that fails.
 The library returns errors as values, which are true in Python, so only a real bool counts as an answer. Past its limit of iterations
 it raises instead.
 
@@ -33,7 +33,7 @@ Values = dict[str, object]
 
 
 class Program:
-    """Expressions of one environment, evaluated together while none errs."""
+    """Expressions of one environment, evaluated together while none fails."""
 
     def __init__(self, environment: Environment, sources: Sequence[str]) -> None:
         self._environment = environment
@@ -44,13 +44,13 @@ class Program:
         self._arena_left = 0
 
     def evaluate_all(self, values: Values) -> list[object] | None:
-        """Return all results; None if an expression errs, or the library cannot take the values."""
+        """Return all results; None if an expression fails, or the library cannot take the values."""
         if not self._lists:
             return []
         try:
             if len(self._lists) == 1:
                 # Arguments by name, or a missing arena, cost as much as another condition.
-                answer = self._lists[0].eval(None, values, None, cel.Arena() if _are_large(values) else self._shared()).plain_value()
+                answer = self._lists[0].eval(None, values, None, cel.Arena() if _are_large(values) else self._shared_arena()).plain_value()
                 return answer if type(answer) is list else None
             activation = self._environment.activation(values)
             results: list[object] = []
@@ -63,7 +63,7 @@ class Program:
             return None
         return results
 
-    def _shared(self) -> Any:
+    def _shared_arena(self) -> Any:
         """Return the arena that the next evaluations share."""
         if not self._arena_left:
             self._arena = cel.Arena()
@@ -72,7 +72,7 @@ class Program:
         return self._arena
 
     def evaluate_each(self, values: Values) -> list[object]:
-        """Return the result of each expression, None for one that errs. Raises CaseError if the library cannot take the values."""
+        """Return the result of each expression, None for one that fails. Raises CaseError if the library cannot take the values."""
         try:
             activation = self._environment.activation(values)
         except RuntimeError as error:

@@ -3,7 +3,7 @@
 A formula is a disjunction of conjunctions of atoms. An atom compares a slot, which holds one typed value of the case, with a literal or
 another slot. The network has no negation: an expression e is lowered to two positive formulas, "e is true" and "e is false", in which
 an atom with a missing value does not hold. The parts that the network cannot decide exactly (regular expressions, order of strings,
-arithmetic, macros, time) become guards: boolean slots that CEL computes when the case is written. A guard that errs leaves its slot
+arithmetic, macros, time) become guards: boolean slots that CEL computes when the case is written. A guard that fails leaves its slot
 empty, neither true nor false.
 
 A guard is a span of the author's text, found by the places in the syntax tree, compiled again and compared with its tree. If they
@@ -119,9 +119,9 @@ class _Lowering:
                 return _both(of_left, of_right) if (node.function == "_&&_") is outcome else _either(of_left, of_right)
             case Call("_?_:_", None, (condition, then, otherwise)):
                 colon = _colon(self._condition.source, node.offset + 1, span[1])
-                chosen = _both(self.lower(condition, (span[0], node.offset), True), self.lower(then, (node.offset + 1, colon), outcome))
-                skipped = _both(self.lower(condition, (span[0], node.offset), False), self.lower(otherwise, (colon + 1, span[1]), outcome))
-                return _either(chosen, skipped)
+                positive = _both(self.lower(condition, (span[0], node.offset), True), self.lower(then, (node.offset + 1, colon), outcome))
+                negative = _both(self.lower(condition, (span[0], node.offset), False), self.lower(otherwise, (colon + 1, span[1]), outcome))
+                return _either(positive, negative)
         formula = self._leaf(node, outcome)
         return formula if formula is not None else self._guard(node, span, outcome)
 
@@ -182,7 +182,7 @@ class _Lowering:
             same = False
         if not same:
             raise _NotLowerableError
-        guard = Guard(source, self._environment.unguarded(self._condition.text[low:high].strip()))
+        guard = Guard(source, self._environment.unguarded_paths(self._condition.text[low:high].strip()))
         if any("[" in need for need in guard.required_paths):
             raise _NotLowerableError  # only the whole condition can test the presence in an element of a list
         self.guards[guard] = None

@@ -93,8 +93,9 @@ class StateDecoder:
         store.shadows_by_action.update(shadows_by_type(active, store.shadows))
         store.trace_lapses.update((last_event_ms, trace_id) for trace_id, last_event_ms in store.traces.items())
         store.decision_ends.update((ended.ended_at_ms, decision_id) for decision_id, ended in store.ended_decisions.items())
-        store.refused_by_producer.update(store.refused_traces.values())
-        store.refused_counts.update(Counter(producer for producer, _, _ in store.refused_traces.values()))
+        refused = store.refused_traces
+        refused.by_producer.update(refused.by_trace.values())
+        refused.counts.update(Counter(producer for producer, _, _ in refused.by_trace.values()))
         return self._state
 
 
@@ -191,8 +192,8 @@ def _live_decision(row: snapshot.LiveDecision) -> LiveDecision:
     return LiveDecision(
         row.decision_id,
         row.sequence_number,
-        _stored(row.decision),
-        _stored(row.proposal),
+        _stored_event(row.decision),
+        _stored_event(row.proposal),
         row.conflict_key,
         row.phase,
         row.last_sequence_number,
@@ -223,12 +224,12 @@ def _holder(row: snapshot.Holder) -> Holder:
     return (row.producer_type, row.producer_id, *row.caller)
 
 
-def _stored(content: bytes) -> StoredEvent:
+def _stored_event(content: bytes) -> StoredEvent:
     return StoredEvent(None, content)
 
 
 def _add_refused_trace(store: Store, row: snapshot.RefusedTrace) -> None:
-    store.refused_traces[row.trace_id] = (row.producer, row.sequence_number, row.trace_id)
+    store.refused_traces.by_trace[row.trace_id] = (row.producer, row.sequence_number, row.trace_id)
 
 
 def _add_refusals(store: Store, row: snapshot.TraceRefusals) -> None:
@@ -242,7 +243,7 @@ def _add_refusals(store: Store, row: snapshot.TraceRefusals) -> None:
 
 def _add_closed_actions(store: Store, row: snapshot.TraceClosedActions) -> None:
     store.closed_actions[row.trace_id] = {
-        one.action: ClosedAction(_stored(one.decision), one.decision_id, one.sequence_number, one.by_person) for one in row.actions
+        one.action: ClosedAction(_stored_event(one.decision), one.decision_id, one.sequence_number, one.by_person) for one in row.actions
     }
 
 

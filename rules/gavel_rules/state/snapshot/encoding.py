@@ -150,7 +150,7 @@ def _traces(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes] | Ite
         "traces": _numbers(store.traces),
         "refused_traces": (
             snapshot.RefusedTrace(trace_id=trace_id, producer=producer, sequence_number=number)
-            for _, (producer, number, trace_id) in sorted(store.refused_traces.items())
+            for _, (producer, number, trace_id) in sorted(store.refused_traces.by_trace.items())
         ),
         "refusals": (_refusals(store, trace_id) for trace_id in sorted(store.refusals)),
         "trace_reviews": _text_tables(store.trace_reviews),

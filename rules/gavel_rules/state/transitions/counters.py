@@ -132,7 +132,7 @@ def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
     if execution.status not in _EFFECTIVE:
         return
     decision = live.decision.decision
-    for table in _reserving(store, decision.action_type):
+    for table in _reserving_tables(store, decision.action_type):
         entry = table.entries.get(live.decision_id)
         event = _event_of(live.decision, decision, live.proposal, execution_values(execution))
         _settle_entry(store, table, live, entry, event)
@@ -326,7 +326,7 @@ def _enter_event(store: Store, table: CounterTable, entry_id: str, event: Counte
 # Reservations
 
 
-def _reserving(store: Store, action_type: str) -> list[CounterTable]:
+def _reserving_tables(store: Store, action_type: str) -> list[CounterTable]:
     return [table for table in store.counters.values() if table.counter.is_reserved and action_type in table.counter.actions]
 
 

@@ -65,7 +65,7 @@ def count_rejections(store: Store, proposal: RecordedEvent, rejections: Rejectio
             _drop_from(store, store.refusals, trace_id, key)
     if trace_id in store.traces and not _has_memory(store, trace_id):
         _drop_trace(store, trace_id)
-    elif rejections.total and trace_id not in store.refused_traces and store.semantics.limits_refused_traces:
+    elif rejections.total and trace_id not in store.refused_traces.by_trace and store.semantics.limits_refused_traces:
         _note_refused_trace(store, trace_id, store.semantics.refusals_key(*proposal.proposer))
 
 
@@ -82,7 +82,7 @@ def begin_counts_anew(store: Store) -> None:
     """Forget all refusals, because the semantics have changed. Open reviews now stop proposals as the new semantics say."""
     for trace_id in list(store.refusals):
         store.drop(store.refusals, trace_id)
-    for trace_id in list(store.refused_traces):
+    for trace_id in list(store.refused_traces.by_trace):
         _forget_refused_trace(store, trace_id)
     for trace_id, of_trace in list(store.trace_reviews.items()):
         store.drop(store.trace_reviews, trace_id)
@@ -155,34 +155,36 @@ def _has_memory(store: Store, trace_id: str) -> bool:
 def _note_refused_trace(store: Store, trace_id: str, producer: str) -> None:
     """Note that refusals count in a trace from now on; beyond REFUSED_TRACES_MAX, forget older refusals."""
     item = (producer, store.head, trace_id)
-    store.put(store.refused_traces, trace_id, item)
-    store.schedule(store.refused_by_producer, item)
-    store.put(store.refused_counts, producer, store.refused_counts.get(producer, 0) + 1)
-    if len(store.refused_traces) > REFUSED_TRACES_MAX:
+    refused = store.refused_traces
+    store.put(refused.by_trace, trace_id, item)
+    store.schedule(refused.by_producer, item)
+    store.put(refused.counts, producer, refused.counts.get(producer, 0) + 1)
+    if len(refused.by_trace) > REFUSED_TRACES_MAX:
         _forget_refusals(store)
 
 
 def _forget_refused_trace(store: Store, trace_id: str) -> None:
     """Undo what `_note_refused_trace` noted, if it did."""
-    item = store.refused_traces.get(trace_id)
+    refused = store.refused_traces
+    item = refused.by_trace.get(trace_id)
     if item is None:
         return
-    store.drop(store.refused_traces, trace_id)
-    store.unschedule(store.refused_by_producer, item)
-    count = store.refused_counts[item[0]] - 1
+    store.drop(refused.by_trace, trace_id)
+    store.unschedule(refused.by_producer, item)
+    count = refused.counts[item[0]] - 1
     if count:
-        store.put(store.refused_counts, item[0], count)
+        store.put(refused.counts, item[0], count)
     else:
-        store.drop(store.refused_counts, item[0])
+        store.drop(refused.counts, item[0])
 
 
 def _forget_refusals(store: Store) -> None:
     """Forget the refusals of _FORGOTTEN_AT_ONCE traces, one after the other: the oldest one of the producer that then has the most."""
-    largest = [(-count, producer) for producer, count in store.refused_counts.items()]
+    largest = [(-count, producer) for producer, count in store.refused_traces.counts.items()]
     heapify(largest)
     for _ in range(_FORGOTTEN_AT_ONCE):
         count, producer = largest[0]
-        refused = store.refused_by_producer
+        refused = store.refused_traces.by_producer
         trace_id = refused[refused.bisect_left((producer,))][2]
         if trace_id in store.tool_calls or trace_id in store.tool_results:
             _forget_refused_trace(store, trace_id)

@@ -20,7 +20,7 @@ from gavel_server.log import EventLog, LogError
 WAITING_MAX: Final = 10_000
 
 
-class _Waiting(NamedTuple):
+class _UnconfirmedAnswer(NamedTuple):
     request: Request
     answer: CommittedAnswer
     sequence_number: int
@@ -32,7 +32,7 @@ class ConfirmedAnswers:
     def __init__(self, log: EventLog, confirm: Callable[[int], Awaitable[None]]) -> None:
         self._log = log
         self._confirm = confirm
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_UnconfirmedAnswer] = []
         self._running: asyncio.Task[None] | None = None
 
     def answer(self, request: Request, answer: CommittedAnswer, sequence_number: int) -> None:
@@ -43,7 +43,7 @@ class ConfirmedAnswers:
             message = f"the event is recorded, but {WAITING_MAX} answers already wait for replicas; retry with the same event_id"
             request.answer(ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message))
         else:
-            self._waiting.append(_Waiting(request, answer, sequence_number))
+            self._waiting.append(_UnconfirmedAnswer(request, answer, sequence_number))
             if self._running is None:
                 self._running = asyncio.create_task(self._run())
 

@@ -16,9 +16,9 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.decision_pb2 import ENGINE_RETE
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.arbitration.contest import EarlyJudging
+from gavel_rules.arbitration.contest import EarlyJudgement
 from gavel_rules.arbitration.evaluation import evaluator
-from gavel_rules.commands import Answer, BeginExecution, Failure, Fault, Handled, LeasedAttempt, Tick
+from gavel_rules.commands import Answer, BeginExecution, CommandOutcome, Failure, Fault, LeasedAttempt, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.hash_chain import chain
 from gavel_rules.events.kinds import GAVEL, OUTCOME_APPROVED
@@ -99,10 +99,10 @@ class BatchDecision:
                 return
             tick = Tick(1)
             if isinstance(due, OpenContest):
-                early_judging = EarlyJudging(state, due, now_ms, evaluator(state, state.head + 1, ENGINE_RETE))
-                while early_judging.step():
+                early_judgement = EarlyJudgement(state, due, now_ms, evaluator(state, state.head + 1, ENGINE_RETE))
+                while early_judgement.step():
                     yield
-                tick.judgements = early_judging.judgements
+                tick.judgements = early_judgement.judgements
             elif isinstance(due, LiveDecision) and due.is_running:
                 self._lease_lapses += 1
             handled = handle(state, tick, now_ms=now_ms)
@@ -164,11 +164,11 @@ class BatchDecision:
         live = self._state.live_decision(command.decision_id)
         return live is not None and live.is_running
 
-    def _handle(self, request: Request) -> Handled:
+    def _handle(self, request: Request) -> CommandOutcome:
         for event_id in request.named_in_batch:
             if not self._holds(event_id):
                 message = f"the request names {event_id}, an event of the same batch that was refused"
-                return Handled([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+                return CommandOutcome([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
         state = self._state
         mark = state.mark()
         try:
@@ -178,7 +178,7 @@ class BatchDecision:
             bug = Bug(error)
             command = type(request.command).__name__
             _LOG.error("command.failed", error_id=bug.error_id, where=bug.where, command=command, exc_info=error)
-            return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, bug.service_error().message))
+            return CommandOutcome([], Fault(error_pb2.ERROR_REASON_INTERNAL, bug.service_error().message))
 
     def _holds(self, event_id: str) -> bool:
         return any(entry.event_id == event_id for entry in self._entries)

@@ -118,11 +118,11 @@ class PendingAppend:
             except LogError as failure:
                 error = failure
             else:
-                return await self._confirmed()
+                return await self._confirm_batch()
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(PAUSE_SECONDS_MAX, pause_seconds * 2)
 
-    async def _confirmed(self) -> tuple[AppendOutcome, LogError | None]:
+    async def _confirm_batch(self) -> tuple[AppendOutcome, LogError | None]:
         """Return COMMITTED, with an error if too few replicas confirm the batch, which is in the log."""
         try:
             await self._log.confirm(self.decided.head.sequence_number)

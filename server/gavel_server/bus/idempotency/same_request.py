@@ -46,7 +46,7 @@ def is_same_request(recorded: Envelope, sent: Envelope) -> bool:
         return bool(_without_completed(recorded, sent, payload) == getattr(sent, payload))
     if payload != "observation":
         return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
-    return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
+    return _without_server_fields(recorded.observation, sent.observation) == _without_server_fields(sent.observation, sent.observation)
 
 
 def is_same_start(recorded: Envelope, command: BeginExecution | RenewExecution, decision_id: str) -> bool:
@@ -85,7 +85,7 @@ def _without_contest(proposal: Proposal) -> Proposal:
     return copy
 
 
-def _as_sent(observation: Observation, sent: Observation) -> Observation:
+def _without_server_fields(observation: Observation, sent: Observation) -> Observation:
     """Return an observation without the fields that the server completes. A failed attempt may have completed the sent one too."""
     copy = Observation()
     copy.CopyFrom(observation)

@@ -74,7 +74,7 @@ def consequence_lines(result: CaseResult) -> Iterator[str]:
     for fact in consequences.facts:
         yield f"derived: {fact.key} = {format_value(fact.value)}"
     for rule_id in consequences.failed:
-        yield f"derivation {rule_id} gives no fact: its expression errs, or gives no string, number or boolean"
+        yield f"derivation {rule_id} gives no fact: its expression fails, or gives no string, number or boolean"
     if consequences.decision is not None:
         yield f"decided then: {verdict_line(consequences.decision)}"
 

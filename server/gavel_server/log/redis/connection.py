@@ -184,7 +184,7 @@ class ConnectionPool:
         replies: list[Any] = []
         await self._acquire()
         try:
-            connection = await self._connected(min(seconds, self._timeout_seconds))
+            connection = await self._open_connection(min(seconds, self._timeout_seconds))
             try:
                 await self._send(connection, commands, replies, seconds)
             except _LOST as error:
@@ -223,7 +223,7 @@ class ConnectionPool:
             message = f"all {self._connections_max} connections to Redis at {self.address} wait for its answers"
             raise LogUnreachableError(message) from None
 
-    async def _connected(self, seconds: float) -> AbstractConnection:
+    async def _open_connection(self, seconds: float) -> AbstractConnection:
         if self._closed:
             raise LogUnavailableError(f"the connection to Redis at {self.address} was closed")
         while self._idle:

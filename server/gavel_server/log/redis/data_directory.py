@@ -46,7 +46,7 @@ def note_url(lock: int, url: str) -> None:
     os.pwrite(lock, f"{os.getpid()}\n{url}\n".encode(), 0)
 
 
-def noted_url(data_directory: Path) -> str | None:
+def last_url(data_directory: Path) -> str | None:
     """Return the URL of the last Redis on the directory, running or not; None if there was none."""
     return _read_note(data_directory)[1]
 

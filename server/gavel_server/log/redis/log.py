@@ -130,7 +130,7 @@ class RedisLog:
             try:
                 await log._check()
             except _IncompleteError:
-                raise log._missing(await log._first_missing()) from None
+                raise log._missing_event(await log._first_missing()) from None
         except BaseException:
             await topology.close()
             raise
@@ -241,7 +241,7 @@ class RedisLog:
         records = [self._record(row) for row in rows]
         if records and records[-1].sequence_number - records[0].sequence_number != len(records) - 1:
             expected = enumerate(records, records[0].sequence_number)
-            raise self._missing(next(number for number, record in expected if record.sequence_number != number))
+            raise self._missing_event(next(number for number, record in expected if record.sequence_number != number))
         return records
 
     async def _first_missing(self) -> int:
@@ -251,7 +251,7 @@ class RedisLog:
             number = records[-1].sequence_number + 1
         return number
 
-    def _missing(self, sequence_number: int) -> LogCorruptError:
+    def _missing_event(self, sequence_number: int) -> LogCorruptError:
         return LogCorruptError(f"event {sequence_number} is missing from {self._log_key}; restore it from an archive or a backup")
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:

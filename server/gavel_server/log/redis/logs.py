@@ -106,7 +106,7 @@ class RedisLogs:
         await self._topology.ping()
 
     @asynccontextmanager
-    async def probing(self) -> AsyncIterator[None]:
+    async def probe_link(self) -> AsyncIterator[None]:
         """Probe the link during the block, so that no call in it waits for its timeout once Redis answers again.
 
         Later the polls of the watch (`grown`) do so.

@@ -40,7 +40,7 @@ class _Group:
         self.parked: dict[int, ParkedEntry] = {}
         self.members: dict[str, int] = {}  # consumer -> when it was heard
 
-    def held(self, number: int, consumer: str) -> _Pending | None:
+    def pending_of(self, number: int, consumer: str) -> _Pending | None:
         pending = self.pending.get(number)
         return pending if pending is not None and pending.consumer == consumer else None
 
@@ -87,20 +87,20 @@ class MemoryWorkQueues:
         one = self._group(queue, group)
         one.members[consumer] = self._clock()
         numbers = [number for number in self._entries[queue] if number > one.last]
-        taken = self._take(queue, one, consumer, [(number, 0) for number in numbers[:count]])
-        one.last = max([one.last, *(entry.sequence_number for entry in taken)])
-        return taken
+        work_entries = self._take(queue, one, consumer, [(number, 0) for number in numbers[:count]])
+        one.last = max([one.last, *(entry.sequence_number for entry in work_entries)])
+        return work_entries
 
     async def take_due(self, queue: QueueName, group: str, consumer: str, count: int) -> list[WorkEntry]:
         """See WorkQueues."""
         one = self._group(queue, group)
         now_ms = self._clock()
         due = sorted((due_ms, number, deliveries) for number, (due_ms, deliveries) in one.delayed.items() if due_ms <= now_ms)[:count]
-        taken = self._take(queue, one, consumer, [(number, deliveries) for _, number, deliveries in due])
+        work_entries = self._take(queue, one, consumer, [(number, deliveries) for _, number, deliveries in due])
         for _, number, _ in due:
             if number in one.pending or number not in self._entries[queue]:
                 del one.delayed[number]
-        return taken
+        return work_entries
 
     async def idle(self, queue: QueueName, group: str, idle_ms: int, after: int, count: int) -> list[int]:
         """See WorkQueues."""
@@ -122,7 +122,7 @@ class MemoryWorkQueues:
         """See WorkQueues."""
         one = self._group(queue, group)
         now_ms = one.members[consumer] = self._clock()
-        held = [number for number in numbers if one.held(number, consumer)]
+        held = [number for number in numbers if one.pending_of(number, consumer)]
         for number in held:
             one.pending[number].heard_ms = now_ms
         return held
@@ -130,7 +130,7 @@ class MemoryWorkQueues:
     async def transfer(self, queue: QueueName, group: str, consumer: str, number: int, receiver: str) -> bool:
         """See WorkQueues."""
         one = self._group(queue, group)
-        pending = one.held(number, consumer)
+        pending = one.pending_of(number, consumer)
         if pending is not None:
             pending.consumer, pending.heard_ms = receiver, self._clock()
             one.members[receiver] = pending.heard_ms
@@ -146,14 +146,14 @@ class MemoryWorkQueues:
         """See WorkQueues."""
         one = self._group(queue, group)
         for number, count in deliveries.items():
-            pending = one.held(number, consumer)
+            pending = one.pending_of(number, consumer)
             if pending is not None:
                 pending.deliveries, pending.heard_ms = count, self._clock() - idle_ms
 
     async def reject(self, queue: QueueName, group: str, consumer: str, number: int, deliveries: int, delay_ms: int) -> bool:
         """See WorkQueues."""
         one = self._group(queue, group)
-        if one.held(number, consumer) is None:
+        if one.pending_of(number, consumer) is None:
             return False
         del one.pending[number]
         one.delayed[number] = self._clock() + delay_ms, deliveries
@@ -163,7 +163,7 @@ class MemoryWorkQueues:
         """See WorkQueues."""
         one = self._group(queue, group)
         number = parked.sequence_number
-        if one.held(number, consumer) is None:
+        if one.pending_of(number, consumer) is None:
             return True
         if len(one.parked) >= PARKED_MAX and number not in one.parked:
             return False
@@ -171,7 +171,7 @@ class MemoryWorkQueues:
         one.parked[number] = parked._replace(parked_at_ms=self._clock())
         return True
 
-    async def parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
+    async def read_parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
         """See WorkQueues."""
         one = self._groups.get((queue, group), _Group())
         return [one.parked[number] for number in sorted(one.parked) if number > after][:limit]
@@ -229,16 +229,16 @@ class MemoryWorkQueues:
 
     def _take(self, queue: QueueName, one: _Group, consumer: str, numbers: Sequence[tuple[int, int]]) -> list[WorkEntry]:
         """Take entries, with their deliveries before this one, until TAKE_BYTES_MAX."""
-        taken: list[WorkEntry] = []
+        work_entries: list[WorkEntry] = []
         size_bytes = 0
         for number, deliveries in numbers:
             entry = self._entries[queue].get(number)
             if entry is not None and size_bytes < TAKE_BYTES_MAX:
                 one.pending[number] = _Pending(consumer, deliveries + 1, self._clock())
                 one.members[consumer] = self._clock()
-                taken.append(WorkEntry(number, entry.envelope, entry.chain_hash, deliveries + 1))
+                work_entries.append(WorkEntry(number, entry.envelope, entry.chain_hash, deliveries + 1))
                 size_bytes += len(entry.envelope)
-        return taken
+        return work_entries
 
 
 def as_name(queue: str) -> QueueName:

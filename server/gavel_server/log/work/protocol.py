@@ -109,7 +109,7 @@ class WorkQueues(Protocol):
         An entry that the consumer does not hold is left alone.
         """
 
-    async def parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
+    async def read_parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
         """Return up to `limit` parked entries beyond the number `after`, ascending. A missing group has none, and is not created."""
 
     async def retry_parked(self, queue: QueueName, group: str, numbers: Sequence[int] | None) -> int:

@@ -70,10 +70,10 @@ class RedisWorkQueues:
 
     async def renew(self, queue: QueueName, group: str, consumer: str, numbers: Sequence[int]) -> list[int]:
         """See WorkQueues."""
-        held: list[int] = []
+        held_numbers: list[int] = []
         for part in chunks(numbers):
-            held += map(int, await self._run("renew", queue, group, consumer, *part))
-        return held
+            held_numbers += map(int, await self._run("renew", queue, group, consumer, *part))
+        return held_numbers
 
     async def transfer(self, queue: QueueName, group: str, consumer: str, number: int, receiver: str) -> bool:
         """See WorkQueues."""
@@ -98,7 +98,7 @@ class RedisWorkQueues:
         arguments = parked.sequence_number, parked.deliveries, parked.event_id, parked.reason
         return bool(await self._run("park", queue, group, consumer, *arguments, PARKED_MAX))
 
-    async def parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
+    async def read_parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
         """See WorkQueues."""
         key = work_parked_key(self._bus, queue, group)
         (names,) = self._check(await self._pool.read(("HKEYS", key)))
@@ -106,7 +106,7 @@ class RedisWorkQueues:
         if not numbers:
             return []
         (values,) = self._check(await self._pool.read(("HMGET", key, *numbers)))
-        return [_parked(number, value) for number, value in zip(numbers, values, strict=True) if value is not None]
+        return [_decode_parked(number, value) for number, value in zip(numbers, values, strict=True) if value is not None]
 
     async def retry_parked(self, queue: QueueName, group: str, numbers: Sequence[int] | None) -> int:
         """See WorkQueues."""
@@ -219,7 +219,7 @@ def _entries(rows: list[Any]) -> list[WorkEntry]:
     return [WorkEntry(int(number), envelope, chain_hash, int(deliveries)) for number, envelope, chain_hash, deliveries in rows]
 
 
-def _parked(number: int, value: bytes) -> ParkedEntry:
+def _decode_parked(number: int, value: bytes) -> ParkedEntry:
     deliveries, parked_at_ms, event_id, reason_text = value.decode(errors="replace").split(" ", 3)
     return ParkedEntry(number, event_id, int(deliveries), reason_text, int(parked_at_ms))
 

@@ -29,7 +29,7 @@ def kind_of(event: str, fields: Mapping[str, Any]) -> Kind:
     return (event, *[str(fields.get(name, "")) for name in _KIND_FIELDS])
 
 
-class _Repeated:
+class _RepeatedLines:
     """Lines of one kind since the last one that was written: their number, and the latest of them."""
 
     def __init__(self, until: float) -> None:
@@ -44,7 +44,7 @@ class LogLimit:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._repeated: dict[Kind, _Repeated] = {}
+        self._repeated: dict[Kind, _RepeatedLines] = {}
         self._event_lines: dict[str, int] = {}  # in this interval
         self._limited: dict[str, int] = {}  # lines of an event beyond its limit
         self._interval_end = 0.0
@@ -66,7 +66,7 @@ class LogLimit:
                 return False
             self._event_lines[event] = lines + 1
             if repeated is None:
-                self._repeated[kind] = _Repeated(now + INTERVAL_SECONDS)
+                self._repeated[kind] = _RepeatedLines(now + INTERVAL_SECONDS)
             else:
                 repeated.until = now + INTERVAL_SECONDS
             return True
@@ -105,7 +105,7 @@ class LogLimit:
                     lines.append((event, {**repeated.fields, "count": repeated.count}))
                 else:
                     self._limited[event] = self._limited.get(event, 0) + repeated.count
-                self._repeated[kind] = _Repeated(now + INTERVAL_SECONDS)
+                self._repeated[kind] = _RepeatedLines(now + INTERVAL_SECONDS)
             limited, self._limited = self._limited, {}
         lines += [("log.limited", {"limited": event, "count": count}) for event, count in limited.items()]
         return lines

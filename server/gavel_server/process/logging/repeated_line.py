@@ -13,7 +13,7 @@ from gavel_server.process.logging.limit import LogLimit, kind_of
 _LEVEL: Final = "info"
 
 
-class _Active:
+class _ActiveLimit:
     """The limit of this process's logging; None while it has not started."""
 
     limit: LogLimit | None = None
@@ -21,7 +21,7 @@ class _Active:
 
 def count_repeated_lines(limit: LogLimit | None) -> None:
     """Let a limit count the repeated lines of this process; None: make every line."""
-    _Active.limit = limit
+    _ActiveLimit.limit = limit
 
 
 class RepeatedLine:
@@ -36,6 +36,6 @@ class RepeatedLine:
 
     def info(self, **fields: str) -> None:
         """Write the line with further fields, or count it."""
-        limit = _Active.limit
+        limit = _ActiveLimit.limit
         if limit is None or not limit.counts(self._kind, {**self._fields, **fields, "level": _LEVEL}):
             self._logger.info(self._event, **self._fields, **fields)

@@ -62,14 +62,14 @@ def read_exports(environment: Mapping[str, str]) -> Exports:
 def _exporters(environment: Mapping[str, str], signal: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """Return the exporters of a signal; by default OTLP if there is an endpoint for it, else none."""
     name = f"OTEL_{signal}_EXPORTER"
-    listed = [exporter.strip() for exporter in environment.get(name, "").split(",") if exporter.strip()]
-    if not listed:
+    exporters = [exporter.strip() for exporter in environment.get(name, "").split(",") if exporter.strip()]
+    if not exporters:
         has_endpoint = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
         return ("otlp",) if has_endpoint else ()
-    unknown = sorted({*listed} - {*known})
+    unknown = sorted({*exporters} - {*known})
     if unknown:
         raise TelemetryError(f"{name} names {', '.join(unknown)}; Gavel has the exporters {', '.join(known)}")
-    return tuple(dict.fromkeys(exporter for exporter in listed if exporter != "none"))
+    return tuple(dict.fromkeys(exporter for exporter in exporters if exporter != "none"))
 
 
 def _protocol(environment: Mapping[str, str], signal: str) -> Protocol:

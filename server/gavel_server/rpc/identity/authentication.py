@@ -64,7 +64,7 @@ class CallAuthentication:
         metadata = tuple(call.invocation_metadata() or ())
         if self._secret:
             secrets = [value for key, value in metadata if key == SECRET_KEY]
-            if len(secrets) == 1 and hmac.compare_digest(_encoded(secrets[0]), self._secret):
+            if len(secrets) == 1 and hmac.compare_digest(_encode(secrets[0]), self._secret):
                 return self._inner_session(method, [value for key, value in metadata if key == HANDLE_KEY])
             if self._behind_front:
                 raise unauthenticated("this socket is private to the server; use the address that the server listens on")
@@ -114,7 +114,7 @@ def _certificates(properties: Any) -> tuple[bytes, ...]:
     return tuple(PEM_cert_to_DER_cert((part + _PEM_END).decode("ascii")) for part in parts if part)
 
 
-def _encoded(value: str | bytes) -> bytes:
+def _encode(value: str | bytes) -> bytes:
     return value.encode(errors="replace") if isinstance(value, str) else value
 
 

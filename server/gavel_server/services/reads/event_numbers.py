@@ -11,7 +11,7 @@ from gavel_server.log.protocol import DAY_MS
 
 async def number_of(sequencer: Sequencer, event_id: str) -> int:
     """Return the sequence number of an event. Raises ServiceError EVENT_NOT_FOUND."""
-    state = await sequencer.settled()
+    state = await sequencer.settled_state()
     live = state.decisions.get(event_id) or state.reviews.get(event_id)
     if live is not None:
         return live.sequence_number

@@ -23,7 +23,7 @@ from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.byte_budget import Reservation
 from gavel_server.fairness.turns import take_turn
-from gavel_server.index.event_filter import undecodable
+from gavel_server.index.event_filter import undecodable_error
 from gavel_server.intake.formats import is_dotted_name
 from gavel_server.log import EventLog, Record
 from gavel_server.log.protocol import CHUNK_BYTES
@@ -79,7 +79,7 @@ def envelope_of(record: Record) -> Envelope:
     try:
         envelope = Envelope.FromString(record.envelope)
     except DecodeError as error:
-        raise undecodable(record) from error
+        raise undecodable_error(record) from error
     envelope.chain_hash = record.chain_hash
     return envelope
 

@@ -67,7 +67,7 @@ async def fill(
 
     `items` come in order and start after the page's position; those that do not pass are left out. Other tasks may run between two of them.
     """
-    taken: list[Item] = []
+    page_items: list[Item] = []
     size_bytes = 0
     time_slice = call_slice(SLICE_ITEMS, caller)
     for item in items:
@@ -75,11 +75,11 @@ async def fill(
             await time_slice.spend(1)
             continue
         size_bytes += item.ByteSize()
-        if taken and (len(taken) == page.size or size_bytes > PAGE_BYTES_MAX):
-            return taken, page.token(position(taken[-1]))
-        taken.append(item)
+        if page_items and (len(page_items) == page.size or size_bytes > PAGE_BYTES_MAX):
+            return page_items, page.token(position(page_items[-1]))
+        page_items.append(item)
         await time_slice.spend(1)
-    return taken, ""
+    return page_items, ""
 
 
 def _position(token: str, digest: str, position: tuple[type, ...], violations: list[tuple[str, str]]) -> Position | None:

@@ -35,7 +35,7 @@ class ProjectionDigests:
 
     async def read(self, sequencer: Sequencer, address: str) -> str:
         """Return the digest of the settled state at the moment of return. Raises ServiceError QUEUE_FULL."""
-        await sequencer.settled()
+        await sequencer.settled_state()
         known = self._find(sequencer)
         if known:
             return known
@@ -43,7 +43,7 @@ class ProjectionDigests:
             for _ in range(DIGEST_TRIES_MAX):
                 if self._find(sequencer) or await self._compute(sequencer):
                     break
-        await sequencer.settled()
+        await sequencer.settled_state()
         known = self._find(sequencer)
         if not known:
             message = f"bus {sequencer.bus} changed while the digest of its projection was computed; try again when it is less busy"
@@ -56,14 +56,14 @@ class ProjectionDigests:
 
     async def _compute(self, sequencer: Sequencer) -> bool:
         """Compute the digest of the present state; return False if events moved the state meanwhile."""
-        state = await sequencer.settled()
+        state = await sequencer.settled_state()
         head = sequencer.head
         text = hashlib.sha256()
         time_slice = call_slice(SLICE_BYTES, INTERNAL)  # one digest serves all callers
         for part in digest_parts(state.store):
             text.update(part.encode())
             await time_slice.spend(len(part) or SLICE_BYTES)
-            if (await sequencer.settled()) is not state or sequencer.head != head:
+            if (await sequencer.settled_state()) is not state or sequencer.head != head:
                 return False
         self._known[sequencer.bus] = head, digest_text(text)
         return True

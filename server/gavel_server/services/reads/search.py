@@ -23,7 +23,7 @@ QUERY_EVENTS_MAX: Final = 1_000
 READ_EVENTS_MAX: Final = 32
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Events that pass, how far the search has come, and how much of the log it read for that."""
 
     events: list[SelectedEvent]
@@ -34,21 +34,21 @@ class Found(NamedTuple):
 
 async def search(
     log: EventLog, index: EventIndex | None, event_filter: EventFilter, first: int, last: int, caller: str
-) -> AsyncGenerator[Found, None]:
+) -> AsyncGenerator[SearchResult, None]:
     """Yield the events from `first` to `last` that pass, in order. Raises the errors of `read_chunks`."""
     if index is not None and not event_filter.selects_all:
-        async with aclosing(_indexed(log, index, event_filter, first, min(last, index.head(log.bus)), caller)) as found:
+        async with aclosing(_search_index(log, index, event_filter, first, min(last, index.head(log.bus)), caller)) as found:
             async for part in found:
                 first = part.reached + 1
                 yield part
     async with aclosing(read_chunks(log, first, last, caller)) as history:
         async for records in history:
-            yield _found(event_filter, records, records[-1].sequence_number)
+            yield _select(event_filter, records, records[-1].sequence_number)
 
 
-async def _indexed(
+async def _search_index(
     log: EventLog, index: EventIndex, event_filter: EventFilter, first: int, last: int, caller: str
-) -> AsyncGenerator[Found, None]:
+) -> AsyncGenerator[SearchResult, None]:
     """Yield the events that the index names. Ends early if it cannot be read."""
     while first <= last:
         numbers = await index.select(log.bus, event_filter, first, last, QUERY_EVENTS_MAX)
@@ -56,16 +56,16 @@ async def _indexed(
             return
         reached = last if len(numbers) < QUERY_EVENTS_MAX else numbers[-1]
         for start in range(0, len(numbers), READ_EVENTS_MAX):
-            wanted = numbers[start : start + READ_EVENTS_MAX]
-            records = await _read(log, wanted)
+            batch = numbers[start : start + READ_EVENTS_MAX]
+            records = await _read(log, batch)
             await take_turn(caller)
-            yield _found(event_filter, records, wanted[-1])
-        yield Found([], reached, 0, 0)
+            yield _select(event_filter, records, batch[-1])
+        yield SearchResult([], reached, 0, 0)
         first = reached + 1
 
 
-def _found(event_filter: EventFilter, records: list[Record], reached: int) -> Found:
-    return Found(list(event_filter.select(records)), reached, len(records), sum(len(record.envelope) for record in records))
+def _select(event_filter: EventFilter, records: list[Record], reached: int) -> SearchResult:
+    return SearchResult(list(event_filter.select(records)), reached, len(records), sum(len(record.envelope) for record in records))
 
 
 async def _read(log: EventLog, numbers: list[int]) -> list[Record]:

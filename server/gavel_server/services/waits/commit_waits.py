@@ -95,7 +95,7 @@ class _BusWaits:
     async def _run(self) -> None:
         try:
             while True:
-                state = await self._sequencer.settled()
+                state = await self._sequencer.settled_state()
                 head = state.head
                 for future, (question, cancellation) in list(self._questions.items()):
                     if not future.done() and (cancellation.is_cancelled or question(state)):

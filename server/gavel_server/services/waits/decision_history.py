@@ -85,7 +85,7 @@ class DecisionHistory:
     async def phase(self) -> DecisionPhase.ValueType:
         """Return the phase in the committed state, after reading what the state no longer knows. Raises ServiceError, LogError."""
         while True:
-            state = await self._sequencer.settled()
+            state = await self._sequencer.settled_state()
             phase = self.phase_in(state)
             if phase is not None:
                 return phase
@@ -115,7 +115,7 @@ class DecisionHistory:
 
     async def complete(self) -> None:
         """Read the latest decision and the last report of a decision that is live. Raises LogError."""
-        state = await self._sequencer.settled()
+        state = await self._sequencer.settled_state()
         live = state.decisions.get(self._approval_id)
         if live is None:
             return
@@ -213,7 +213,7 @@ class DecisionHistory:
 
 async def _event(sequencer: Sequencer, event_id: str) -> Envelope | None:
     """Return an event that the state covers, or None if the bus does not know its id. Raises ServiceError, LogError."""
-    state = await sequencer.settled()
+    state = await sequencer.settled_state()
     known = state.decisions.get(event_id) or state.reviews.get(event_id)
     located = known or await sequencer.recent_events.find_location(event_id, sequencer.now_ms())
     if located is None:

@@ -41,16 +41,16 @@ class WaitDecision:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + _wait_ms(request, context.remaining_ms()) / 1000
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        wanted = request.phase or DECISION_PHASE_DECIDED
+        target = request.phase or DECISION_PHASE_DECIDED
         with self._waits.place(context.peer):
             scan_slot = partial(self._scans.occupy, context.address)
             history = await DecisionHistory.find(sequencer, request.decision_id, context.peer, scan_slot)
             phase = await history.phase()
-            while phase < wanted and not context.cancellation.is_cancelled:
+            while phase < target and not context.cancellation.is_cancelled:
                 seconds = ends_at - loop.time()
                 if seconds <= 0:
                     break
-                await self._waits.wait(sequencer, partial(_has_reached, history, wanted), seconds, context.cancellation)
+                await self._waits.wait(sequencer, partial(_has_reached, history, target), seconds, context.cancellation)
                 phase = await history.phase()
             await history.complete()
         events = [event for event in (history.decision, history.execution) if event is not None]
@@ -59,10 +59,10 @@ class WaitDecision:
         return WaitDecisionResponse(decision=history.decision, phase=phase, execution=history.execution).SerializeToString()
 
 
-def _has_reached(history: DecisionHistory, wanted: DecisionPhase.ValueType, state: State) -> bool:
+def _has_reached(history: DecisionHistory, target: DecisionPhase.ValueType, state: State) -> bool:
     """Return whether a decision has reached a phase, or its history has to be read."""
     phase = history.phase_in(state)
-    return phase is None or phase >= wanted
+    return phase is None or phase >= target
 
 
 def _check(request: WaitDecisionRequest) -> None:

@@ -44,10 +44,10 @@ class KnowingInterceptor(Interceptor):
     """Takes a caller's principal from its metadata; without one the caller is anonymous."""
 
     async def _begin(self, name: str, context: Any) -> CallContext:
-        made = await super()._begin(name, context)
+        call_context = await super()._begin(name, context)
         principal = principal_in(dict(context.invocation_metadata() or ()))
         session = None if principal is ANONYMOUS else Session(principal)
-        return CallContext(name, made._decoded, made._send_headers, session=session)
+        return CallContext(name, call_context._decode_caller, call_context._send_headers, session=session)
 
 
 def principal_in(metadata: dict[str, str | bytes]) -> Principal:

@@ -149,7 +149,7 @@ async def test_digests_are_computed_in_slices_and_remembered(world: World) -> No
     request = GetStatusRequest(include_projection_digest=True)
     first, again = [await world.projections.GetStatus(request) for _ in range(2)]
     sequencer = await world.buses.open("")
-    state = await sequencer.settled()
+    state = await sequencer.settled_state()
     assert (state.digest(), state.digest()) == (first.projection_digest, again.projection_digest)
     digests = ProjectionDigests()
     text_bytes = sum(map(len, digest_parts(state.store)))
@@ -170,11 +170,11 @@ async def test_the_digest_of_a_bus_that_moves(world: World) -> None:
         digest = await digests.read(sequencer, "caller")
         return sequencer.head, digest
 
-    expected = {sequencer.head: (await sequencer.settled()).digest()}
+    expected = {sequencer.head: (await sequencer.settled_state()).digest()}
     reading = asyncio.create_task(read())
     await asyncio.sleep(0)
     await world.publish(fact(SUBJECT, "key.n0", "changed"))
-    expected[sequencer.head] = (await sequencer.settled()).digest()
+    expected[sequencer.head] = (await sequencer.settled_state()).digest()
     head, digest = await reading
     assert expected[head] == digest
 

@@ -13,7 +13,7 @@ from gavel.v1.replay_service_pb2 import VerifyReplayRequest
 from gavel_server.errors import ServiceError
 from gavel_server.process.polling import wait_until
 from gavel_server.rpc import errors as rpc_errors
-from gavel_server.rpc import interceptor
+from gavel_server.rpc import messages
 
 from tests.integration.services.world import World, fact, proposal
 from tests.support.http2 import Http2Connection, message
@@ -40,8 +40,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             methods.append(method.rpartition("/")[2])
         return rpc_errors.refuse(method, error)
 
-    monkeypatch.setattr(interceptor, "STALL_SECONDS_MAX", 0.1)
-    monkeypatch.setattr(interceptor, "refuse", note)
+    monkeypatch.setattr(messages, "STALL_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(messages, "refuse", note)
     return methods
 
 

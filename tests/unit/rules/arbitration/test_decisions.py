@@ -193,7 +193,7 @@ def test_the_conflict_key_stands_on_decisions_that_reached_it() -> None:
 
 @pytest.mark.parametrize("key", ["''", "params.note", "'x'.substring(5) == '' ? 'a' : 'b'"])
 def test_a_conflict_key_without_a_value_is_invalid_params(key: str) -> None:
-    """If the conflict key is empty, too long or errs for these params, they are refused with the reason."""
+    """If the conflict key is empty, too long or fails for these params, they are refused with the reason."""
     core = Core(document(conflict_key=key if key != "params.note" else "has(params.note) ? params.note : ''"))
     decision = core.decide([core.fact("order.status", "delivered")], params={"amount": 1, "note": "n" * 513})
     assert (REJECTED, reason_codes.INVALID_PARAMS) == (decision.outcome, decision.reason_code)

@@ -94,7 +94,7 @@ def decided_by(decision: Decision) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("others", ["approve", "reject", "review", "nothing"])
 def test_evaluation_error_of_any_rule_set_wins(others: str) -> None:
-    """If a rule set errs, the decision is EVALUATION_ERROR whatever the others answer; all rule sets that err are named."""
+    """If a rule set fails, the decision is EVALUATION_ERROR whatever the others answer; all rule sets that err are named."""
     core = activate_all(Core(), ALL)
     decision = verdict(core, others, "err", "err")
     assert (REJECTED, reason_codes.EVALUATION_ERROR, "gavel", "erring") == decided_by(decision)

@@ -198,7 +198,7 @@ def test_several_shadows_of_one_action() -> None:
 
 
 def test_a_shadow_whose_rule_errs() -> None:
-    """A rule of the shadow that errs makes the shadow refuse; the decision stays."""
+    """A rule of the shadow that fails makes the shadow refuse; the decision stays."""
     errs = [{"id": "errs", "when": "1 / int(params.amount - 50.0) > 0 && facts.status == 'delivered'", "effect": "approve"}]
     core = bus_with_shadow(V1, document(rules=errs, version=2))
     assert APPROVED == core.approve().decision.outcome

@@ -97,7 +97,7 @@ def test_certain_silence_of_all_rules_is_terminal(core: Core) -> None:
     ids=["params", "estimates", "trace", "an error"],
 )
 def test_refusal_that_another_proposal_could_avoid_is_not_terminal(rules: list[dict[str, Any]]) -> None:
-    """A refusal that depends on params, estimates or the trace, or on a condition that errs, is not terminal."""
+    """A refusal that depends on params, estimates or the trace, or on a condition that fails, is not terminal."""
     core = Core(document(rules=rules))
     decision = core.decide([core.fact("order.status", "delivered")])
     assert (REJECTED, False) == (decision.outcome, decision.terminal)

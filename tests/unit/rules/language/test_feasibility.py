@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gavel_rules.language.engines.case import Case
-from gavel_rules.language.feasibility import HOPELESS, POSSIBLE, SILENT, KnownFacts, Prospect
+from gavel_rules.language.feasibility import HOPELESS, POSSIBLE, SILENT, KnownFacts, PossibleOutcomes
 from gavel_rules.language.rule_set import CompiledAction, compile_rule_set
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,6 +74,6 @@ STATUS = KnownFacts({"status": "cancelled", "pieces": 3.0}, {"score"})
         ([("true", "review")], POSSIBLE),
     ],
 )
-def test_verdicts_under_known_facts(rules: list[tuple[str, str]], expected: Prospect) -> None:
+def test_verdicts_under_known_facts(rules: list[tuple[str, str]], expected: PossibleOutcomes) -> None:
     """With status and pieces known and score absent, the possible verdicts are the expected ones."""
     assert expected == compiled(rules).assess_feasibility(STATUS)

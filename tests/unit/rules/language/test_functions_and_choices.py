@@ -39,7 +39,7 @@ def test_string_functions(outcome: Outcome, condition: str) -> None:
 
 
 def test_substring_up_to_the_end(outcome: Outcome) -> None:
-    """The library errs if an end equals the length of the text, as docs/rule-language.md says; without an end it does not."""
+    """The library fails if an end equals the length of the text, as docs/rule-language.md says; without an end it does not."""
     assert outcome('params.name.substring(1, 3) == "BC"', {"name": "ABC"}) == "r0"
     assert outcome('params.name.substring(1) == "BC"', {"name": "ABC"}) is True
 
@@ -102,7 +102,7 @@ def combined(case: Cases, params: Choices, facts: Choices) -> Iterator[Case]:
 
 
 def decided(compiled: CompiledAction, of: Case) -> bool | str:
-    """Whether the only rule matches, in every mode alike, or that it errs."""
+    """Whether the only rule matches, in every mode alike, or that it fails."""
     verdicts = {compiled.evaluate(of, cross_check=True), compiled.evaluate(of, cross_check=False), compiled.evaluate_reference(of)}
     (verdict,) = verdicts
     assert verdict.disagreement is None

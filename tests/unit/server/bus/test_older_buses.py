@@ -57,7 +57,7 @@ async def test_version_2_is_continued(servers: Servers) -> None:
     assert "UNDER_REVIEW" == (await decide_for_guest(servers, restarted, core)).reason_code
     events = await servers.events()
     versions = {event.producer.version for event in events if event.producer.id == "gavel"}
-    assert ({"2"}, 2) == (versions, (await restarted.settled()).arbiter_version)
+    assert ({"2"}, 2) == (versions, (await restarted.settled_state()).arbiter_version)
     await servers.prove()
 
 
@@ -70,7 +70,7 @@ async def test_new_buses_have_the_latest_version(servers: Servers) -> None:
     decision = await decide_for_guest(servers, sequencer, core)
     assert ("TOO_MUCH", 1, ARBITER_VERSION) == (decision.reason_code, decision.consecutive_rejections, decision.arbiter_version)
     opened, _ = await Servers().start()
-    assert ARBITER_VERSION == (await opened.settled()).arbiter_version
+    assert ARBITER_VERSION == (await opened.settled_state()).arbiter_version
     await servers.prove()
 
 
@@ -84,6 +84,6 @@ async def test_authentication_needs_attestations(servers: Servers) -> None:
     assert isinstance(result, ServiceError)
     assert error_pb2.ERROR_REASON_WRONG_STATE == result.reason
     assert "arbiter version 2, whose events do not name their caller" in result.message
-    assert len(core.events) == (await sequencer.settled()).head == len(await servers.events())
+    assert len(core.events) == (await sequencer.settled_state()).head == len(await servers.events())
     opened, _ = await Servers().start(requires_attestation=True)
     assert opened.write_error() is None

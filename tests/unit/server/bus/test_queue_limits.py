@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsResponse
-from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.request import Cancellation, CommittedAnswer, Request
 from gavel_server.bus.sequencer import BATCH_COMMANDS_MAX, QUEUE_BYTES_MAX, QUEUE_COMMANDS_MAX
 from gavel_server.errors import ServiceError
-from gavel_server.fairness.fair_queue import QUANTUM
+from gavel_server.fairness.fair_queue import QUANTUM, FairQueue
 from gavel_server.log import LogUnavailableError
 from gavel_server.services.batches.answers import BatchAnswers
 from google.rpc import code_pb2
@@ -69,7 +68,7 @@ async def test_queued_commands_of_callers_that_have_gone_are_dropped(servers: Se
         sequencer.submit(servers.fact(number), answers.append, "", MEBIBYTE, cancellation)
     executing = [asyncio.create_task(sequencer.execute(servers.fact(number), size_bytes=MEBIBYTE)) for number in range(20, 24)]
     await asyncio.sleep(0)
-    assert 24 == sequencer.queued
+    assert 24 == sequencer.queue_length
     for cancellation in cancellations[::2]:
         cancellation.cancel()
     for task in executing[:2]:
@@ -79,7 +78,7 @@ async def test_queued_commands_of_callers_that_have_gone_are_dropped(servers: Se
     assert [CommittedAnswer] * 10 == [type(answer) for answer in answers]
     assert [True, True, False, False] == [task.cancelled() for task in executing]
     assert 2 + 10 + 2 == len(await servers.events()) == sequencer.head.sequence_number
-    assert (0, 0) == (sequencer.queued, sequencer._queue.size_bytes)
+    assert (0, 0) == (sequencer.queue_length, sequencer._queue.size_bytes)
 
 
 @with_servers
@@ -100,7 +99,7 @@ async def test_greedy_callers_leave_room_and_turns_to_others(servers: Servers) -
 
     for caller in greedy:
         flood(caller)
-    assert QUEUE_COMMANDS_MAX == sequencer.queued
+    assert QUEUE_COMMANDS_MAX == sequencer.queue_length
     for caller in ("10.0.0.1:41", "10.0.0.2:1"):
         before = len(log.appended)
         executing = asyncio.create_task(sequencer.execute(servers.fact(), caller=caller))
@@ -138,7 +137,7 @@ async def test_proposals_of_a_batch_are_refused_one_by_one(servers: Servers) -> 
     """Proposals of a batch for which the queue has no room are refused in their places; with the log unavailable all are refused."""
     sequencer, log = await servers.start_with_rules()
     fact = await record_event(sequencer, servers.fact())
-    sequencer._queue = CommandQueue(sequencer.bus, 2, QUEUE_BYTES_MAX)
+    sequencer._queue._requests = FairQueue(2, QUEUE_BYTES_MAX)
     responses: list[bytes] = []
 
     def send() -> None:

@@ -73,13 +73,13 @@ async def test_timers_fire_after_an_outage(servers: Servers) -> None:
 async def test_corrupt_log_is_not_written_to(servers: Servers) -> None:
     """A corrupt log takes no more writes, and readers see the last good state, also if an outcome was unknown."""
     sequencer, log = await servers.start()
-    digest = (await sequencer.settled()).digest()
+    digest = (await sequencer.settled_state()).digest()
     log.errors_before, log.head_error = [OutcomeUnknownError("lost request")], LogCorruptError("hash chain broken")
     assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, servers.fact()))
     log.head_error = None
     await asyncio.sleep(5)
     assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, servers.fact()))
-    assert digest == (await asyncio.wait_for(sequencer.settled(), 10)).digest()
+    assert digest == (await asyncio.wait_for(sequencer.settled_state(), 10)).digest()
     assert 1 == len(await servers.events())
 
 
@@ -188,7 +188,7 @@ async def test_unknown_arbiter_version(servers: Servers) -> None:
     newer = MemoryLog(BUS, servers.now_ms, WEEK_MS)
     await _append(newer, rechain(BUS, events), servers)
     sequencer, _ = await servers.start(log=newer)
-    assert ARBITER_VERSION + 1 == (await sequencer.settled()).arbiter_version
+    assert ARBITER_VERSION + 1 == (await sequencer.settled_state()).arbiter_version
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await execute(sequencer, servers.fact()))
 
 
@@ -201,7 +201,7 @@ async def test_clock_skew_refuses_writes(servers: Servers) -> None:
     await servers.start()
     sequencer, _ = await servers.start(skew_ms=1_500)
     assert "CLOCK_SKEW" == reason(await execute(sequencer, servers.fact()))
-    assert 1 == (await sequencer.settled()).head
+    assert 1 == (await sequencer.settled_state()).head
 
 
 @with_servers
@@ -346,7 +346,7 @@ async def test_readers_see_the_committed_state_only(servers: Servers) -> None:
     log.pause_seconds = 0.01
     task = asyncio.create_task(execute(sequencer, servers.fact()))
     await asyncio.sleep(0.005)
-    state = await asyncio.wait_for(sequencer.settled(), 10)
+    state = await asyncio.wait_for(sequencer.settled_state(), 10)
     assert 2 == state.head
     await task
 
@@ -383,7 +383,7 @@ async def test_faults_of_every_kind_at_once(servers: Servers) -> None:
     await asyncio.gather(*(persist(fact) for fact in facts))
     assert sorted(fact.envelope.event_id for fact in facts) == sorted(event.event_id for event in (await servers.events())[1:])
     await first.wait_for(61, 10_000)
-    assert (await first.settled()).digest() == (await sequencer.settled()).digest()
+    assert (await first.settled_state()).digest() == (await sequencer.settled_state()).digest()
     await servers.prove()
 
 

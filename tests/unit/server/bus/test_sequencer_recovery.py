@@ -68,7 +68,7 @@ def test_reads_are_served_while_the_store_is_unavailable(was_lost: str) -> None:
         servers = Servers()
         sequencer, log = await servers.start()
         log.pause_seconds = 0.01
-        digest = (await sequencer.settled()).digest()
+        digest = (await sequencer.settled_state()).digest()
         results: list[CommittedAnswer | ServiceError] = []
         facts = [servers.fact(number) for number in range(200)]
         for fact in facts:
@@ -76,10 +76,10 @@ def test_reads_are_served_while_the_store_is_unavailable(was_lost: str) -> None:
         await asyncio.sleep(0.005)
         (log.errors_before if was_lost == "request" else log.errors_after).append(OutcomeUnknownError("lost"))
         log.head_error = AWAY
-        assert digest == (await asyncio.wait_for(sequencer.settled(), UNKNOWN_ANSWER_SECONDS + 2)).digest()
+        assert digest == (await asyncio.wait_for(sequencer.settled_state(), UNKNOWN_ANSWER_SECONDS + 2)).digest()
         assert ["LOG_UNAVAILABLE"] * 200 == [reason(result) for result in results]
         await asyncio.sleep(60)
-        assert (digest, 1) == ((await asyncio.wait_for(sequencer.settled(), 1)).digest(), sequencer.head.sequence_number)
+        assert (digest, 1) == ((await asyncio.wait_for(sequencer.settled_state(), 1)).digest(), sequencer.head.sequence_number)
         log.head_error = None
         await asyncio.sleep(2)
         assert await log.head() == sequencer.head
@@ -100,7 +100,7 @@ async def test_stop_while_the_store_is_unavailable(servers: Servers) -> None:
     await asyncio.sleep(1)
     await asyncio.wait_for(sequencer.stop(), 10)
     assert "LOG_UNAVAILABLE" == reason(await task)
-    assert 1 == (await asyncio.wait_for(sequencer.settled(), 1)).head
+    assert 1 == (await asyncio.wait_for(sequencer.settled_state(), 1)).head
 
 
 # Bugs
@@ -132,7 +132,7 @@ async def test_unexpected_error_of_an_append(servers: Servers) -> None:
         assert "INTERNAL" == reason(failed)
         assert re.search(r"\b[0-9a-f]{32}\b", str(failed))
         await record_event(sequencer, servers.fact())
-    assert 4 == (await asyncio.wait_for(sequencer.settled(), 10)).head
+    assert 4 == (await asyncio.wait_for(sequencer.settled_state(), 10)).head
     await servers.prove()
 
 
@@ -145,7 +145,7 @@ async def test_failed_batch_is_undone(servers: Servers) -> None:
     assert "INTERNAL" == reason(await execute(sequencer, servers.fact()))
     pacing.broken = False
     assert 1 == pacing.failures
-    assert 1 == (await asyncio.wait_for(sequencer.settled(), 10)).head
+    assert 1 == (await asyncio.wait_for(sequencer.settled_state(), 10)).head
     await record_event(sequencer, servers.fact())
     await servers.prove()
 
@@ -200,12 +200,12 @@ async def test_upgrade_by_another_server(servers: Servers) -> None:
     upgrade.fact.arbiter_version_changed.arbiter_version = ARBITER_VERSION + 1
     await _write(servers, upgrade)
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await execute(sequencer, servers.fact()))
-    assert ARBITER_VERSION + 1 == (await asyncio.wait_for(sequencer.settled(), 10)).arbiter_version
+    assert ARBITER_VERSION + 1 == (await asyncio.wait_for(sequencer.settled_state(), 10)).arbiter_version
     assert 2 == len(await servers.events())
     fact = servers.fact().envelope
     await _write(servers, fact)
     await asyncio.sleep(1)
-    assert ["order/1"] == list((await sequencer.settled()).store.evidence)
+    assert ["order/1"] == list((await sequencer.settled_state()).store.evidence)
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await execute(sequencer, servers.fact()))
 
 
@@ -213,7 +213,7 @@ async def test_upgrade_by_another_server(servers: Servers) -> None:
 async def test_event_that_cannot_be_applied_stops_writes(servers: Servers) -> None:
     """A server that cannot apply an event stops writing, names the event, and serves reads."""
     sequencer, _ = await servers.start()
-    digest = (await sequencer.settled()).digest()
+    digest = (await sequencer.settled_state()).digest()
     deployed = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="t", producer=LATEST.system)
     deployed.fact.rule_set_deployed.canonical_json = "{}"
     await _write(servers, deployed)
@@ -221,7 +221,7 @@ async def test_event_that_cannot_be_applied_stops_writes(servers: Servers) -> No
     refusal = await execute(sequencer, servers.fact())
     assert "LOG_UNAVAILABLE" == reason(refusal)
     assert "event 2" in str(refusal)
-    assert digest == (await asyncio.wait_for(sequencer.settled(), 10)).digest()
+    assert digest == (await asyncio.wait_for(sequencer.settled_state(), 10)).digest()
 
 
 # Timers

@@ -6,7 +6,7 @@ import pytest
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import address_of, caller_of
-from gavel_server.fairness.quotas import ACCOUNTS_MAX, THROTTLED_SECONDS, QuotaLimits, Quotas, Throttled
+from gavel_server.fairness.quotas import ACCOUNTS_MAX, THROTTLED_SECONDS, QuotaLimits, Quotas, ThrottledAccount
 from google.rpc.error_details_pb2 import QuotaFailure, RetryInfo
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,9 +116,12 @@ def test_throttled_callers_are_shown_for_a_minute() -> None:
     charges(quotas, ALICE, 4)
     charges(quotas, "192.0.2.1", 2)
     clock.seconds = 2.0
-    assert [Throttled(ALICE, "calls_per_second", 3, 2.0), Throttled("192.0.2.1", "calls_per_second", 1, 2.0)] == quotas.throttled()
+    assert [
+        ThrottledAccount(ALICE, "calls_per_second", 3, 2.0),
+        ThrottledAccount("192.0.2.1", "calls_per_second", 1, 2.0),
+    ] == quotas.throttled_accounts()
     clock.seconds = THROTTLED_SECONDS
-    assert [] == quotas.throttled()
+    assert [] == quotas.throttled_accounts()
 
 
 def test_accounts_are_bounded() -> None:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from gavel.v1.event_service_pb2 import SubscribeEventsRequest, SubscribeEventsResponse
 from gavel_client import GavelError
-from gavel_server.rpc import interceptor, transport
+from gavel_server.rpc import messages, transport
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.callback_methods import Respond
 from gavel_server.rpc.interceptor import Interceptor
@@ -102,7 +102,7 @@ async def test_calls_without_a_request(address: str, method: str) -> None:
 @pytest.mark.parametrize("method", [GET, SUBSCRIBE, SUBMIT])
 async def test_requests_that_do_not_arrive(address: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call whose request does not arrive in time is ended."""
-    monkeypatch.setattr(interceptor, "REQUEST_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(messages, "REQUEST_SECONDS_MAX", 0.1)
 
     async def nothing() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
@@ -117,7 +117,7 @@ async def test_requests_that_do_not_arrive(address: str, method: str, monkeypatc
 
 async def test_callers_that_take_no_answers(address: str, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose caller stops reading is ended at the server, and the caller hears why once it reads on."""
-    monkeypatch.setattr(interceptor, "STALL_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(messages, "STALL_SECONDS_MAX", 0.2)
     async with grpc.aio.insecure_channel(address) as channel:
         rpc: Any = channel.unary_stream(SUBSCRIBE)
         call = rpc(b"", timeout=60)

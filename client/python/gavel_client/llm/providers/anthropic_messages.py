@@ -166,28 +166,28 @@ class MessageAssembly:
             case "content_block_stop":
                 return self._stop(raw["index"])
             case "message_delta":
-                message = self._started()
+                message = self._started_message()
                 message.update({name: value for name, value in raw["delta"].items() if value is not None})
                 # Counts of tokens are totals; those that do not apply are missing or null.
                 totals = {name: value for name, value in (raw.get("usage") or {}).items() if value is not None}
                 message["usage"] = {**message["usage"], **totals}
                 return []
             case "message_stop":
-                self._is_complete = not self._open and self._started().get("stop_reason") is not None
+                self._is_complete = not self._open and self._started_message().get("stop_reason") is not None
                 return []
         raise UnknownProviderEvent(self._provider, "event", kind, raw)
 
     def result(self) -> JsonObject | None:
         """Return the message; None while it is incomplete."""
-        return {**self._started(), "content": self._blocks} if self._is_complete else None
+        return {**self._started_message(), "content": self._blocks} if self._is_complete else None
 
-    def _started(self) -> dict[str, Any]:
+    def _started_message(self) -> dict[str, Any]:
         if self._message is None:
             raise ValueError("an event comes before message_start")
         return self._message
 
     def _start(self, index: int, block: dict[str, Any]) -> list[LLMStreamEvent]:
-        self._started()
+        self._started_message()
         if index != len(self._blocks):
             raise ValueError(f"block {index} follows {len(self._blocks)} blocks")
         _check_block(block, self._provider)

@@ -53,7 +53,7 @@ class Jail:
 
     def read(self, path: str, bytes_max: int) -> bytes:
         """Return the content of a file. Raises ToolError; E_QUOTA if it has more than `bytes_max` bytes."""
-        with self._directory_of(path) as (directory, name), _explained(path):
+        with self._directory_of(path) as (directory, name), _translate_errors(path):
             descriptor = os.open(name, os.O_RDONLY | _SAFE, dir_fd=directory)
             with os.fdopen(descriptor, "rb") as file:
                 self._check_ordinary(os.fstat(descriptor), path)
@@ -64,7 +64,7 @@ class Jail:
 
     def exists(self, path: str) -> bool:
         """Return whether there is an ordinary file at a path. Raises ToolError if there is something else."""
-        with self._directory_of(path) as (directory, name), _explained(path):
+        with self._directory_of(path) as (directory, name), _translate_errors(path):
             try:
                 found = os.stat(name, dir_fd=directory, follow_symlinks=False)
             except FileNotFoundError:
@@ -74,7 +74,7 @@ class Jail:
 
     def write(self, path: str, content: bytes, *, replaces: bool) -> None:
         """Put a whole file in place in one step. With `replaces` it may take the place of another file. Raises ToolError."""
-        with self._directory_of(path) as (directory, name), _explained(path):
+        with self._directory_of(path) as (directory, name), _translate_errors(path):
             mode = 0o644
             if replaces:
                 with suppress(FileNotFoundError):
@@ -118,7 +118,7 @@ class Jail:
     def _opened(self, components: list[str], path: str) -> Iterator[int]:
         directory = os.dup(self._root)
         try:
-            with _explained(path):
+            with _translate_errors(path):
                 for component in components:
                     inner = os.open(component, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=directory)
                     os.close(directory)
@@ -160,7 +160,7 @@ def _components(path: str) -> list[str]:
 
 
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     """Turn an error of the system into that of the tool."""
     try:
         yield

@@ -34,10 +34,10 @@ def dev(
     from gavel_server.identity.development_certificates import make_certificates
 
     try:
-        written = make_certificates(directory, host or HOSTS_DEFAULT, client or CLIENTS_DEFAULT)
+        files = make_certificates(directory, host or HOSTS_DEFAULT, client or CLIENTS_DEFAULT)
     except ValueError as error:
         raise InvalidInputError(str(error)) from error
-    for path in written:
+    for path in files:
         output.print_line(str(path))
-    if not written:
+    if not files:
         output.print_note(f"gavel: {directory} has all these certificates; delete a file to make it again")

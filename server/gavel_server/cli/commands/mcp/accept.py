@@ -79,8 +79,8 @@ async def _accept(names: list[str], configuration: Configuration, folder: Path, 
 async def _list_definitions(configuration: Configuration, folder: Path) -> list[ToolDefinition]:
     from gavel_server.cli.commands.mcp.scaffold import list_tools
 
-    listed = await list_tools(list(configuration.servers.items()), folder)
-    return [definition for _, _, definitions in listed for definition in definitions]
+    server_tools = await list_tools(list(configuration.servers.items()), folder)
+    return [definition for _, _, definitions in server_tools for definition in definitions]
 
 
 def _describe(definition: ToolDefinition) -> str:

@@ -40,9 +40,9 @@ def archive(
 
     async def run() -> None:
         async with _open_log(data, redis, bus) as log:
-            done = await archive_log(log, _archive(to, bus), await log.time_ms() - days * DAY_MS, trims=trim)
-        kept = f"; the log begins with event {done.first_in_log}" if trim else ""
-        output.print_line(f"archived {done.segments} segments; the archive ends with event {done.last}{kept}")
+            archive_run = await archive_log(log, _archive(to, bus), await log.time_ms() - days * DAY_MS, trims=trim)
+        log_start = f"; the log begins with event {archive_run.first_in_log}" if trim else ""
+        output.print_line(f"archived {archive_run.segments} segments; the archive ends with event {archive_run.last}{log_start}")
 
     _run(run)
 
@@ -60,8 +60,8 @@ def backup(
 
     async def run() -> None:
         async with _open_log(data, redis, bus, to) as log:
-            done = await write_backup(log, _archive(to, bus), await log.time_ms())
-        output.print_line(f"backed up {done.head.sequence_number} events of bus {bus}, chain hash {done.head.chain_hash.hex()}")
+            backup_run = await write_backup(log, _archive(to, bus), await log.time_ms())
+        output.print_line(f"backed up {backup_run.head.sequence_number} events of bus {bus}, chain hash {backup_run.head.chain_hash.hex()}")
 
     _run(run)
 

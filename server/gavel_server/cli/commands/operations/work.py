@@ -73,7 +73,7 @@ def list_parked(
     from gavel_server.cli.rendering.events import format_time
 
     with connect(server, bus) as client:
-        items = _parked(client, queue, group)
+        items = _read_parked(client, queue, group)
     if as_json:
         output.print_json(ListParkedResponse(items=items))
         return
@@ -122,10 +122,10 @@ def discard(
 
     _check_choice(items, every)
     with connect(server, bus) as client:
-        chosen = items or [item.item_id for item in _parked(client, queue, group)]
+        item_ids = items or [item.item_id for item in _read_parked(client, queue, group)]
         count = 0
-        for first in range(0, len(chosen), PAGE_ITEMS):
-            count += client.discard_parked(_number(queue), group, chosen[first : first + PAGE_ITEMS]).discarded
+        for first in range(0, len(item_ids), PAGE_ITEMS):
+            count += client.discard_parked(_number(queue), group, item_ids[first : first + PAGE_ITEMS]).discarded
     output.print_line(f"{count} items of {queue} are dropped for {group}")
     _check_all_parked(items or [], count)
 
@@ -148,7 +148,7 @@ def _number(queue: str) -> WorkQueue.ValueType:
     return WorkQueue.Value(f"WORK_QUEUE_{queue.upper()}")
 
 
-def _parked(client: SyncGavelClient, queue: str, group: str) -> list[ParkedWork]:
+def _read_parked(client: SyncGavelClient, queue: str, group: str) -> list[ParkedWork]:
     items: list[ParkedWork] = []
     token = ""
     while True:

@@ -33,7 +33,7 @@ def reviews(
     """List what waits for a person, oldest first."""
     from gavel.v1.fact_pb2 import ReviewVerdict
     from gavel.v1.projection_service_pb2 import ListPendingReviewsResponse, ReviewKind
-    from gavel_rules.text import clipped, printable
+    from gavel_rules.text import clip, printable
 
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rendering.events import TEXT_LENGTH_MAX, enum_name, format_time, pending_line, voters_text, votes_text
@@ -71,7 +71,7 @@ def reviews(
                 format_time(vote.voted_at, "seconds"),
                 printable(vote.reviewer),
                 enum_name(ReviewVerdict, vote.verdict),
-                printable(clipped(vote.reason, TEXT_LENGTH_MAX)),
+                printable(clip(vote.reason, TEXT_LENGTH_MAX)),
             )
             for decision_id, vote in comments
         ),

@@ -109,14 +109,16 @@ def load_handlers(name: str) -> Handlers:
     """Return the handlers of a module: "package.module", "file.py", or either with ":NAME". Raises InvalidInputError."""
     from gavel_client.handlers import Handlers
 
-    module_name, _, chosen = name.partition(":")
+    module_name, _, handlers_name = name.partition(":")
     found = {key: value for key, value in vars(_import(module_name)).items() if isinstance(value, Handlers)}
-    if chosen and chosen not in found:
-        raise InvalidInputError(f"{module_name} has no gavel_client.handlers.Handlers named {chosen}; it has {', '.join(found) or 'none'}")
-    if not chosen and len(found) != 1:
+    if handlers_name and handlers_name not in found:
+        raise InvalidInputError(
+            f"{module_name} has no gavel_client.handlers.Handlers named {handlers_name}; it has {', '.join(found) or 'none'}"
+        )
+    if not handlers_name and len(found) != 1:
         problem = f"has {len(found)} ({', '.join(found)}); name one as {module_name}:NAME" if found else "has none; declare one"
         raise InvalidInputError(f"{module_name} must have one gavel_client.handlers.Handlers; it {problem}")
-    handlers = found[chosen] if chosen else next(iter(found.values()))
+    handlers = found[handlers_name] if handlers_name else next(iter(found.values()))
     if not handlers:
         raise InvalidInputError(f"{module_name} registers no action; decorate a function with @handlers.action(…)")
     return handlers

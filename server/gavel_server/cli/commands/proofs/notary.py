@@ -37,12 +37,12 @@ def keygen(
     from gavel_server.proofs.keys import KeyFileError, generate_key, write_key
     from gavel_server.proofs.verifier import ORIGIN_PREFIX
 
-    made = generate_key(f"{ORIGIN_PREFIX}{bus}")
+    notary_key = generate_key(f"{ORIGIN_PREFIX}{bus}")
     try:
-        write_key(key, made)
+        write_key(key, notary_key)
     except KeyFileError as error:
         raise CommandError(str(error)) from error
-    output.print_line(str(made.public))
+    output.print_line(str(notary_key.public))
 
 
 @notary.callback()
@@ -84,10 +84,10 @@ def notarize(
         return
     if not key:
         raise InvalidInputError(f"give the notary's key with --key FILE; gavel notary {_KEYGEN} makes one")
-    listed = _witnesses(witness or [], witness_key or [])
-    quorum = len(listed) if witnesses is None else witnesses
-    if quorum > len(listed):
-        raise InvalidInputError(f"--witnesses {quorum} is more than the {len(listed)} witnesses that are given")
+    all_witnesses = _witnesses(witness or [], witness_key or [])
+    quorum = len(all_witnesses) if witnesses is None else witnesses
+    if quorum > len(all_witnesses):
+        raise InvalidInputError(f"--witnesses {quorum} is more than the {len(all_witnesses)} witnesses that are given")
     url = _log_url(data, redis)
 
     async def run() -> None:
@@ -103,16 +103,16 @@ def notarize(
         keys = [read_key(path) for path in key]
         async with (
             open_log(Path(), url, bus, archive) as log,
-            open_notary(log, keys, state, replays=replay, witnesses=listed, quorum=quorum) as signing,
+            open_notary(log, keys, state, replays=replay, witnesses=all_witnesses, quorum=quorum) as signer,
             open_client(server, bus) as client,
         ):
-            await _sign_until(stop, signing, client.publish_checkpoint, interval=interval, once=once)
+            await _sign_until(stop, signer, client.publish_checkpoint, interval=interval, once=once)
 
     _run(run, server, bus)
 
 
 async def _sign_until(
-    stop: asyncio.Event, signing: Notary, publish: Callable[[str], Awaitable[object]], *, interval: float, once: bool
+    stop: asyncio.Event, signer: Notary, publish: Callable[[str], Awaitable[object]], *, interval: float, once: bool
 ) -> None:
     """Sign and publish until `stop` is set. Failures that may pass are reported and tried again, unless `once`."""
     import asyncio
@@ -127,7 +127,7 @@ async def _sign_until(
     published = ""
     while not stop.is_set():
         try:
-            checkpoint = await signing.notarize()
+            checkpoint = await signer.notarize()
             if str(checkpoint) != published:
                 await publish(str(checkpoint))
                 published = str(checkpoint)
@@ -166,10 +166,10 @@ def _run(run: Callable[[], Coroutine[Any, Any, None]], server: str, bus: str) ->
 
 def _log_url(data: Path | None, redis: str) -> str:
     """Return the URL of the Redis that holds the log. Raises CommandError."""
-    from gavel_server.log.redis.data_directory import noted_url
+    from gavel_server.log.redis.data_directory import last_url
 
     directory, url = log_location(data, redis)
-    url = url or noted_url(directory) or ""
+    url = url or last_url(directory) or ""
     if not url:
         raise CommandError(f"no server runs on {directory}; start it, or name the Redis that holds the log with --redis URL")
     return url

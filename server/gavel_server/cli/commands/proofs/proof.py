@@ -36,14 +36,14 @@ def proof(
         with connect(server, bus) as client:
             answer = client.get_checkpoint()
             checkpoint = parse_checkpoint(answer.checkpoint)
-            decided = _proved(client, checkpoint.size, event_id=decision_id)
+            decided = _prove(client, checkpoint.size, event_id=decision_id)
             envelope = Envelope.FromString(decided.envelope)
             if not envelope.HasField("decision"):
                 raise CommandError(f"event {decision_id} is not a decision; give an id that gavel propose or gavel log prints")
             decision = envelope.decision
-            events = [decided, _proved(client, checkpoint.size, event_id=decision.proposal_id)]
+            events = [decided, _prove(client, checkpoint.size, event_id=decision.proposal_id)]
             facts = sorted({fact.sequence_number for fact in decision.pinned_facts})
-            events += (_proved(client, checkpoint.size, sequence_number=number) for number in facts)
+            events += (_prove(client, checkpoint.size, sequence_number=number) for number in facts)
         document = Proof(decision_id, tuple(events), checkpoint)
         check_events(document)
     except (NotVerifiedError, UnreadableError) as error:
@@ -51,7 +51,7 @@ def proof(
     output.print_line(str(document).removesuffix("\n"))
 
 
-def _proved(client: SyncGavelClient, size: int, *, event_id: str = "", sequence_number: int = 0) -> ProvedEvent:
+def _prove(client: SyncGavelClient, size: int, *, event_id: str = "", sequence_number: int = 0) -> ProvedEvent:
     from gavel_server.proofs.verifier import ProvedEvent
 
     answer = client.get_inclusion_proof(event_id=event_id, sequence_number=sequence_number, tree_size=size)

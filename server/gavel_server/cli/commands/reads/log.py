@@ -144,10 +144,10 @@ def tail(
                 return
 
 
-def _categories(chosen: list[Category]) -> list[EventCategory.ValueType]:
+def _categories(names: list[Category]) -> list[EventCategory.ValueType]:
     from gavel.v1.common_pb2 import EventCategory
 
-    return [EventCategory.Value(f"EVENT_CATEGORY_{one.name}_EVENT") for one in chosen]
+    return [EventCategory.Value(f"EVENT_CATEGORY_{one.name}_EVENT") for one in names]
 
 
 def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEventsResponse]]) -> Iterator[SubscribeEventsResponse]:
@@ -313,10 +313,10 @@ def print_events(server: str, bus: str, limit: int, *, as_json: bool, **filters:
         output.print_note(f"gavel: there are more events; continue with --from {rest[0].sequence_number}, or raise --limit")
 
 
-def _outcomes(chosen: list[DecisionOutcome]) -> list[Outcome.ValueType]:
+def _outcomes(names: list[DecisionOutcome]) -> list[Outcome.ValueType]:
     from gavel.v1.decision_pb2 import Outcome
 
-    return [Outcome.Value(f"OUTCOME_{one.name}") for one in chosen]
+    return [Outcome.Value(f"OUTCOME_{one.name}") for one in names]
 
 
 _AGO: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)")

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -93,53 +93,82 @@ def replay(
     """
     import asyncio
 
-    from gavel.v1.decision_pb2 import Engine
-
     if archive and server is not None:
         raise InvalidInputError("a server knows its archive; give --archive with --data or --redis only")
     if sum((data is not None, bool(redis), server is not None)) > 1:
         raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
     if processes > 1 and (server or archive or rules or from_sequence_number or to_sequence_number):
         raise InvalidInputError("--processes proves a whole log by itself; omit --server, --archive, --rules, --from and --to")
+    source = _Source(data, redis, server, archive, bus)
+    interval = _Interval(from_sequence_number, to_sequence_number)
     if rules:
-        # Compile first, to report a mistake in the candidate before the log is opened.
-        text = documents.read_rule_set(rules)
-        candidate = documents.compile_document(text, rules)
-        if server:
-            responses = simulation.simulate_on_server(server, bus, rules, text, from_sequence_number, to_sequence_number)
-        else:
-            responses = _simulate_on_log(_open_log(data, redis, bus, archive), candidate, from_sequence_number, to_sequence_number, as_json)
-        asyncio.run(simulation.print_simulation(responses, candidate, as_json))
+        _simulate(source, interval, rules, as_json)
         return
-    engine_value = Engine.Value(f"ENGINE_{engine.name}")
-    if server:
-        verification = _verify_on_server(server, bus, from_sequence_number, to_sequence_number, engine_value)
-    else:
-        directory, url = log_location(data, redis)
-        place = snapshots if url else snapshots or directory
-        if processes > 1:
-            if place is None:
-                raise InvalidInputError("--processes needs the snapshots of the bus: name a server's data directory with --snapshots DIR")
-            verification = _verify_in_parallel(_open_redis_log(data, redis, bus), place, processes, engine_value)
-        else:
-            files = _snapshot_files(place, bus)
-            verification = verify_log(_open_log(data, redis, bus, archive), from_sequence_number, to_sequence_number, engine_value, files)
-    verdict = asyncio.run(_show_progress(verification))
+    verdict = asyncio.run(_show_progress(_verify(source, interval, engine, snapshots, processes)))
     raise typer.Exit(_print_verdict(verdict, as_json))
 
 
-def _open_log(data: Path | None, redis: str, bus: str, archive: str) -> AbstractAsyncContextManager[EventLog]:
-    from gavel_server.cli import offline_log
+class _Source(NamedTuple):
+    """The log to replay, as the options name it: a server's, or one that this process opens."""
 
-    return offline_log.open_log(*log_location(data, redis), bus, archive)
+    data: Path | None
+    redis: str
+    server: str | None
+    archive: str
+    bus: str
+
+    def open(self) -> AbstractAsyncContextManager[EventLog]:
+        """Open the log and its archive in this process."""
+        from gavel_server.cli import offline_log
+
+        return offline_log.open_log(*log_location(self.data, self.redis), self.bus, self.archive)
+
+    def open_redis(self) -> AbstractAsyncContextManager[RedisLog]:
+        """Open the log in this process, without an archive."""
+        from gavel_server.cli import offline_log
+        from gavel_server.log.redis.topology.urls import mask_url
+
+        directory, url = log_location(self.data, self.redis)
+        return offline_log.open_redis(url, self.bus, mask_url(url)) if url else offline_log.open_directory(directory, self.bus)
 
 
-def _open_redis_log(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[RedisLog]:
-    from gavel_server.cli import offline_log
-    from gavel_server.log.redis.topology.urls import mask_url
+class _Interval(NamedTuple):
+    """The sequence numbers of the events to replay; `last` 0: to the head."""
 
-    directory, url = log_location(data, redis)
-    return offline_log.open_redis(url, bus, mask_url(url)) if url else offline_log.open_directory(directory, bus)
+    first: int
+    last: int
+
+
+def _simulate(source: _Source, interval: _Interval, rules: str, as_json: bool) -> None:
+    """Print the past decisions that a candidate rule set would change."""
+    import asyncio
+
+    # Compile first, to report a mistake in the candidate before the log is opened.
+    text = documents.read_rule_set(rules)
+    candidate = documents.compile_document(text, rules)
+    if source.server:
+        responses = simulation.simulate_on_server(source.server, source.bus, rules, text, *interval)
+    else:
+        responses = _simulate_on_log(source.open(), candidate, *interval, as_json)
+    asyncio.run(simulation.print_simulation(responses, candidate, as_json))
+
+
+def _verify(
+    source: _Source, interval: _Interval, engine_name: EngineName, snapshots: Path | None, processes: int
+) -> AsyncGenerator[VerifyReplayResponse, None]:
+    """Verify the log where it is. `snapshots` is a data directory; None: that of the log, if it has one."""
+    from gavel.v1.decision_pb2 import Engine
+
+    engine = Engine.Value(f"ENGINE_{engine_name.name}")
+    if source.server:
+        return _verify_on_server(source.server, source.bus, *interval, engine)
+    directory, url = log_location(source.data, source.redis)
+    place = snapshots if url else snapshots or directory
+    if processes == 1:
+        return verify_log(source.open(), *interval, engine, _snapshot_files(place, source.bus))
+    if place is None:
+        raise InvalidInputError("--processes needs the snapshots of the bus: name a server's data directory with --snapshots DIR")
+    return _verify_in_parallel(source.open_redis(), place, processes, engine)
 
 
 def _snapshot_files(data: Path | None, bus: str) -> SnapshotFiles | None:

@@ -9,7 +9,7 @@ from gavel.v1 import decision_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
-from gavel_rules.arbitration.contest import EarlyJudging
+from gavel_rules.arbitration.contest import EarlyJudgement
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.authoring.simulate import Simulation
 from gavel_rules.commands import ActivateRuleSet, ContestEntry, DeployRuleSet, RuleSetPosition, Tick
@@ -124,7 +124,7 @@ def test_candidates_judged_ahead(failing: bool, monkeypatch: pytest.MonkeyPatch)
     core.state.undo(mark)
     open_contest = core.state.next_due(core.now_ms)
     assert isinstance(open_contest, OpenContest)
-    ahead = EarlyJudging(core.state, open_contest, core.now_ms, evaluator(core.state, core.state.head + 1, decision_pb2.ENGINE_RETE))
+    ahead = EarlyJudgement(core.state, open_contest, core.now_ms, evaluator(core.state, core.state.head + 1, decision_pb2.ENGINE_RETE))
     steps = 0
     while ahead.step():
         steps += 1
@@ -146,14 +146,14 @@ def test_replay_judges_candidates_ahead() -> None:
     recomputation = Recomputation(BUS)
     steps: dict[int, int] = {}
     for number, record in enumerate(core.records, 1):
-        early_judging = recomputation.early_judging(record.envelope)
-        while early_judging is not None and early_judging.step():
+        early_judgement = recomputation.early_judgement(record.envelope)
+        while early_judgement is not None and early_judgement.step():
             steps[number] = steps.get(number, 0) + 1
         recomputation.feed(number, record.envelope)
     recomputation.finish(at_head=True)
     assert {len(core.records) - 2: 3} == steps
     assert core.state.digest() == recomputation.state.digest()
-    assert recomputation.early_judging(b"\xff") is None
+    assert recomputation.early_judgement(b"\xff") is None
 
 
 def test_shadow_decides_the_contest() -> None:

@@ -120,7 +120,7 @@ def test_an_absent_optional_may_name_another_subject() -> None:
     ],
 )
 def test_template_without_a_valid_subject(template: str, customer: str) -> None:
-    """A template that errs or gives no "type/id" is refused as INVALID_PARAMS with the fact's key."""
+    """A template that fails or gives no "type/id" is refused as INVALID_PARAMS with the fact's key."""
     core = bus({"customer": CUSTOMER, "score": {**SCORE, "subject": template}})
     decision = core.decide([core.fact("order.customer", customer)])
     assert (decision_pb2.OUTCOME_REJECTED, reason_codes.INVALID_PARAMS, ["FACT_SUBJECT"]) == (

@@ -110,7 +110,7 @@ def test_reports_of_failed_cases() -> None:
         "  decided: APPROVED, by rule first of refunds 1",
         "  carried out: SUCCESS",
         "  derived: order.attempts = 1",
-        "  derivation paid gives no fact: its expression errs, or gives no string, number or boolean",
+        "  derivation paid gives no fact: its expression fails, or gives no string, number or boolean",
     ] == [*failure_lines(missing, "rules_test.yaml"), *explanation_lines(missing)]
     assert "  rule first: does not match" in [*explanation_lines(rejection)]
 

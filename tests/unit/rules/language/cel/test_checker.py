@@ -125,7 +125,7 @@ def test_macros(outcome: Outcome) -> None:
     ],
 )
 def test_erring(outcome: Outcome, condition: str, params: dict[str, Any]) -> None:
-    """A condition that errs as a whole names its rule as erring, in every mode."""
+    """A condition that fails as a whole names its rule as erring, in every mode."""
     assert outcome(condition, params) == "r0"
 
 
@@ -248,7 +248,7 @@ def test_conflict_key(action: Callable[..., CompiledAction], case: Callable[...,
 
 @pytest.mark.parametrize("key", ['""', "string(params.count / 0)", '"x" + (params.count > 1 ? "" : params.name) + params.name'])
 def test_conflict_key_without_value(action: Callable[..., CompiledAction], case: Callable[..., Case], key: str) -> None:
-    """A conflict key that errs, is empty or too long has no value."""
+    """A conflict key that fails, is empty or too long has no value."""
     assert action("true", conflict_key=key).conflict_key(case({"name": "n" * 512})) is None
 
 

@@ -240,7 +240,7 @@ def refusals(cases: Sequence[Conformance]) -> dict[str, str]:
 
 
 def decide(cases: Sequence[Conformance]) -> dict[str, bool | None]:
-    """Return the outcomes of the cases, None for one that errs. All modes of evaluation must agree."""
+    """Return the outcomes of the cases, None for one that fails. All modes of evaluation must agree."""
     action = compile_rule_set(rule_set(cases)).actions[ACTION]
     params = {f"c{number}_{name}": value for number, case in enumerate(cases) for name, value in case.params.items()}
     of = Case(action.typed_params(params), {}, 0.0, 0.0, 1.0, 0, "", "order/1", "AGENT", "agent", "1", 0, 3, 0, 0, now_ms=1_700_000_000_000)
@@ -274,7 +274,7 @@ def _outcomes(action: CompiledAction, of: Case, count: int) -> list[bool | None]
 
 
 def portions(cases: Sequence[Conformance]) -> Iterator[Sequence[Conformance]]:
-    """Yield cases that may share a rule set; a case that errs is alone, because an error decides for all."""
+    """Yield cases that may share a rule set; a case that fails is alone, because an error decides for all."""
     calm = [case for case in cases if case.expected is not None]
     yield from (calm[start : start + RULES_PER_DOCUMENT] for start in range(0, len(calm), RULES_PER_DOCUMENT))
     yield from ([case] for case in cases if case.expected is None)

@@ -1,4 +1,4 @@
-"""A read that the compiler accepts as guarded never errs for an absent value."""
+"""A read that the compiler accepts as guarded never fails for an absent value."""
 
 from __future__ import annotations
 

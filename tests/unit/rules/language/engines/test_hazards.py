@@ -199,7 +199,7 @@ def test_h18_regular_expressions(outcome: Outcome, pattern: str, text: str, expe
     "condition", ["params.name.matches('^[ab')", "now - now < duration('1 day')", "now < timestamp('2026-13-01T00:00:00Z')"]
 )
 def test_literals_that_always_err(codes: Callable[..., list[str]], condition: str) -> None:
-    """A literal that errs in every evaluation is a mistake, even where it is rarely evaluated."""
+    """A literal that fails in every evaluation is a mistake, even where it is rarely evaluated."""
     assert ["bad-literal"] == codes(condition)
     assert ["bad-literal"] == codes(f"params.amount > 1 || {condition}")
 
@@ -300,7 +300,7 @@ def test_cel_error_is_not_truth(outcome: Outcome) -> None:
 
 
 def test_cel_has_of_a_deep_path(codes: Callable[..., list[str]], outcome: Outcome) -> None:
-    """has(a.b.c) errs if `a.b` is missing: every optional step needs its own has()."""
+    """has(a.b.c) fails if `a.b` is missing: every optional step needs its own has()."""
     assert codes("has(params.address.zip)") == ["unguarded-optional"]
     assert outcome("has(params.address) && has(params.address.zip)") is False
 

@@ -57,8 +57,8 @@ def _run_case(file: str, proposal: str, case: str) -> CaseResult:
         suite_file = _load_suite(file)
         cases = [one for one in suite_file.suite.cases if one.name == case]
         if not cases:
-            meant = suggestion(case, [one.name for one in suite_file.suite.cases])
-            raise InvalidInputError(f"{file} has no case {case!r}" + (f"; {meant}" if meant else ""))
+            correction = suggestion(case, [one.name for one in suite_file.suite.cases])
+            raise InvalidInputError(f"{file} has no case {case!r}" + (f"; {correction}" if correction else ""))
         suite = suite_file.suite._replace(cases=tuple(cases))
         rule_set = suite_file.rule_set
     elif not is_suite(file) and proposal and not case:

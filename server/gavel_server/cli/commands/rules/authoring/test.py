@@ -90,8 +90,8 @@ def _run(files: list[str], names: set[str]) -> TestRun:
         suites.append(SuiteRun(file, suite_file.rule_set_file, results))
         coverage.setdefault(suite_file.rule_set_file, Coverage(suite_file.rule_set)).add(results)
     for name in sorted(names - all_names if not invalid else ()):
-        meant = suggestion(name, sorted(all_names))
-        raise InvalidInputError(f"no suite has a case {name!r}" + (f"; {meant}" if meant else ""))
+        correction = suggestion(name, sorted(all_names))
+        raise InvalidInputError(f"no suite has a case {name!r}" + (f"; {correction}" if correction else ""))
     return TestRun(tuple(suites), tuple(invalid), coverage)
 
 
