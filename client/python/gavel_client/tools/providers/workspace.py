@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gavel_client.tools.errors import ARGS, CONFLICT, PATH, QUOTA, TOOL, ToolError
+from gavel_client.tools.errors import ARGS, CONFLICT, PATH, PERMISSION, QUOTA, TOOL, ToolError
 from gavel_client.tools.invocation import ToolData, ToolInvocation
 from gavel_client.tools.providers.jail import Jail
 
@@ -19,6 +19,8 @@ _EFFECTS: Final = {
     "fs.patch_text": "workspace.fs.write",
 }
 _MODES: Final = ("overwrite", "append", "create")
+# A listed command such as `git status` runs the programs that the files below name.
+_GIT: Final = ".git"
 
 Arguments = Mapping[str, Any]
 
@@ -98,6 +100,8 @@ class Workspace:
             raise ToolError(TOOL, f"{path} is not text in UTF-8") from None
 
     def _write(self, path: str, text: str, *, replaces: bool) -> None:
+        if any(part.lower() == _GIT for part in path.split("/")):
+            raise ToolError(PERMISSION, f"{path} belongs to Git, whose configuration names programs that git runs")
         try:
             content = text.encode()
         except UnicodeEncodeError:

@@ -210,3 +210,16 @@ def _answer(call: Callable[[dict[str, Any]], object], arguments: dict[str, Any])
 
 def _part(answer: dict[str, object]) -> tuple[object, object]:
     return answer["text"], answer["truncated"]
+
+
+@pytest.mark.parametrize("path", [".git/config", ".git", ".GIT/config"])
+def test_git_runs_nothing_for_an_agent(workspace: Workspace, directory: Path, path: str) -> None:
+    """The files that name the programs of Git cannot be written or patched, and can be read."""
+    for name in (".git", ".GIT"):
+        (directory / name).mkdir()
+        (directory / name / "config").write_text("[core]")
+    at, config = f"/workspace/{path}", "/workspace/.git/config"
+
+    assert errors.PERMISSION == code_of(workspace.write_text, path=at, text="[core]\n\tfsmonitor = touch /tmp/out")
+    assert errors.PERMISSION == code_of(workspace.patch_text, path=config, old="[core]", new="[x]")
+    assert "[core]" == workspace.read_text({"path": config})["text"]
