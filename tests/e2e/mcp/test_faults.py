@@ -37,7 +37,9 @@ async def test_gavel_away(redis_server: EmbeddedRedis, bus: str, tmp_path: Path)
                 ]
 
     assert all(result.is_error for result in away)
-    assert all("The call was not made: Gavel did not decide about it (UNAVAILABLE)" in text_of(result) for result in away)
+    assert all(
+        "The call was not made: Gavel, which decides about it, cannot be reached (UNAVAILABLE)" in text_of(result) for result in away
+    )
     assert ["before"] == world.lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import grpc
 from gavel.v1.arbitration_service_pb2 import DecisionPhase, WaitDecisionResponse
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import ExecutionStatus
@@ -26,6 +27,11 @@ def failed(text: str, structured: Mapping[str, Any] | None = None) -> CallToolRe
 
 def unreachable(error: GavelError) -> CallToolResult:
     """Return the answer to a call that was not made, because Gavel could not be reached or refused the request."""
+    if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return failed(
+            f"The call was not made: Gavel, which decides about it, cannot be reached ({describe_error(error)}). Make the same call again "
+            "later; do not make it in another way."
+        )
     lines = [f"The call was not made: Gavel did not decide about it ({describe_error(error)})."]
     lines += [f"{violation.field}: {violation.description}" for violation in error.violations]
     return failed("\n".join(lines))

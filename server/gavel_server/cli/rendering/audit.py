@@ -77,7 +77,7 @@ def print_audit(audit: Audit) -> None:
             for decision in recomputed
         ),
         title="5. Recomputation",
-        empty="5. Recomputation: not asked for, or there is no decision.",
+        empty="5. Recomputation: " + ("not asked for." if audit.decisions else "there is no decision."),
     )
     if audit.truncated:
         output.print_note("gavel: the audit is cut at its limits; audit single decisions, or read the trace with gavel log list")

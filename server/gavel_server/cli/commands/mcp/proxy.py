@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -53,6 +54,7 @@ def proxy(
 
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(open_proxy_client(server, bus))
+            logging.getLogger(__name__).info("gavel=%s bus=%s decides about the calls", server, bus)
             clients = await _agent_clients(stack, configuration, config.parent, server, bus)
             made = Proxy(configuration, config.parent, client, agent_clients=clients, observe=observe)
             await _serve(await stack.enter_async_context(made), tokens, listener)
