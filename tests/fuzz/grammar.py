@@ -276,7 +276,11 @@ class Writer:
 
     def _measure(self, names: Names) -> Expression:
         """Draw a number that is computed from another type: a size or a conversion."""
-        match self._number(5):
+        match self._number(7):
+            case 7:
+                return self._total(names)
+            case 6:
+                return self._binding(self._of("int", names, self._int_literal))
             case 5:
                 return self._method(m.TEXT_TO_INT, self._text(0, names))
             case 0:
@@ -296,6 +300,23 @@ class Writer:
             return self._int_literal()
         counted = self._variable(self._draw(st.sampled_from(many)))
         return self._call("size", counted, meaning=strict(len, counted))
+
+    def _total(self, names: Names) -> Expression:
+        """Draw the sum, or the smallest or largest element, of a list of ints or of a literal list of doubles."""
+        function = self._pick("sum", "min", "max")
+        lists = [of for of in self._of_kind.get("list", ()) if of.type.element is not None and of.type.element.kind == "int"]
+        if lists and self._number(1):
+            items = self._variable(self._draw(st.sampled_from(lists)))
+        else:
+            elements = [self._of("int", names, self._int_literal) for _ in range(1 + self._number(2))]
+            text = f"[{', '.join(element.at(m.TERNARY) for element in elements)}]"
+            items = Expression(text, m.MEMBER, strict(lambda *of: list(of), *elements), join_reads(*elements))
+        return Expression(f"{items.text}.{function}()", m.MEMBER, strict(m.TOTALS[function], items), items.reads)
+
+    def _binding(self, value: Expression) -> Expression:
+        """Draw cel.bind() of an int, which its expression reads twice."""
+        text = f"cel.bind(bound, {value.at(m.TERNARY)}, bound - bound{self._space()}+ bound)"
+        return Expression(text, m.MEMBER, strict(lambda of: m.INT_ARITHMETIC["+"](m.INT_ARITHMETIC["-"](of, of), of), value), value.reads)
 
     # Texts.
 

@@ -184,6 +184,28 @@ INT_ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
     "/": quotient,
     "%": remainder,
 }
+
+
+def total(numbers: Sequence[int]) -> int:
+    """sum() of ints: an error as soon as an int cannot hold it."""
+    result = 0
+    for number in numbers:
+        result = to_int(result + number)
+    return result
+
+
+def extreme(choose: Callable[[Sequence[int]], int]) -> Callable[[Sequence[int]], int]:
+    """min() or max() of ints: an error for an empty list."""
+
+    def of(numbers: Sequence[int]) -> int:
+        if not numbers:
+            raise LookupError
+        return choose(numbers)
+
+    return of
+
+
+TOTALS: Final[Mapping[str, Callable[[Sequence[int]], int]]] = {"sum": total, "min": extreme(min), "max": extreme(max)}
 DOUBLE_ARITHMETIC: Final[Mapping[str, Callable[[float, float], float]]] = {
     "+": lambda left, right: left + right,
     "-": lambda left, right: left - right,
@@ -239,6 +261,8 @@ def _substring(text: str, start: int, end: int) -> str:
 TEXT_TO_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
     "lowerAscii()": _ascii(str.lower),
     "upperAscii()": _ascii(str.upper),
+    "replace('a', 'bb')": lambda text: text.replace("a", "bb"),
+    "split('a').join('-')": lambda text: text.replace("a", "-"),
     "reverse()": lambda text: text[::-1],
     "charAt(0)": lambda text: text[:1],
     "substring(1)": lambda text: _substring(text, 1, len(text)),

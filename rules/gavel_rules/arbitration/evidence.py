@@ -113,17 +113,33 @@ def select_evidence(
     unnamed: tuple[FactDeclaration, ...] = ()
     for declaration in declarations:
         subject, candidates = own_subject, own_candidates
-        if declaration.subject:
-            template = action.subject_templates[declaration.subject]
+        max_age_ms = declaration.max_age_ms if declaration.max_age_ms < limit_ms else limit_ms
+        written = declaration.subject or declaration.subjects
+        if written:
+            template = action.subject_templates[written]
             if not _are_resolved(template.dependencies, facts, selections):
                 unresolved += (declaration,)
                 continue
-            name = template.subject(params, facts, own_subject, in_ascii=not state.semantics.has_unicode_subjects)
-            if name is None:
+            in_ascii = not state.semantics.has_unicode_subjects
+            if declaration.subjects:
+                names = template.subjects(params, facts, own_subject, declaration.subjects_max, in_ascii=in_ascii)
+            else:
+                one = template.subject(params, facts, own_subject, in_ascii=in_ascii)
+                names = [one] if one is not None else None
+            if names is None:
                 unnamed += (declaration,)
                 continue
-            subject, candidates = name, state.evidence_of(name)
-        max_age_ms = declaration.max_age_ms if declaration.max_age_ms < limit_ms else limit_ms
+            if declaration.subjects:
+                many = _select_many(state, declaration, names, max_age_ms, now_ms)
+                for selection in many:
+                    if selection.candidate is not None:
+                        present += 1
+                        worst_trust = max(worst_trust, selection.candidate.trust_tier)
+                        oldest_age_ms = max(oldest_age_ms, now_ms - selection.candidate.aged_from_ms)
+                selections.extend(many)
+                _add_values(facts, declaration, many)
+                continue
+            subject, candidates = names[0], state.evidence_of(names[0])
         selection = _select(candidates.get(declaration.key, ()), declaration, subject, max_age_ms, now_ms)
         selections.append(selection)
         candidate = selection.candidate
@@ -134,6 +150,17 @@ def select_evidence(
             if declaration.name:
                 facts[declaration.name] = typed(candidate.value, declaration)
     return Evidence(selections, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms, unresolved, unnamed)
+
+
+def _select_many(state: State, declaration: FactDeclaration, subjects: list[str], max_age_ms: int, now_ms: int) -> list[EvidenceSelection]:
+    """Select the evidence for each subject of a fact of many."""
+    return [_select(state.evidence_of(subject).get(declaration.key, ()), declaration, subject, max_age_ms, now_ms) for subject in subjects]
+
+
+def _add_values(facts: dict[str, object], declaration: FactDeclaration, many: list[EvidenceSelection]) -> None:
+    """Add what rules see of a fact of many subjects: the list of values, unless a required one is unmet."""
+    if not [selection for selection in many if selection.state]:
+        facts[declaration.name] = [typed(selection.candidate.value, declaration) for selection in many if selection.candidate is not None]
 
 
 def superseded_selections(selections: list[EvidenceSelection], citations: list[CitedEvent]) -> list[EvidenceSelection]:
@@ -171,7 +198,7 @@ def known_facts(state: State, action: CompiledAction, evidence: Evidence) -> Kno
     absent: set[str] = set()
     for selection in evidence.selections:
         declaration = selection.declaration
-        if not declaration.name or selection.state:
+        if not declaration.name or selection.state or declaration.subjects:
             continue
         if declaration.subject:
             template = action.subject_templates[declaration.subject]

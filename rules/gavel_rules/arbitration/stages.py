@@ -48,6 +48,7 @@ from gavel_rules.events.fingerprint import fingerprint
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.language.engines.case import Case
+from gavel_rules.language.fact_declaration import FactDeclaration
 from gavel_rules.language.rule_set import CompiledAction, Rule
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.state.keys import action_key
@@ -168,8 +169,7 @@ def check_fact_subjects(context: Context) -> bool:
         return False
     refuse(context.decision, reason_codes.INVALID_PARAMS)
     context.decision.warnings.extend(
-        DecisionWarning(code="FACT_SUBJECT", message=f"the subject of {key} has no value, or none of the form type/id")
-        for key in dict.fromkeys(declaration.key for declaration in unnamed)
+        DecisionWarning(code="FACT_SUBJECT", message=message) for message in dict.fromkeys(map(_describe_unnamed, unnamed))
     )
     return True
 
@@ -225,6 +225,13 @@ def check_input(context: Context) -> bool:
         if any(citation.subject == selection.subject and selection.declaration.key in citation.keys for selection in context.selections):
             return False
     return _refuse(context, reason_codes.NO_FACT_INPUT)
+
+
+def _describe_unnamed(declaration: FactDeclaration) -> str:
+    """Return what is wrong with the subjects of a fact."""
+    if declaration.subjects:
+        return f"the subjects of {declaration.key} have no value, are more than {declaration.subjects_max}, or not all of the form type/id"
+    return f"the subject of {declaration.key} has no value, or none of the form type/id"
 
 
 def check_projection_version(context: Context) -> bool:

@@ -24,7 +24,7 @@ from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerato
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.engines.lowering import Formula
-from gavel_rules.language.fact_declaration import fits, typed
+from gavel_rules.language.fact_declaration import case_value, is_case_value
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
 THRESHOLD_CASES_MAX: Final = 200  # of one version of an action
@@ -243,7 +243,7 @@ class _ActionVersions:
 
 
 def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
-    return {name: (fact["key"], fact.get("subject", "subject")) for name, fact in action.get("facts", {}).items()}
+    return {name: (fact["key"], fact.get("subjects", fact.get("subject", "subject"))) for name, fact in action.get("facts", {}).items()}
 
 
 def _meanings(version: CompiledAction) -> list[tuple[str, int, str, str, Node]]:
@@ -285,11 +285,11 @@ def _decide(
     facts = {name: evidence[key] for name, key in keys.items() if key in evidence}
     if any(not fact.optional and fact.name not in facts for fact in version.facts):
         return CaseDecision(_REJECTED, reason_codes.NEED_MORE_FACTS, "")
-    if any(fact.name in facts and not fits(facts[fact.name], fact) for fact in version.facts):
+    if any(fact.name in facts and not is_case_value(facts[fact.name], fact) for fact in version.facts):
         return CaseDecision(_REJECTED, reason_codes.FACT_TYPE_MISMATCH, "")
     count = sample.case.evidence_count + len(facts) - len(sample.facts)
     of_name = {fact.name: fact for fact in version.facts}
-    facts = {name: typed(value, of_name[name]) if name in of_name else value for name, value in facts.items()}
+    facts = {name: case_value(value, of_name[name]) if name in of_name else value for name, value in facts.items()}
     case = sample.case.with_params(version.typed_params(sample.params), facts, count)
     verdict = version.evaluate(case, cross_check=True)
     if verdict.error:

@@ -58,6 +58,7 @@ def _rule_set_schema() -> dict[str, Any]:
     parts["ActionPart"]["properties"]["params"].update(
         {"required": ["type"], "properties": {"type": {"const": "object"}, "properties": {"type": "object"}}}
     )
+    parts["FactPart"]["dependentRequired"] = {"subjects": ["max"], "max": ["subjects"]}
     parts["FactPart"]["oneOf"] = [{"required": ["type"]}, {"required": ["value"]}]
     is_refusal = {"properties": {"effect": {"enum": ["reject", "review"]}}, "required": ["effect"]}
     has_reason_code = {"required": ["reason_code"]}

@@ -159,9 +159,7 @@ class _ActionChecker:
         facts = getattr(self._part, "facts", {})
         fact_schemas = {name: self._compile_fact_schema(name, fact) for name, fact in facts.items() if getattr(fact, "value", None)}
         self._has_broken_schema = self._schema is None or None in fact_schemas.values()
-        fields = {
-            name: Field(_fact_type(fact, fact_schemas.get(name)), not getattr(fact, "optional", False)) for name, fact in facts.items()
-        }
+        fields = {name: Field(_fact_type(fact, fact_schemas.get(name)), _is_always_present(fact)) for name, fact in facts.items()}
         environment = self._environment(condition_scope(self._params, fields, self._counters))
         self._expressions.add_environment(environment)
         conflict_environment = self._environment(conflict_key_scope(self._params))
@@ -174,7 +172,7 @@ class _ActionChecker:
         ]
         retries = {rule.id: frees for index, rule in self._rules if (frees := self._check_retry(environment, index, rule)) is not None}
         # All facts are in scope, also those that depend on the fact itself: cycles have a message of their own.
-        templated = [name for name, fact in facts.items() if getattr(fact, "subject", None) is not None]
+        templated = [name for name, fact in facts.items() if _subject_key(fact)]
         subject_environment = self._environment(subject_scope(self._params, fields)) if templated else conflict_environment
         subjects = self._check_subjects(subject_environment, templated)
         order = self._sort_facts(subject_environment, subjects)
@@ -253,8 +251,10 @@ class _ActionChecker:
         """Return the sound subject templates of these facts, by name."""
         subjects = {}
         for name in names:
-            path: Path = (*self._path, "facts", name, "subject")
-            subject = self._check_expression(environment, self._part.facts[name].subject, path, "STRING")
+            fact = self._part.facts[name]
+            key = _subject_key(fact)
+            path: Path = (*self._path, "facts", name, key)
+            subject = self._check_expression(environment, getattr(fact, key), path, "STRINGS" if key == "subjects" else "STRING")
             if subject is None:
                 continue
             subjects[name] = subject
@@ -270,7 +270,7 @@ class _ActionChecker:
         dependencies = {name: find_dependencies(environment, subject) for name, subject in subjects.items()}
         order, circular = sort_by_dependency(sorted(getattr(self._part, "facts", {})), dependencies)
         for name in circular:
-            place = self._source.locate((*self._path, "facts", name, "subject"))
+            place = self._source.locate((*self._path, "facts", name, _subject_key(self._part.facts[name])))
             names = ", ".join(f"facts.{dependency}" for dependency in dependencies[name])
             message = f"the subject of facts.{name} depends on itself: it reads {names}"
             self._messages.add(place, "subject-cycle", message, "read only facts whose subject does not depend on this one")
@@ -365,11 +365,30 @@ def _declare_fact(name: str, part: FactPart, schema: FactSchema | None) -> FactD
         part.subject or "",
         part.max_length or 0,
         schema,
+        part.subjects or "",
+        part.max or 0,
     )
+
+
+def _subject_key(part: FactPart) -> str:
+    """Return the key with a fact's subject template: "subject", "subjects", or "" if it has none. Attributes may be missing."""
+    return next((key for key in ("subjects", "subject") if getattr(part, key, None) is not None), "")
+
+
+def _is_always_present(part: FactPart) -> bool:
+    """Report whether rules always see the fact. A list of facts of many subjects is there also if the facts are not."""
+    return not getattr(part, "optional", False) or getattr(part, "subjects", None) is not None
 
 
 def _fact_type(part: FactPart, schema: FactSchema | None) -> ValueType:
     """Return the type of a fact's values. Attributes of the part may be missing: see `read_document`."""
+    if getattr(part, "subjects", None) is not None:
+        one = _value_type(part, schema)
+        return ValueType("list", one, size_max=getattr(part, "max", None))
+    return _value_type(part, schema)
+
+
+def _value_type(part: FactPart, schema: FactSchema | None) -> ValueType:
     if schema is not None:
         return schema.type
     type_ = FACT_TYPES.get(getattr(part, "type", ""), DYN)

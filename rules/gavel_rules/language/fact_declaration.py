@@ -21,6 +21,8 @@ class FactDeclaration(NamedTuple):
     subject: str = ""  # the subject template as written; empty: the proposal's subject
     length_max: int = 0  # of a string, in characters; 0: only messages bound it
     schema: FactSchema | None = None  # of values with structure
+    subjects: str = ""  # the template of a list of subjects as written; empty: the fact is of one subject
+    subjects_max: int = 0
 
 
 def fits(value: object, declaration: FactDeclaration) -> bool:
@@ -35,6 +37,20 @@ def typed(value: object, declaration: FactDeclaration) -> object:
     """Return a value that fits as rules see it: with the integers and numbers inside it as its schema declares them."""
     schema = declaration.schema
     return value if schema is None else schema.typed(value)
+
+
+def is_case_value(value: object, declaration: FactDeclaration) -> bool:
+    """Report whether a value is what rules may see of a fact: of a fact of many subjects, the list of their values."""
+    if not declaration.subjects:
+        return fits(value, declaration)
+    return isinstance(value, list) and len(value) <= declaration.subjects_max and all(fits(item, declaration) for item in value)
+
+
+def case_value(value: object, declaration: FactDeclaration) -> object:
+    """Return a value for which `is_case_value` holds, typed as its declaration says."""
+    if declaration.subjects and isinstance(value, list):
+        return [typed(item, declaration) for item in value]
+    return typed(value, declaration)
 
 
 def is_of_type(value: object, value_type: str, length_max: int = 0) -> bool:

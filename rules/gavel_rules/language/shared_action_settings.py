@@ -139,5 +139,5 @@ def _meaning(action: CompiledAction, scoped: ScopedExpression) -> Any:
         if fact is not None:
             template = action.subject_expressions.get(fact.name)
             subject = None if template is None else _meaning(action, template)
-            facts.append((fact._replace(subject=""), subject))
+            facts.append((fact._replace(subject="", subjects=""), subject))
     return scoped.expression.tree, types, facts

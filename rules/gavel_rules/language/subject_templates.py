@@ -53,6 +53,23 @@ class SubjectTemplate:
             return None
         return None if in_ascii and _SUBJECT_IN_ASCII.fullmatch(value) is None else value
 
+    def subjects(
+        self, params: dict[str, object], facts: dict[str, object], subject: str, subjects_max: int, *, in_ascii: bool = False
+    ) -> list[str] | None:
+        """Return the subjects of a fact of many, each once, in the template's order. The arguments are those of `subject`.
+
+        None if the template errs, gives anything but "type/id", or gives more than `subjects_max`.
+        """
+        value = self._evaluate(bare_case(params, facts, subject))
+        if not isinstance(value, list):
+            return None
+        distinct: dict[str, None] = {}
+        for item in value:
+            if not isinstance(item, str) or not _is_subject(item) or (in_ascii and _SUBJECT_IN_ASCII.fullmatch(item) is None):
+                return None
+            distinct[item] = None
+        return list(distinct) if len(distinct) <= subjects_max else None
+
     def _evaluate(self, case: Case) -> object:
         answers = self._program.evaluate_all(self._reader.read(case))
         return None if answers is None else answers[0]

@@ -13,7 +13,7 @@ from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, Reference, coll
 from gavel_rules.authoring.samples.paths import fact_schema
 from gavel_rules.authoring.samples.values import VALUES_MAX, Sampler, resolve_schema, value_key
 from gavel_rules.language.engines.case import Case
-from gavel_rules.language.fact_declaration import fits, typed
+from gavel_rules.language.fact_declaration import case_value, is_case_value
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.values import size_of
 
@@ -114,10 +114,10 @@ class CaseBuilder:
         if attributes is None or self.action.violations(params):
             return None
         # Facts of one type are checked where cases are compared; a path inside of a fact may not fit the whole.
-        structured = {fact.name: fact for fact in self.action.facts if fact.schema is not None and fact.name in facts}
-        if any(not fits(facts[name], fact) for name, fact in structured.items()):
+        structured = {fact.name: fact for fact in self.action.facts if (fact.schema is not None or fact.subjects) and fact.name in facts}
+        if any(not is_case_value(facts[name], fact) for name, fact in structured.items()):
             return None
-        typed_facts = {name: typed(value, structured[name]) if name in structured else value for name, value in facts.items()}
+        typed_facts = {name: case_value(value, structured[name]) if name in structured else value for name, value in facts.items()}
         return SampleCase(params, facts, build_case(self.action.typed_params(params), typed_facts, attributes), dict(assignment))
 
     def _set(self, whole: dict[str, object], path: str, value: object) -> None:

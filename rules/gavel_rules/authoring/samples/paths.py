@@ -67,7 +67,11 @@ def all_cases(action: CompiledAction, other_versions: Sequence[CompiledAction]) 
 
 
 def fact_schema(fact: FactDeclaration) -> dict[str, Any]:
-    """Return the JSON Schema of a declared fact's values."""
+    """Return the JSON Schema of what rules see of a declared fact."""
+    if fact.subjects:
+        one = fact_schema(fact._replace(subjects=""))
+        definitions = {"$defs": one["$defs"]} if "$defs" in one else {}
+        return {"type": "array", "maxItems": fact.subjects_max, "items": one, **definitions}
     if fact.schema is not None:
         return fact.schema.schema
     return {"type": fact.value_type, **({"maxLength": fact.length_max} if fact.length_max else {})}

@@ -137,7 +137,8 @@ class Environment:
     ) -> CheckedExpression | None:
         """Return the checked expression; None with its mistakes reported.
 
-        `result` is the type that it should have, "SCALAR" for a string, number or boolean, "NUMBER" for an int or double, "" for any.
+        `result` is the type that it should have, "SCALAR" for a string, number or boolean, "NUMBER" for an int or double, "STRINGS" for
+        a list of strings, "" for any.
         `open_names` stand for parts that could not be read: mistakes elsewhere are reported, and the answer is None. `variables` are
         the document's, for suggestions; these are made only while few mistakes are `reported`.
         """
@@ -278,7 +279,7 @@ def _ignore(offset: int, code: str, message: str, hint: str) -> None:
 def _wrong_result(result: str, expected: str) -> tuple[str, str, str]:
     """Return (code, message, suggestion) for an expression of the wrong type."""
     description = _RESULT_NAMES.get(expected, expected)
-    code = "type-error" if expected == "number" else f"not-{expected}"
+    code = "type-error" if expected in ("number", "strings") else f"not-{expected}"
     return code, f"the expression gives {result}, not {description}", _CONVERSIONS.get(expected, "")
 
 
@@ -301,8 +302,13 @@ def _unordered(elements: float, names: Mapping[str, ValueType]) -> tuple[str, st
 _RESULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN"),
     "NUMBER": ("INT", "DOUBLE", "DYN"),
+    "STRINGS": ("LIST<STRING>", "LIST<DYN>"),
 }
-_RESULT_NAMES: Final[Mapping[str, str]] = {"scalar": "a string, number or boolean", "number": "a number"}
+_RESULT_NAMES: Final[Mapping[str, str]] = {
+    "scalar": "a string, number or boolean",
+    "number": "a number",
+    "strings": "a list of strings",
+}
 _CONVERSIONS: Final[Mapping[str, str]] = {
     "bool": "compare it with something",
     "double": "write 1.0 instead of 1, or double(x)",

@@ -29,6 +29,7 @@ RULES_PER_ACTION_MAX: Final = 500
 ACTIONS_MAX: Final = 200
 FACTS_PER_ACTION_MAX: Final = 64
 SOURCES_PER_FACT_MAX: Final = 32
+FACT_SUBJECTS_MAX: Final = 64
 CONDITION_LENGTH_MAX: Final = 8 * 1024
 DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
 DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
@@ -87,6 +88,10 @@ class FactPart(Part):
     """The fact's key, e.g. order.status."""
     subject: ExpressionText | None = None
     """The fact's subject: CEL over subject, params and other facts that gives "type/id". Default: the proposal's subject."""
+    subjects: ExpressionText | None = None
+    """The facts of many subjects: CEL that gives a list of "type/id". Conditions read the list of their values. Needs `gavel: v2`."""
+    max: Annotated[int, Field(ge=1, le=FACT_SUBJECTS_MAX)] | None = None
+    """With `subjects`, and required then: how many there may be. More are refused."""
     type: Literal["string", "number", "integer", "boolean"] | None = None
     """The type of its value. A value of another type does not count. Required unless `value` says it."""
     value: dict[str, Any] | None = None

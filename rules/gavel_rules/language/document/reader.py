@@ -192,6 +192,7 @@ def _check_facts(part: RuleSetPart, source: Source, messages: Messages) -> None:
                 messages.add(source.locate_key((*path, "type")), "unknown-key", message, "remove `type`: the schema under `value` says it")
             elif not written & {"value", "type"}:
                 messages.add(source.locate_key(path), "missing-key", "the key type is missing", "add it")
+            _check_subjects(part, fact, path, source, messages)
             if getattr(fact, "max_length", None) and ("value" in written or getattr(fact, "type", "string") not in ("string", None)):
                 hint = "write maxLength in its `value`" if "value" in written else "remove it"
                 message = (
@@ -200,6 +201,22 @@ def _check_facts(part: RuleSetPart, source: Source, messages: Messages) -> None:
                     else (f"facts.{fact_name} has a schema, so it has no max_length")
                 )
                 messages.add(source.locate_key((*path, "max_length")), "unknown-key", message, hint)
+
+
+def _check_subjects(part: RuleSetPart, fact: FactPart, path: Path, source: Source, messages: Messages) -> None:
+    """Check the keys of a fact of many subjects."""
+    written = fact.model_fields_set
+    if "subjects" not in written:
+        if "max" in written:
+            messages.add(source.locate_key((*path, "max")), "unknown-key", "only a fact with `subjects` has a max", "remove it")
+        return
+    if getattr(part, "gavel", "v2") == "v1":
+        message = "no such key here: facts of many subjects need the language's second version"
+        messages.add(source.locate_key((*path, "subjects")), "unknown-key", message, "write `gavel: v2`")
+    elif "subject" in written:
+        messages.add(source.locate_key((*path, "subject")), "unknown-key", "the fact has a `subject` and `subjects`", "remove one of them")
+    elif "max" not in written:
+        messages.add(source.locate_key(path), "missing-key", "the key max is missing", "say how many subjects there may be")
 
 
 _SPELLING: Final = "use 1 to 64 letters, digits and _, not a digit first, and not a word of CEL"
