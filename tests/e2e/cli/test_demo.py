@@ -12,13 +12,14 @@ from tests.e2e.world import Server, run_servers
 
 # The steps of the timeline in order: the first trace, then the other three cases.
 STEPS = [
+    ("fact", "gavel", "grants demo 1"),
     ("fact", "gavel", "rule set refunds 1 deployed"),
     ("fact", "gavel", "rule set refunds 1 in force"),
     ("fact", "orders-db", 'order.status = "delivered"'),
     ("proposal", "refund-agent", "refund.create"),
     ("decision", "gavel", "REJECTED, NEED_MORE_FACTS"),
-    ("tool call", "refund-agent", "fraud-mcp"),
-    ("tool result", "refund-agent", "fraud-mcp"),
+    ("tool call", "fraud-tools", "fraud-mcp"),
+    ("tool result", "fraud-tools", "fraud-mcp"),
     ("observation", "refund-agent", "customer.fraud_score = 0.04, read through fraud-mcp, trust tier 2"),
     ("fact", "orders-db", "order.total = 640"),
     ("proposal", "refund-agent", "refund.create"),
@@ -53,7 +54,7 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = gavel("demo", GAVEL_FDR="false", GAVEL_REDIS="redis://127.0.0.1:9")
     assert (0, "") == (result.returncode, result.stderr)
     lines = result.stdout.splitlines()
-    assert "proved: 53 events, 11 decisions recomputed equal" == lines[-1]
+    assert "proved: 54 events, 11 decisions recomputed equal" == lines[-1]
     assert max(map(len, lines)) <= 100
     assert "\x1b" not in result.stdout
     remaining = iter(lines)
@@ -61,13 +62,13 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert any(f"  {kind:<11} {who:<13} {what}" in line for line in remaining), (kind, who, what)
     hints = [line for line in lines if "retry hint:" in line]
     assert {"order.total", "order.customer_id"} == {hint.split()[2] for hint in hints[:2]}
-    replay = gavel("replay", "--data", ".gavel")
+    replay = gavel("replay", "--data", ".gavel-demo")
     assert (0, lines[-1] + "\n") == (replay.returncode, replay.stdout)
-    check_log(result.stdout, tmp_path / ".gavel")
+    check_log(result.stdout, tmp_path / ".gavel-demo")
 
     repetition = gavel("demo")
     assert 0 == repetition.returncode
-    assert "proved: 103 events, 22 decisions recomputed equal" == repetition.stdout.splitlines()[-1]
+    assert "proved: 104 events, 22 decisions recomputed equal" == repetition.stdout.splitlines()[-1]
 
 
 def check_log(output: str, data: Path) -> None:
@@ -75,17 +76,31 @@ def check_log(output: str, data: Path) -> None:
     (trace,) = {word.rstrip(",") for word in output.split() if word.startswith("refund-") and word.rstrip(",)").endswith("-1")} - {
         word for word in output.split() if word.endswith(")")
     }
-    server = Server(data)
+    tokens = data / "demo-tokens"
+    server = Server(data, options=["--authentication", "required", "--token-file", str(tokens / "tokens.toml")])
+    ada = {"GAVEL_CLIENT_TOKEN_FILE": str(tokens / "ada.token")}
     with run_servers(server):
-        response = json.loads(gavel("trace", trace, "--json=snake", server=server).stdout)
+        response = json.loads(gavel("trace", trace, "--json=snake", server=server, **ada).stdout)
         assert ["TOOL_PAIR_STATE_PAIRED"] == [pair["state"] for pair in response["pairs"]]
-        projection = json.loads(gavel("projection", response["envelopes"][0]["subject"], "--json=snake", server=server).stdout)[
+        projection = json.loads(gavel("projection", response["envelopes"][0]["subject"], "--json=snake", server=server, **ada).stdout)[
             "projection"
         ]
         facts = {fact["key"]: fact["value"] for fact in projection["facts"]}
         assert ("SUCCESS", 640) == (facts["execution.refund.create.status"], facts["order.total"])
         assert [] == projection["pending_decisions"]
-        assert 1 == len([line for line in gavel("status", server=server).stdout.splitlines() if line.startswith("refunds")])
+        assert 1 == len([line for line in gavel("status", server=server, **ada).stdout.splitlines() if line.startswith("refunds")])
+        # Each party is known by its token, and can speak for nobody else.
+        principals = {
+            event["producer"]["id"]: event["attestation"]["principal"]["name"] for event in response["envelopes"] if "attestation" in event
+        }
+        assert {name: name for name in ("orders-db", "refund-agent", "fraud-tools", "demo-executor")}.items() <= principals.items()
+        statement = data / "status.yaml"
+        statement.write_text(
+            "subject: order/8\nproducer: {type: PRODUCER_TYPE_DATABASE_SNAPSHOT, id: orders-db}\n"
+            "fact: {key: order.status, value: delivered}\n"
+        )
+        refused = gavel("publish", statement, server=server, GAVEL_CLIENT_TOKEN_FILE=str(tokens / "refund-agent.token"))
+        assert (1, True) == (refused.returncode, "RIGHT_LACKING" in refused.stderr)
 
 
 def test_directory_in_use(shop: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from gavel_server.cli.connection import command_error
+from gavel_server.cli.demo.parties import OPERATOR, create_tokens, token_file, token_path
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.rendering import output
 
@@ -30,10 +32,13 @@ async def perform(data: Path, bus: str) -> int:
     """Play the demo with its log in `data` and replay the log; return the replay's exit status. Raises CommandError."""
     from gavel_server.cli.commands.reads.replay import exit_status
 
+    token = create_tokens(data)
     async with _server(data) as address:
-        trace = await _play(address, data, bus)
+        trace = await _play(address, data, bus, token)
     output.print_line("")
     output.print_line(f"The server has stopped; its log stays in {data}. Explore it with:")
+    output.print_line(f"  export GAVEL_AUTHENTICATION=required GAVEL_TOKEN_FILE={token_file(data)}")
+    output.print_line(f"  export GAVEL_CLIENT_TOKEN_FILE={token_path(data, OPERATOR)}")
     output.print_line(f"  gavel serve --data {data}, and then: gavel trace {trace}, gavel log list, gavel status")
     output.print_line(f"  gavel replay --data {data}")
     output.print_line("")
@@ -43,18 +48,19 @@ async def perform(data: Path, bus: str) -> int:
     return exit_status(verdict)
 
 
-async def _play(address: str, data: Path, bus: str) -> str:
-    """Play the story; return its main trace."""
+async def _play(address: str, data: Path, bus: str, token: str) -> str:
+    """Play the story as the operator, who has `token`; return its main trace."""
     from gavel_client import GavelClient, GavelError
 
+    from gavel_server.cli.demo.parties import run_parties
     from gavel_server.cli.demo.story import Story
     from gavel_server.cli.demo.timeline import Timeline
     from gavel_server.cli.rendering.projection import print_projection
 
     output.print_line(f"gavel demo: a server on {address}, its log in {data}, bus {bus}")
-    async with GavelClient(address, bus=bus) as client:
+    async with GavelClient(address, bus=bus, credentials=token) as client, run_parties(address, bus, data) as parties:
         timeline = Timeline()
-        story = Story(client, timeline)
+        story = Story(client, parties, timeline)
         try:
             projection = await story.play()
         except GavelError as error:
@@ -71,9 +77,11 @@ async def _play(address: str, data: Path, bus: str) -> str:
 async def _server(data: Path) -> AsyncIterator[str]:
     """Run `gavel serve` as a process; yield its address, and stop it with SIGTERM."""
     log_file = data / SERVER_LOG
-    command = (sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data))
-    # The environment may hold another server's settings.
+    options = ("--listen", "127.0.0.1:0", "--data", str(data), "--authentication", "required", "--token-file", str(token_file(data)))
+    command = (sys.executable, "-m", "gavel_server.cli", "serve", *options)
+    # The environment may hold another server's settings. An administrator deploys the first grants.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
+    environment["GAVEL_ADMINS"] = json.dumps([OPERATOR])
     with _create_file(log_file) as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment)
     try:

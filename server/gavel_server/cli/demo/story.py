@@ -3,20 +3,19 @@
 Every step is a real call of the contract, and every printed event is read back from the log. The story never sleeps: where the
 executor or the fact derivation reactor has to act, it subscribes to the log until the result is there.
 
-One process plays all parties, on a server of its own without authentication. In production each is a process with credentials of its own:
-client/python/examples/refunds has them.
+Each party is a process with a token of its own (`parties`), on a server that requires credentials: the agents cannot speak for the order
+system, nor the executor for an agent. The story tells them what to say. Its own client is that of the operator.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_DATABASE_SNAPSHOT, Producer
+from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_DATABASE_SNAPSHOT, PRODUCER_TYPE_TOOL_RUNTIME, Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel.v1.projection_service_pb2 import Projection
@@ -29,14 +28,14 @@ from gavel_client import (
     tool_call_envelope,
     tool_result_envelope,
 )
-from gavel_client.executor.executor import Executor
-from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 
+from gavel_server.cli.demo import parties
+from gavel_server.cli.demo.parties import GRANTS, Party
+from gavel_server.cli.demo.party import ACTION
 from gavel_server.cli.demo.timeline import Timeline
 
 RULE_SET: Final = "refunds"
-ACTION: Final = "refund.create"
 # A step of the story that takes longer fails.
 STEP_TIMEOUT_MS: Final = 30_000
 MAX_FACT_AGE_MS: Final = 300_000
@@ -44,19 +43,21 @@ CUSTOMER: Final = "customer-7"
 # The fact that the rule set derives from a paid refund; the built-in fact of the report's status precedes it.
 DERIVED_KEY: Final = "order.refunded"
 
-ORDERS: Final = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db", version="demo")
-AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="refund-agent", version="demo")
-OTHER_AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="billing-agent", version="demo")
+ORDERS: Final = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id=parties.ORDERS, version="demo")
+AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id=parties.AGENT, version="demo")
+TOOLS: Final = Producer(type=PRODUCER_TYPE_TOOL_RUNTIME, id=parties.TOOLS, version="demo")
+OTHER_AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id=parties.OTHER_AGENT, version="demo")
 
 
 class Story:
-    """Plays the demo on the bus of `client`, from which its executor takes its work too.
+    """Plays the demo on the bus of `client`, which is the operator's; the parties speak for themselves.
 
     Subjects and traces carry a fresh run id, so that the story can be played on one log any number of times.
     """
 
-    def __init__(self, client: GavelClient, timeline: Timeline) -> None:
+    def __init__(self, client: GavelClient, speakers: Mapping[str, Party], timeline: Timeline) -> None:
         self._client = client
+        self._parties = speakers
         self._timeline = timeline
         self._run = os.urandom(3).hex()
         self._shown = 0
@@ -65,12 +66,25 @@ class Story:
     async def play(self) -> Projection:
         """Play all chapters; return the projection of the first order after its refund."""
         self._shown = (await self._client.get_status()).head_sequence_number
+        await self._grants()
         await self._rules()
         projection = await self._refund()
         await self._conflict()
         await self._stale_fact()
         await self._human_review()
         return projection
+
+    async def _grants(self) -> None:
+        self._timeline.heading("Who may do what")
+        self._timeline.sentence(
+            "Each party below is a process with a token of its own. Grants, which are in the log too, say what it may do: "
+            "an agent may propose, and only the order system may state facts about orders."
+        )
+        before = self._shown
+        deployed = await self._client.deploy_grants(GRANTS)
+        await self._show()
+        if self._shown == before:
+            self._timeline.sentence(f"{deployed.name} {deployed.version} has been in force since an earlier run.")
 
     async def _rules(self) -> None:
         self._timeline.heading("The rules")
@@ -96,7 +110,9 @@ class Story:
         params = {"amount": 620, "currency": "EUR", "customer_id": CUSTOMER, "reason": "damaged"}
         rejection = await self._propose(order, trace, params, [status])
         say.sentence("Facts are missing. The retry hint names all of them at once, so the agent knows what to fetch.")
-        say.sentence("The agent asks the fraud tool about the customer. Call and result are events, and the observation cites the result.")
+        say.sentence(
+            "The agent asks the fraud tool about the customer. The tool's runtime records call and result; the observation cites them."
+        )
         score = await self._observe(f"customer/{CUSTOMER}", trace, {"customer.fraud_score": 0.04})
         say.sentence("The order system adds the facts that the hint names.")
         total = await self._fact(order, trace, "order.total", 640)
@@ -149,9 +165,13 @@ class Story:
 
     async def _fact(self, subject: str, trace: str, key: str, value: object, occurred_at: datetime | None = None) -> Envelope:
         envelope = fact_envelope(subject, ORDERS, key=key, value=value, trace_id=trace, occurred_at=occurred_at or datetime.now(UTC))
-        response = await self._client.publish_event(envelope)
+        return await self._say(envelope)
+
+    async def _say(self, envelope: Envelope) -> Envelope:
+        """Let the producer of an event say it; return what the log has of it, or the decision on a proposal."""
+        recorded = await self._parties[envelope.producer.id].say(envelope)
         await self._show()
-        return response.envelope
+        return recorded
 
     async def _order_facts(self, subject: str, trace: str, *, total: int, status_at: datetime | None = None) -> list[Envelope]:
         """Publish the three facts that the rule set requires of an order."""
@@ -162,33 +182,37 @@ class Story:
         ]
 
     async def _observe(self, subject: str, trace: str, fields: Mapping[str, object]) -> Envelope:
-        """Record a tool call, its result, and the agent's observation of it."""
-        call = await self._client.publish_event(
+        """Let the runtime of tools record a call and its result, and the agent its observation of it."""
+        call = await self._parties[parties.TOOLS].say(
             tool_call_envelope(
-                subject, AGENT, tool_name="fraud-mcp", arguments={"subject": subject}, arguments_summary=f"score {subject}", trace_id=trace
+                subject,
+                TOOLS,
+                tool_name="fraud-mcp",
+                arguments={"subject": subject},
+                arguments_summary=f"score {subject}",
+                agent_id=parties.AGENT,
+                trace_id=trace,
             )
         )
-        result = await self._client.publish_event(
+        result = await self._parties[parties.TOOLS].say(
             tool_result_envelope(
-                call.envelope,
+                call,
                 result=dict(fields),
                 result_summary=", ".join(f"{key} {value}" for key, value in fields.items()),
                 duration_ms=12,
             )
         )
-        observation = await self._client.publish_event(
+        return await self._say(
             observation_envelope(
                 subject,
                 AGENT,
                 source_tool="fraud-mcp",
                 extracted_fields=fields,
-                evidence=result.envelope,
+                evidence=result,
                 trace_id=trace,
-                causation_id=result.envelope.event_id,
+                causation_id=result.event_id,
             )
         )
-        await self._show()
-        return observation.envelope
 
     async def _propose(
         self,
@@ -212,20 +236,14 @@ class Story:
             trace_id=trace,
             causation_id=cause.event_id if cause else "",
         )
-        response = await self._client.submit_proposal(envelope)
-        await self._show()
-        return response.decision
+        return await self._say(envelope)
 
     async def _carry_out(self, decision: Envelope) -> None:
-        """Run an executor until the facts of the decision's execution are in the log."""
-        handlers = Handlers()
-        handlers.action(ACTION)(_create_refund)
-        executor = Executor(self._client, handlers, producer_id="demo-executor", producer_version="demo")
-        running = asyncio.create_task(executor.run())
-        watching = asyncio.create_task(self._show_until(lambda event: _is_last_fact(event, decision)))
-        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
-        executor.stop()
-        await asyncio.gather(running, watching)
+        """Let the executor run until the facts of the decision's execution are in the log."""
+        executor = self._parties[parties.EXECUTOR]
+        await executor.tell("run")
+        await self._show_until(lambda event: _is_last_fact(event, decision))
+        await executor.tell("stop")
 
     async def _show(self) -> None:
         """Print the events that are new since the last print."""
@@ -255,8 +273,3 @@ class Story:
 
 def _is_last_fact(event: Envelope, decision: Envelope) -> bool:
     return event.fact.decision_id == decision.event_id and event.fact.key == DERIVED_KEY
-
-
-async def _create_refund(context: ExecutionContext) -> HandlerResult:
-    """Stand in for a call to a payment provider, which would get the idempotency key."""
-    return HandlerResult.success({"refund_id": f"refund-{context.idempotency_key[:8]}", "refunded": context.params["amount"]})

@@ -1,17 +1,20 @@
-"""`gavel demo`: one trace on a real server, Redis and executor, and the replay that proves its log."""
+"""`gavel demo`: one trace on a real server and Redis, with a process for each party, and the replay that proves its log."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from gavel_server.cli.options import BUS_DEFAULT, DATA_DEFAULT, Bus, Debug
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug
+
+# Not that of `gavel serve`: the demo puts grants in force, after which a server without authentication allows no calls.
+DATA_DEFAULT: Final = Path(".gavel-demo")
 
 
 def demo(
-    data: Annotated[Path, typer.Option(metavar="DIR", help="The directory for the demo's log.")] = DATA_DEFAULT,
+    data: Annotated[Path, typer.Option(metavar="DIR", help="The directory for the demo's log and tokens.")] = DATA_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
