@@ -23,7 +23,7 @@ EXECUTOR: Final = "demo-executor"
 PARTIES: Final = (ORDERS, AGENT, OTHER_AGENT, TOOLS, EXECUTOR)
 # In the data directory.
 TOKENS: Final = "demo-tokens"
-ANSWER_SECONDS_MAX: Final = 60
+ANSWER_SECONDS_MAX: Final = 120
 STOP_SECONDS_MAX: Final = 10
 
 GRANTS: Final = f"""
