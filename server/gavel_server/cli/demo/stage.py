@@ -39,7 +39,7 @@ async def perform(data: Path, bus: str) -> int:
     output.print_line(f"The server has stopped; its log stays in {data}. Explore it with:")
     output.print_line(f"  export GAVEL_AUTHENTICATION=required GAVEL_TOKEN_FILE={token_file(data)}")
     output.print_line(f"  export GAVEL_CLIENT_TOKEN_FILE={token_path(data, OPERATOR)}")
-    output.print_line(f"  gavel serve --data {data}, and then: gavel trace {trace}, gavel log list, gavel status")
+    output.print_line(f"  gavel serve --data {data}, and then: gavel trace {trace}, gavel log list")
     output.print_line(f"  gavel replay --data {data}")
     output.print_line("")
     output.print_line("The replay recomputes every decision from the log alone:")
