@@ -91,7 +91,7 @@ def check_log(output: str, data: Path) -> None:
         assert 1 == len([line for line in gavel("status", server=server, **ada).stdout.splitlines() if line.startswith("refunds")])
         # Each party is known by its token, and can speak for nobody else.
         principals = {
-            event["producer"]["id"]: event["attestation"]["principal"]["name"] for event in response["envelopes"] if "attestation" in event
+            event["producer"]["id"]: event["attestation"]["principal"] for event in response["envelopes"] if "attestation" in event
         }
         assert {name: name for name in ("orders-db", "refund-agent", "fraud-tools", "demo-executor")}.items() <= principals.items()
         statement = data / "status.yaml"
