@@ -77,6 +77,17 @@ async def _join(cluster: RunningCluster) -> None:
         for client in clients[: len(cluster.masters)] if cluster.replicas else []:
             while (await client.info("replication")).get("slave0", {}).get("state") != "online":  # noqa: ASYNC110 - Redis sets no event
                 await asyncio.sleep(0.05)
+        for client in clients[len(cluster.masters) :]:
+            await _until_synced(client)
+
+
+async def _until_synced(replica: Any) -> None:
+    """Wait until a replica has a file of its own again, which it rewrites after a full copy. Before, it confirms no WAITAOF."""
+    while True:
+        state = await replica.info("persistence")
+        if not (state["aof_rewrite_in_progress"] or state["aof_rewrite_scheduled"]):
+            return
+        await asyncio.sleep(0.05)
 
 
 async def _until_known(clients: Sequence[Any]) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol, cast
 
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -307,6 +308,9 @@ async def _reply(connection: AbstractConnection) -> Any:
 
 
 def _describe(error: Exception, seconds: float) -> str:
+    if isinstance(error, MasterNotFoundError):
+        # redis-py's message lists all options of its connections.
+        return "no Sentinel answers with a primary of this name that is up"
     if isinstance(error, TimeoutError):
         return f"no reply within {seconds:g} s"
     return reason(error) if str(error) else type(error).__name__

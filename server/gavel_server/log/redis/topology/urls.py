@@ -90,11 +90,12 @@ def endpoint(url: str, timeout_seconds: float) -> Endpoint:
 
 
 def node_endpoint(cluster_url: str, host: str, port: int, timeout_seconds: float) -> Endpoint:
-    """Return where connections to one node of a cluster lead."""
+    """Return where connections to one node of a cluster lead. Raises ValueError for an invalid URL."""
     target = parse(cluster_url)
-    options = _options(target, timeout_seconds)
+    address = mask_url(cluster_url)
+    options = _checked(address, lambda: _options(target, timeout_seconds))
     kind = SSLConnection if target.has_tls else Connection
-    return Endpoint(f"{mask_url(cluster_url)} (node {host}:{port})", lambda: kind(host=host, port=port, **options))
+    return Endpoint(f"{address} (node {host}:{port})", lambda: kind(host=host, port=port, **options))
 
 
 def discovery_client(url: str) -> RedisCluster:
