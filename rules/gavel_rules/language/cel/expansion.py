@@ -33,7 +33,7 @@ class Bodies(NamedTuple):
     """What the library does with the bodies of functions."""
 
     compile: Callable[[str, tuple[str, ...]], bytes]  # checks a body with parameters of any type, and returns it serialized
-    evaluate: Callable[[bytes], object]  # the value of a serialized expression that reads nothing; None if it errs
+    evaluate: Callable[[bytes], object]  # the value of a serialized expression that reads nothing; None if it fails
 
 
 def expand(serialized: bytes, kind_of_sum: KindOfSum, bodies: Bodies) -> bytes:

@@ -111,7 +111,7 @@ def compile_body(body: str, parameters: tuple[str, ...]) -> bytes:
 
 
 def _evaluate_body(serialized: bytes) -> object:
-    """Return the value of a serialized expression that reads nothing; None if it errs. No added function gives null."""
+    """Return the value of a serialized expression that reads nothing; None if it fails. No added function gives null."""
     value = _bare(2).deserialize(serialized).eval(data={})
     return None if value.type().name() == "ERROR" else value.plain_value()
 
@@ -129,16 +129,16 @@ _WRITTEN: Final[Mapping[str, tuple[str, str, str]]] = {
 
 
 def literal_problems(function: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield (message, suggestion) if a function errs on a literal text whenever it is evaluated."""
+    """Yield (message, suggestion) if a function fails on a literal text whenever it is evaluated."""
     if function in _WRITTEN:
         expression, what, hint = _WRITTEN[function]
-        if _errs(f"{expression}({json.dumps(text)})"):
+        if _fails(f"{expression}({json.dumps(text)})"):
             yield f"{text!r} is not a valid {what}", hint
 
 
 @lru_cache(1_000)
-def _errs(source: str) -> bool:
-    """Report whether an expression without variables errs."""
+def _fails(source: str) -> bool:
+    """Report whether an expression without variables fails."""
     try:
         return bool(_bare().compile(source).eval(data={}).type().name() == "ERROR")
     except RuntimeError:

@@ -83,7 +83,7 @@ class _Expression:
         self._program = Program(environment, [condition_source(expression.source)])
 
     def evaluate(self, event: CountedEvent) -> object:
-        """Return the value for an event; None if the expression errs."""
+        """Return the value for an event; None if the expression fails."""
         case = Case(
             event.params,
             {},
