@@ -104,7 +104,7 @@ def _split_concatenation(tree: Node, environment: Environment) -> _Pieces | None
 
 
 def _concatenate(pieces: _Pieces, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
-    """Return the pieces as one text; None where a value is absent, as CEL would err."""
+    """Return the pieces as one text; None if a value is absent, on which CEL would fail."""
     parts: list[str] = []
     for root, text in pieces:
         part: object = text

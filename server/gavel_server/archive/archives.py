@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import structlog
 
 from gavel_server.archive.archive import Archive
-from gavel_server.archive.archiving import archive_log
+from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.segments import check_packages
 from gavel_server.archive.storage import ArchiveError, open_storage
 from gavel_server.log import EventLog, LogError, LogUnavailableError

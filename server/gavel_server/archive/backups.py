@@ -21,7 +21,7 @@ from gavel_rules.events.hash_chain import chain
 from gavel_rules.events.timestamps import milliseconds
 
 from gavel_server.archive.archive import Archive
-from gavel_server.archive.archiving import archive_log
+from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.segments import BACKUPS_FOLDER, FORMAT, Manifest, decode_manifest, decode_segment, encode_manifest, encode_segment
 from gavel_server.archive.storage import ArchiveError
 from gavel_server.log import Entry, EventLog, Head, Record

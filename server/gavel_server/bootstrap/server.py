@@ -24,11 +24,11 @@ from gavel_server.bootstrap.telemetry import start_telemetry
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.snapshot_writer import write_forever
 from gavel_server.config import Settings, is_local
+from gavel_server.endpoint import Endpoint, EndpointSecurity, listen
 from gavel_server.fairness.quotas import Quotas
 from gavel_server.front.programs import select_program
 from gavel_server.identity.identity import Identity, IdentityError
 from gavel_server.index.event_index import BusHead, EventIndex
-from gavel_server.listening import EndpointSecurity, Listening, listen
 from gavel_server.log.redis.logs import RedisLogs
 from gavel_server.process.allocator import return_free_pages_forever
 from gavel_server.process.background import report_forever
@@ -103,14 +103,14 @@ class Server:
 
     async def serve(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set. `ready` is called with the address once the server answers. Raises ServeError."""
-        async with _listening(self._settings, self._listener, self._security, self._methods, self._supervisor) as listening:
-            await self._start(listening)
+        async with _open_endpoint(self._settings, self._listener, self._security, self._methods, self._supervisor) as endpoint:
+            await self._start(endpoint)
             background = self._start_background()
-            if listening.front is not None:
-                listening.front.serve()
+            if endpoint.front is not None:
+                endpoint.front.serve()
             collect_less()
-            _log_ready(self._settings, listening, self._descriptors_max)
-            ready(listening.address)
+            _log_ready(self._settings, endpoint, self._descriptors_max)
+            ready(endpoint.address)
             await stop.wait()
             _LOG.info("server.stopping")
             for task in background:
@@ -122,10 +122,10 @@ class Server:
         await self._telemetry.export.stop()
         _LOG.info("server.stopped")
 
-    async def _start(self, listening: Listening) -> None:
+    async def _start(self, endpoint: Endpoint) -> None:
         """Open the default bus, and begin to answer calls of this process and of the front."""
         if self._reactors is not None:
-            self._reactors.target, self._reactors.secret = listening.inner, self._security.secret
+            self._reactors.target, self._reactors.secret = endpoint.inner, self._security.secret
         await open_default(self._buses, self._redis_logs)
         await self._listener.start()
         for name in self._health.names:
@@ -173,16 +173,16 @@ def _security(settings: Settings) -> EndpointSecurity:
 
 
 @contextlib.asynccontextmanager
-async def _listening(
+async def _open_endpoint(
     settings: Settings, listener: Listener, security: EndpointSecurity, methods: Mapping[str, Method], supervisor: Supervisor
-) -> AsyncIterator[Listening]:
+) -> AsyncIterator[Endpoint]:
     """Bind the addresses; on exit, stop the front. Raises ServeError."""
     async with contextlib.AsyncExitStack() as stack:
         try:
-            listening = await stack.enter_async_context(listen(settings, listener, security, methods, supervisor))
+            endpoint = await stack.enter_async_context(listen(settings, listener, security, methods, supervisor))
         except OSError as error:
             raise ServeError(str(error)) from error
-        yield listening
+        yield endpoint
 
 
 def _reload_on_hangup(identity: Identity) -> None:
@@ -191,11 +191,11 @@ def _reload_on_hangup(identity: Identity) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, identity.reload)
 
 
-def _log_ready(settings: Settings, listening: Listening, descriptors_max: int) -> None:
-    front = "none" if listening.front is None else "native"
+def _log_ready(settings: Settings, endpoint: Endpoint, descriptors_max: int) -> None:
+    front = "none" if endpoint.front is None else "native"
     _LOG.info(
         "server.ready",
-        address=listening.address,
+        address=endpoint.address,
         embedded_redis=settings.redis is None,
         front=front,
         build=build(),

@@ -100,7 +100,7 @@ class CaseGenerator:
             if obstacle in formulas:
                 return Witness(None, False)
             fails = self.formula(self.action, obstacle, False)
-            # A lower rule may match, as long as it does not err.
+            # A lower rule may match, as long as it does not fail.
             formulas[obstacle] = fails if obstacle < index else (*fails, *self.formula(self.action, obstacle, True))
 
     def cases_beyond_thresholds(self, index: int) -> Iterator[SampleCase]:

@@ -88,7 +88,7 @@ _OF_LITERAL: Final = {"int64": NUMBER, "double": NUMBER, "string": TEXT, "bool":
 def lower(condition: CheckedExpression, environment: Environment, outcome: bool = True) -> LoweredCondition:
     """Lower "the value of the condition is `outcome`"."""
     whole = (0, len(condition.source))
-    # CEL limits the iterations of one evaluation: two macros could pass apart and err together.
+    # CEL limits the iterations of one evaluation: two macros could pass apart and fail together.
     if count_macros(condition.tree) <= 1:
         work = _Lowering(condition, environment)
         try:

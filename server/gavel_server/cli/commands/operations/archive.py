@@ -34,7 +34,7 @@ def archive(
     Each segment is written, read back and verified before it counts. With --trim the log keeps only later events; from then on a server
     needs the archive (`archive` in its settings), and offline commands need --archive. A server with that setting archives by itself.
     """
-    from gavel_server.archive.archiving import archive_log
+    from gavel_server.archive.archive_run import archive_log
     from gavel_server.cli.rendering import output
     from gavel_server.log.protocol import DAY_MS
 

@@ -37,7 +37,7 @@ async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims:
     """
     await archive.refresh()
     await _check_is_of(log, archive)
-    written = 0
+    segments = 0
     head = await log.head()
     while True:
         records = await _next_segment(log, archive.end.sequence_number + 1, head.sequence_number - 1, cutoff_ms)
@@ -45,7 +45,7 @@ async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims:
             break
         manifest, content = await asyncio.to_thread(encode_segment, log.bus, archive.end.chain_hash, records)
         await archive.add(manifest, content)
-        written += 1
+        segments += 1
         await asyncio.sleep(0)
     await archive.complete_tree()
     first = 1
@@ -53,7 +53,7 @@ async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims:
         old = [one for one in archive.manifests if one.last < head.sequence_number]
         if old:
             first = await _trim(log, archive, old[-1].last, cutoff_ms)
-    return ArchiveRun(written, archive.end.sequence_number, first)
+    return ArchiveRun(segments, archive.end.sequence_number, first)
 
 
 def recorded_at_ms(record: Record) -> int:

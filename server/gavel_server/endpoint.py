@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SECRET_BYTES: Final = 32
 
 
-class Listening(NamedTuple):
+class Endpoint(NamedTuple):
     """The address for callers, the address for the server's own parts, and the front in between if there is one."""
 
     address: str
@@ -75,13 +75,13 @@ class EndpointSecurity:
 @contextlib.asynccontextmanager
 async def listen(
     settings: Settings, listener: Listener, security: EndpointSecurity, methods: Mapping[str, Method], supervisor: Supervisor
-) -> AsyncIterator[Listening]:
+) -> AsyncIterator[Endpoint]:
     """Bind the addresses; on exit, stop the front. Raises OSError."""
     if security.secret:
         listener.probe_metadata = ((SECRET_KEY, security.secret),)
     if security.program is not None:
-        async with _listen_with_front(settings, listener, security, security.program, methods, supervisor) as listening:
-            yield listening
+        async with _listen_with_front(settings, listener, security, security.program, methods, supervisor) as endpoint:
+            yield endpoint
         return
     is_private = security.identity.authenticator is not None
 
@@ -91,7 +91,7 @@ async def listen(
     address = bind_public(listener.server, settings.listen)
     if not security.is_private:
         listener.bind(address, lambda server: bind_public(server, address))
-        yield Listening(address, address, None)
+        yield Endpoint(address, address, None)
         return
     with private_socket(lambda path: bind(listener.server, UNIX + path)) as own:
 
@@ -101,13 +101,13 @@ async def listen(
 
         inner = UNIX + own.path
         listener.bind(inner, bind_both)
-        yield Listening(address, inner, None)
+        yield Endpoint(address, inner, None)
 
 
 @contextlib.asynccontextmanager
 async def _listen_with_front(
     settings: Settings, listener: Listener, security: EndpointSecurity, program: Path, methods: Mapping[str, Method], supervisor: Supervisor
-) -> AsyncIterator[Listening]:
+) -> AsyncIterator[Endpoint]:
     # A private socket: it bypasses the front, so only this user may reach it, and only with the secret of this start.
     with private_socket(lambda path: bind(listener.server, UNIX + path)) as own:
         inner = UNIX + own.path
@@ -116,7 +116,7 @@ async def _listen_with_front(
         security.identity.on_tls.append(front.use_tls)
         listener.on_rebuild = front.restart
         try:
-            yield Listening(await front.start(), inner, front)
+            yield Endpoint(await front.start(), inner, front)
         finally:
             await front.stop()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_server.archive import archiving, segments
+from gavel_server.archive import archive_run, segments
 from gavel_server.archive.archive import Archive
+from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.archived_log import ArchivedLog
-from gavel_server.archive.archiving import archive_log
 from gavel_server.archive.backups import read_backup, restore_log, write_backup
 from gavel_server.archive.storage import ArchiveError, Directory
 from gavel_server.log import Entry, LogUnavailableError, Record, chain, empty_head
@@ -29,7 +29,7 @@ SEGMENT = 5
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of five events."""
-    monkeypatch.setattr(archiving, "SEGMENT_EVENTS", SEGMENT)
+    monkeypatch.setattr(archive_run, "SEGMENT_EVENTS", SEGMENT)
 
 
 async def new_log(events: int = EVENTS, name: str = "event") -> MemoryLog:
