@@ -11,13 +11,13 @@ from typing import Any
 
 import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client import SyncGavelClient, fact_envelope, proposal_envelope, reference
+from gavel_client import SyncGavelClient, fact_envelope
 from gavel_server.log import chain, genesis_hash
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from google.protobuf.json_format import MessageToJson
 
 from tests.e2e.runs import run_gavel
-from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, Server, rule_set
+from tests.e2e.world import DEPOT, Server, proposal, rule_set
 
 LOG_KEY = "gavel:{default}:log"
 HEAD_KEY = "gavel:{default}:head"
@@ -32,17 +32,10 @@ def gavel(*arguments: str | Path, server: Server | None = None, text: str = "", 
 
 
 def send(fact: Envelope, weight: float, trace_id: str = "") -> Envelope:
-    """Return a proposal to send the parcel of `fact`."""
-    return proposal_envelope(
-        fact.subject,
-        AGENT,
-        action_type=ACTION,
-        params={"weight": weight},
-        max_fact_age_ms=DAY_MS,
-        based_on_events=[reference(fact)],
-        confidence=0.9,
-        trace_id=trace_id or fact.trace_id,
-    )
+    """Return a proposal to send the parcel of `fact`, in the fact's trace unless another is given."""
+    envelope = proposal(fact, weight)
+    envelope.trace_id = trace_id or fact.trace_id
+    return envelope
 
 
 def as_text(envelope: Envelope) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gavel_server.cli.connection import connect
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server
+
+if TYPE_CHECKING:
+    from gavel.v1.audit_service_pb2 import AuditDecisionResponse, AuditTraceResponse
 
 audit = typer.Typer(help="Answer an auditor's questions about a decision or a trace.", no_args_is_help=True)
 
@@ -26,15 +29,8 @@ def audit_trace(
     debug: Debug = False,
 ) -> None:
     """Print which models, tools, rules, facts and people led to the decisions of a trace, and whether they come out the same."""
-    from gavel_server.cli.rendering import output
-    from gavel_server.cli.rendering.audit import print_audit
-
     with connect(server, bus) as client:
-        response = client.audit_trace(trace_id, without_recomputation=without_recomputation)
-    if as_json:
-        output.print_json(response)
-    else:
-        print_audit(response.audit)
+        _print(client.audit_trace(trace_id, without_recomputation=without_recomputation), as_json)
 
 
 @audit.command("decision")
@@ -47,11 +43,14 @@ def audit_decision(
     debug: Debug = False,
 ) -> None:
     """Print which models, tools, rules, facts and people led to a decision, and whether it comes out the same."""
+    with connect(server, bus) as client:
+        _print(client.audit_decision(decision_id, without_recomputation=without_recomputation), as_json)
+
+
+def _print(response: AuditTraceResponse | AuditDecisionResponse, as_json: bool) -> None:
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rendering.audit import print_audit
 
-    with connect(server, bus) as client:
-        response = client.audit_decision(decision_id, without_recomputation=without_recomputation)
     if as_json:
         output.print_json(response)
     else:
