@@ -5,8 +5,8 @@ observation of another producer in the trace has to name a cause in it: nobody t
 grants are in force, another principal also needs a grant that lets it join the owner's traces, and a producer of its own, so that it
 never uses up the owner's budget of rejections.
 
-The owners come from the log alone. Their number is limited: beyond the limit, the producer with the most traces loses those that it opened
-first, so no producer makes others lose theirs.
+The owners come from the log alone. Their number is limited: beyond the limit, the producer with the most traces loses those that it used
+least recently, so no producer makes others lose theirs, and a trace in use stays whoever imitates its producer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Owner:
 
     def __init__(self, party: TraceParty) -> None:
         self.party: Final = party
-        self.traces: Final[dict[str, None]] = {}  # trace_ids, in the order in which they were opened
+        self.traces: Final[dict[str, None]] = {}  # trace_ids, the most recently used last
 
 
 class _Ownership:
@@ -77,6 +77,8 @@ class TraceOwners:
         if owned is not None:
             if now_ms - owned.last_proposal_ms <= TRACE_LAPSE_MS:
                 owned.last_proposal_ms = now_ms
+                del owned.owner.traces[trace_id]
+                owned.owner.traces[trace_id] = None
                 return
             self._forget(owned.owner, trace_id)
         owner = self._owners.get(party.key)
@@ -85,7 +87,7 @@ class TraceOwners:
         self._owned[trace_id] = _Ownership(owner, now_ms)
         owner.traces[trace_id] = None
         if len(self._owned) > self._traces_max:
-            self._forget_oldest()
+            self._forget_least_recent()
 
     def owner(self, trace_id: str, now_ms: Callable[[], int]) -> TraceParty | None:
         """Return whom a trace belongs to; None if nobody is known to own it. The clock is read only if the trace is known."""
@@ -93,7 +95,7 @@ class TraceOwners:
         return owned.owner.party if owned is not None and now_ms() - owned.last_proposal_ms <= TRACE_LAPSE_MS else None
 
     def parts(self) -> Iterator[StateSnapshot]:
-        """Yield the owners as parts of a snapshot, each with its traces in the order in which they were opened."""
+        """Yield the owners as parts of a snapshot, each with its traces in the order of their last use."""
         # The compiled build makes lists of generator expressions.
         rows = iter([self._row(trace_id) for owner in self._owners.values() for trace_id in owner.traces])
         while chunk := list(islice(rows, PART_ROWS)):
@@ -127,7 +129,7 @@ class TraceOwners:
             ),
         )
 
-    def _forget_oldest(self) -> None:
+    def _forget_least_recent(self) -> None:
         largest = max(self._owners.values(), key=lambda owner: len(owner.traces))
         count = min(FORGOTTEN_AT_ONCE, (len(largest.traces) + 1) // 2)
         for trace_id in list(islice(largest.traces, count)):

@@ -131,7 +131,7 @@ def test_traces_lapse() -> None:
 
 @pytest.mark.parametrize("greedy", [1, 10])
 def test_memory_is_bounded(greedy: int) -> None:
-    """Producers that open very many traces lose their own first ones, and others keep theirs."""
+    """Producers that open very many traces lose their own, and others keep theirs."""
     owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)
     owners.note("mine", party("me"), 0)
     for number in range(10 * FORGOTTEN_AT_ONCE):
@@ -141,6 +141,18 @@ def test_memory_is_bounded(greedy: int) -> None:
     assert len(owners._owned) == sum(len(owner.traces) for owner in owners._owners.values())
     last = 10 * FORGOTTEN_AT_ONCE - 1
     assert f"greedy-{last % greedy}" == owner_id(owners, f"t{last}", 0)
+
+
+def test_a_trace_in_use_is_kept() -> None:
+    """A trace with recent proposals keeps its owner, however many traces are opened in the name of its producer."""
+    owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)
+    owners.note("in use", party("planner"), 0)
+    for number in range(6 * FORGOTTEN_AT_ONCE):
+        owners.note(f"t-{number}", party("planner"), 0)
+        if number % 100 == 0:
+            owners.note("in use", party("planner"), 0)
+    assert "planner" == owner_id(owners, "in use", 0)
+    assert owner_id(owners, "t-0", 0) is None
 
 
 GRANTS = """
