@@ -74,7 +74,8 @@ def handle(
     if isinstance(command, Tick):
         _fire_timers(recorder, command.limit, engine, command.unjudged, command.judgements)
         return CommandOutcome(recorder.events, NoAnswer(), recorder.failures)
-    _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, (), {})
+    if not isinstance(command, AcceptLoss):  # nothing is recorded between a log that has lost events and the acceptance of that
+        _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, (), {})
     answer = authorize(recorder, command, principal) or _dispatch(recorder, command, references, engine)
     return CommandOutcome(recorder.events, answer, recorder.failures)
 

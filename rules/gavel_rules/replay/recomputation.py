@@ -177,8 +177,10 @@ class Recomputation:
         now_ms = milliseconds(recorded.recorded_at)
         judgements = self._early_judgement.judgements if self._early_judgement is not None else {}
         self._early_judgement = None
-        timers = handle(self.state, Tick(1, unjudged_candidates(recorded), judgements), now_ms=now_ms, engine=self._engine)
-        if timers.events:
+        timers = None
+        if recorded.event_name != "DataLossAccepted":  # timers wait until a loss is accepted
+            timers = handle(self.state, Tick(1, unjudged_candidates(recorded), judgements), now_ms=now_ms, engine=self._engine)
+        if timers is not None and timers.events:
             self._input = timers.events[0].envelope
             self._expected.extend(timers.events)
             return

@@ -176,7 +176,7 @@ class Replica:
         self.state.commit(decided.end)
         if decided.entries:
             self.head = decided.head
-            if self.lost_head is not None:
+            if self.lost_head is not None and decided.envelopes[0].event_name == "DataLossAccepted":
                 self._end_loss()
             if decided.entries[0].sequence_number == 1:
                 self.incarnation = decided.entries[0].event_id

@@ -404,6 +404,8 @@ class Sequencer:
                 if not accepting:
                     return None
                 ready = accepting
+                if replica.accepts_loss:
+                    return await self._decide(ready)
             due = replica.state.due_count(replica.now_ms())
             if not ready and not due:
                 return None
@@ -446,7 +448,7 @@ class Sequencer:
                 decision.decide(Request(self._opening, _ignore, "", 0))
             time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic)
             ends_at = self._monotonic() + BATCH_SECONDS_MAX
-            for _ in decision.emit_timers():
+            for _ in () if replica.accepts_loss else decision.emit_timers():
                 if not time_slice.is_over(1):
                     continue
                 await self._end_slice(time_slice)

@@ -265,6 +265,19 @@ def test_an_accepted_loss() -> None:
     core.prove()
 
 
+def test_timers_wait_for_the_acceptance_of_a_loss() -> None:
+    """Timers that are due fire after the acceptance, which directly follows the head that it names; a replay proves it."""
+    core = Core(V1)
+    core.approve()
+    core.pass_time(HOUR_MS)
+    head = core.state.head
+    accepted = DataLossAccepted(accepted_by="ada", head_sequence_number=head, head_chain_hash=core.chain_hash)
+    core.run(AcceptLoss(core.new_id(), accepted))
+    core.tick()
+    assert ["DataLossAccepted", "DecisionExpired"] == [event.event_name for event in core.events[head:]]
+    core.prove()
+
+
 def test_sample_of_zero_is_refused() -> None:
     """A cross-check of every 0th decision is refused, both when the bus is opened and later."""
     core = Core(V1)
