@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.commands import AcceptClock, ActivateRuleSet, DeployRuleSet, PublishEvent, SubmitProposal
+from gavel.v1.fact_pb2 import DataLossAccepted
+from gavel_rules.commands import AcceptClock, AcceptLoss, ActivateRuleSet, DeployRuleSet, PublishEvent, SubmitProposal
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus import sequencer as sequencer_module
@@ -138,6 +139,45 @@ def test_regression_is_detected_after_a_restart(tmp_path: Path) -> None:
         assert f"has lost acknowledged events: event 3 (see {path}) is missing from the log or replaced (head: 2)" in str(refusal)
         whole, _ = await servers.start(checkpoint=Checkpoint(path))
         await record_event(whole, servers.fact())
+
+    asyncio.run(main())
+
+
+def test_an_operator_accepts_a_loss(tmp_path: Path) -> None:
+    """The acceptance directly follows the end of the log, timers that are due come after it, and the checkpoint follows the log again."""
+
+    async def main() -> None:
+        servers = Servers()
+        path = tmp_path / "checkpoint.json"
+        sequencer, _ = await servers.start(checkpoint=Checkpoint(path))
+        await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(TEXT), TEXT))
+        await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
+        fact = await record_event(sequencer, servers.fact())
+        await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+        head = sequencer.head
+        await record_event(sequencer, servers.fact())
+        await sequencer.stop()
+        lost = MemoryLog(BUS, servers.now_ms, WEEK_MS)
+        await _append(lost, await servers.log.read(1, head.sequence_number), servers)
+        servers.log = lost
+        servers.offset_ms += 30_000  # twice the time that the approval holds, and more
+        restarted, _ = await servers.start(checkpoint=Checkpoint(path))
+        assert head == await lost.head()
+
+        def acceptance(number: int) -> AcceptLoss:
+            accepted = DataLossAccepted(accepted_by="ada", head_sequence_number=number, head_chain_hash=head.chain_hash)
+            return AcceptLoss(servers.new_id(), accepted)
+
+        assert "WRONG_STATE" == reason(await execute(restarted, acceptance(head.sequence_number + 1)))
+        refused, accepted = await asyncio.gather(execute(restarted, servers.fact()), execute(restarted, acceptance(head.sequence_number)))
+        assert "LOG_REGRESSED" == reason(refused)
+        assert isinstance(accepted, CommittedAnswer)
+        await record_event(restarted, servers.fact())
+        events = (await servers.events())[head.sequence_number :]
+        assert ["DataLossAccepted", "DecisionExpired", "FactRecorded"] == [event.event_name for event in events]
+        await restarted.stop()
+        assert restarted.head == Checkpoint(path).load(BUS)
+        await servers.prove()
 
     asyncio.run(main())
 
