@@ -71,12 +71,15 @@ async def test_scaffold_of_another_server(world: World) -> None:
     scaffold = run_gavel(arguments, environment)
     unset = run_gavel([*arguments, "--env", "NO_SUCH_VARIABLE", "--force"], environment)
     wrong = run_gavel([*arguments, "--rule-set", "my tools", "--force"], environment)
+    proxy = ["mcp", "proxy", "--config", str(world.folder / "more.yaml")]
+    started = run_gavel(proxy, {name: value for name, value in os.environ.items() if name != "HTTPS_PROXY"})
     await world.deploy(scaffold.stdout)
 
     written = (world.folder / "more.yaml").read_text()
     assert (0, True) == (scaffold.returncode, "rule_set: more-tools\n" in scaffold.stdout), scaffold.stderr
     assert (True, False) == ("HTTPS_PROXY: {from_env: HTTPS_PROXY}" in written, "planted-secret" in written)
     assert (2, True) == (unset.returncode, "the environment variable NO_SUCH_VARIABLE is not set" in unset.stderr)
+    assert (2, True) == (started.returncode, "gavel: the environment variable HTTPS_PROXY is not set\n" in started.stderr), started.stderr
     assert (2, True) == (wrong.returncode, "'my tools' is not a name" in wrong.stderr)
 
 

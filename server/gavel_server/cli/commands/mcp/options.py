@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -47,6 +49,17 @@ def load(path: Path) -> Configuration:
     except ConfigurationError as error:
         lines = [f"{path} is not a valid configuration; fix these mistakes and try again", *error.messages]
         raise InvalidInputError("\n".join(lines)) from error
+
+
+@contextmanager
+def configuration_errors() -> Iterator[None]:
+    """Raise InvalidInputError for a secret of the configuration that cannot be read in the block."""
+    from gavel_client.mcp.errors import ConfigurationError
+
+    try:
+        yield
+    except ConfigurationError as error:
+        raise InvalidInputError("\n".join(error.messages)) from error
 
 
 def open_proxy_client(server: str, bus: str, *, token: str = "") -> GavelClient:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gavel_server.cli.commands.mcp.options import ConfigFile, load, mcp_extra, open_proxy_client
+from gavel_server.cli.commands.mcp.options import ConfigFile, configuration_errors, load, mcp_extra, open_proxy_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
 
@@ -55,8 +55,9 @@ def proxy(
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(open_proxy_client(server, bus))
             logging.getLogger(__name__).info("gavel=%s bus=%s decides about the calls", server, bus)
-            clients = await _agent_clients(stack, configuration, config.parent, server, bus)
-            made = Proxy(configuration, config.parent, client, agent_clients=clients, observe=observe)
+            with configuration_errors():
+                clients = await _agent_clients(stack, configuration, config.parent, server, bus)
+                made = Proxy(configuration, config.parent, client, agent_clients=clients, observe=observe)
             await _serve(await stack.enter_async_context(made), tokens, listener)
 
     run_until_signal(run)
@@ -105,12 +106,8 @@ async def _serve(proxy_: Proxy, tokens: Mapping[str, str], listener: socket.sock
 
 def _tokens(configuration: Configuration, folder: Path) -> dict[str, str]:
     """Return the agent of each token. Raises InvalidInputError."""
-    from gavel_client.mcp.errors import ConfigurationError
-
-    try:
+    with configuration_errors():
         return configuration.tokens(folder)
-    except ConfigurationError as error:
-        raise InvalidInputError("\n".join(error.messages)) from error
 
 
 def _listener(address: str, configuration: Configuration) -> socket.socket:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gavel_server.cli.commands.mcp.options import RULE_SET_DEFAULT, mcp_extra
+from gavel_server.cli.commands.mcp.options import RULE_SET_DEFAULT, configuration_errors, mcp_extra
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import Debug
 
@@ -116,15 +116,12 @@ async def list_tools(servers: list[tuple[str, ServerSettings]], folder: Path) ->
     """Return the tools of each server. Paths in the settings are relative to `folder`. Raises CommandError for an unusable server."""
     import asyncio
 
-    from gavel_client.mcp.errors import ConfigurationError
     from gavel_client.mcp.upstreams.connection import Upstream
 
     listed: list[tuple[str, ServerSettings, list[ToolDefinition]]] = []
     for name, settings in servers:
-        try:
+        with configuration_errors():
             upstream = Upstream(name, settings, folder)
-        except ConfigurationError as error:
-            raise InvalidInputError(str(error)) from error
         connection = asyncio.create_task(upstream.run())
         try:
             await upstream.wait_for_first_try()
