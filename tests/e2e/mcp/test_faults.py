@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -72,6 +73,32 @@ async def test_a_server_that_dies(world: World) -> None:
     assert 2 == len((world.folder / "started").read_text().splitlines())
     (review,) = [event.decision for event in await world.events("decision") if event.decision.reason_code == "PARTIAL_EXECUTION"]
     assert "ledger.append" == review.action_type
+
+
+@pytest.mark.long
+async def test_results_that_are_too_large(world: World) -> None:
+    """A result above the limit is an error; a message that is far larger is not read to its end, and its server is started again."""
+    world.configure_ledger()
+    document = json.loads((world.folder / "proxy.yaml").read_text())
+    document["servers"]["ledger"]["result_bytes_max"] = 1024
+    (world.folder / "proxy.yaml").write_text(json.dumps(document))
+    characters = world.folder / "characters"
+
+    async with world.connect() as client:
+        texts = []
+        for number in (2_000, 5_000_000):
+            characters.write_text(str(number))
+            texts.append(text_of(await client.call_tool("ledger__peek", {})))
+        characters.unlink()
+
+        async def peeks() -> bool:
+            return not (await client.call_tool("ledger__peek", {})).is_error
+
+        await until(peeks, "the server is not started again")
+
+    assert texts[0].startswith("E_QUOTA: the result of ledger has 2")
+    assert "the connection to ledger ended before it answered: it sent a message of more than 4194304 bytes" in texts[1]
+    assert [] == await open_tool_calls(world)
 
 
 @pytest.mark.long  # the same call waits for the first one for some time
