@@ -7,14 +7,14 @@ document is broken. An action with a mistake is left out as a whole. Nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from gavel.v1.decision_pb2 import RetryPolicy
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
-from gavel_rules.language.cel.cost import ACTION_STEPS_MAX, suggest_bounds
+from gavel_rules.language.cel.cost import ACTION_STEPS_MAX, INLINE_STEPS_MAX, ITERATIONS_MAX, suggest_bounds
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import (
     DYN,
@@ -49,6 +49,7 @@ from gavel_rules.language.document.params_schema import ParamsSchema, compile_sc
 from gavel_rules.language.document.schema_check import Report
 from gavel_rules.language.document.schema_types import salvage_type
 from gavel_rules.language.document.source import Source
+from gavel_rules.language.engines.cel import GUARD_LENGTH, LIST_LENGTH_MAX
 from gavel_rules.language.engines.lowering import LoweredCondition, lower
 from gavel_rules.language.engines.rete import NetworkLimitError, NetworkPlan, plan_network
 from gavel_rules.language.expression_checker import ExpressionChecker
@@ -167,9 +168,9 @@ class _ActionChecker:
             conflict_environment, getattr(self._part, "conflict_key", "subject"), (*self._path, "conflict_key"), "STRING"
         )
         rules = [
-            (rule, self._check_expression(environment, getattr(rule, "when", None), ("rules", index, "when"), "BOOL"))
-            for index, rule in self._rules
+            (rule, self._check_condition(environment, getattr(rule, "when", None), ("rules", index, "when"))) for index, rule in self._rules
         ]
+        self._share_variables(environment, [condition for _, condition in rules if condition is not None])
         retries = {rule.id: frees for index, rule in self._rules if (frees := self._check_retry(environment, index, rule)) is not None}
         # All facts are in scope, also those that depend on the fact itself: cycles have a message of their own.
         templated = [name for name, fact in facts.items() if _subject_key(fact)]
@@ -215,12 +216,41 @@ class _ActionChecker:
         path: Path = (*self._path, "facts", name, "value")
         return compile_fact_schema(fact.value, _schema_report(path, self._source, self._messages))
 
-    def _check_expression(self, environment: Environment, text: str | None, path: Path, result: str) -> CheckedExpression | None:
-        expression = self._expressions.check(environment, text, path, result, self._name)
+    def _check_expression(
+        self, environment: Environment, text: str | None, path: Path, result: str, *, is_shared: bool = False
+    ) -> CheckedExpression | None:
+        expression = self._expressions.check(environment, text, path, result, self._name, is_shared=is_shared)
         if expression is not None:
             names = dict(find_variables(expression.tree, environment.types))
             self._costs.append(ExpressionCost(path, self._expression_name(path), expression.steps, suggest_bounds(names)))
         return expression
+
+    def _check_condition(self, environment: Environment, text: str | None, path: Path) -> CheckedExpression | None:
+        """Return the condition of a rule. In the language's second version the conditions share the values of their variables."""
+        return self._check_expression(environment, text, path, "BOOL", is_shared=self._version > 1)
+
+    def _share_variables(self, environment: Environment, conditions: Sequence[CheckedExpression]) -> None:
+        """Charge each shared variable once, or share none where the conditions may not be evaluated together.
+
+        They are not if they are too long for one list, or if their macros together may reach the limit of iterations. Guards are parts
+        of conditions, so the list may be twice as long and visit twice as many elements.
+        """
+        elements = sum(condition.elements for condition in conditions)
+        length = sum(len(condition.source) + GUARD_LENGTH for condition in conditions)
+        steps = sum(condition.steps for condition in conditions)
+        if 2 * elements > ITERATIONS_MAX or 2 * length > LIST_LENGTH_MAX or steps > INLINE_STEPS_MAX:
+            environment.shared.clear()
+        if not environment.shared:
+            return
+        of_conditions = {("rules", index, "when") for index, _ in self._rules}
+        kept = [cost for cost in self._costs if cost.path not in of_conditions]
+        names = {cost.path: cost for cost in self._costs}
+        self._costs = kept
+        for path, condition in zip([path for path in names if path in of_conditions], conditions, strict=True):
+            self._costs.append(names[path]._replace(steps=condition.shared_steps))
+        for value in environment.shared.values():
+            variables = dict(find_variables(value.tree, environment.types))
+            self._costs.append(ExpressionCost(("variables", value.name), f"variable {value.name}", value.steps, suggest_bounds(variables)))
 
     def _check_retry(self, environment: Environment, index: int, rule: RulePart) -> FreesCall | None:
         """Return when a rule's refusal may be tried again, if it says so and is sound."""

@@ -36,11 +36,13 @@ class ExpressionChecker:
         """Add the environment of an action's conditions; unused variables are checked in each."""
         self._environments.append(environment)
 
-    def check(self, environment: Environment, text: str | None, path: Path, result: str, action: str) -> CheckedExpression | None:
+    def check(
+        self, environment: Environment, text: str | None, path: Path, result: str, action: str, *, is_shared: bool = False
+    ) -> CheckedExpression | None:
         """Return the checked expression at `path`; None where it has a mistake, which is recorded now or by `finish`.
 
         `text` is None where the document's form was broken, and recorded, at this place. `result` is the type that the expression
-        should have, as for `Environment.check`.
+        should have, as for `Environment.check`. `is_shared`: other expressions of the action share the values of its variables.
         """
         if text is None:
             return None
@@ -68,6 +70,7 @@ class ExpressionChecker:
             open_names=expansion.open_names,
             variables=self._variables.names,
             reported=self._reported,
+            shared=expansion.beginnings() if is_shared else (),
         )
 
     def finish(self) -> None:

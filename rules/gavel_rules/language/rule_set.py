@@ -166,9 +166,9 @@ class CompiledAction:
         self._guard_reads = sorted({*PRESENCE_MAPS.values(), *guard_names} if guards else ())
         guard_sources = [guard_source(guard) for guard in guards]
         condition_sources = [condition_source(condition.source) for condition in self.conditions]
-        self._guard_program = Program(environment, guard_sources)
-        self._condition_program = Program(environment, condition_sources)
-        self._joint_program = Program(environment, [*condition_sources, *guard_sources])
+        self._guard_program = Program(environment, guard_sources, are_conditions=True)
+        self._condition_program = Program(environment, condition_sources, are_conditions=True)
+        self._joint_program = Program(environment, [*condition_sources, *guard_sources], are_conditions=True)
         self._writer = CaseWriter(checked.plan.slots, [guard.source for guard in guards])
         self._network = _share_network(digest, self.action_type, checked.plan)
 

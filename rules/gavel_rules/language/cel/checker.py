@@ -13,7 +13,7 @@ cannot test a variable. Both have the same length, so every place stays right.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +25,8 @@ from gavel_rules.language.cel.expansion import expand, may_call
 from gavel_rules.language.cel.inference import sum_kinds
 from gavel_rules.language.cel.library import BODIES, NESTED_TOO_DEEP, Report, library_config, report_complaint
 from gavel_rules.language.cel.name_analysis import ERRORS_PER_CONDITION_MAX, NameAnalysis
-from gavel_rules.language.cel.syntax_tree import Constant, Node, decode, walk
+from gavel_rules.language.cel.sharing import share
+from gavel_rules.language.cel.syntax_tree import Constant, Identifier, Node, decode, walk
 from gavel_rules.language.cel.tokens import closing_offset
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY, PRESENCE_MAPS, ValueType, flatten_scope
@@ -48,6 +49,17 @@ class CheckedExpression:
     written: str
     result: str  # the library's name of its type: "BOOL", "DOUBLE", "STRING", "DYN", …
     steps: int  # the worst cost of one evaluation: see `cost`
+    shared_steps: int = 0  # the same without the shared values that it reads
+    elements: float = 0  # the most that its macros visit
+
+
+class SharedValue(NamedTuple):
+    """A variable that is evaluated once for all conditions of an action."""
+
+    name: str
+    serialized: bytes  # checked, with added functions expanded
+    tree: Node  # the same as a tree
+    steps: int  # without the shared values inside of it
 
 
 class ScopedExpression(NamedTuple):
@@ -77,6 +89,8 @@ class Environment:
         self._declared = declared
         self._library = cel.NewEnv(config=library_config(version), variables=declared)
         self.counter_reads = CounterReads()
+        # The variables of the document whose values the conditions share, by their text, each after those inside of it.
+        self.shared: dict[str, SharedValue] = {}
 
     def declare_read(self, variable: str, counter: str) -> None:
         """Declare the variable that stands for a read of a counter."""
@@ -92,6 +106,27 @@ class Environment:
         if self.version == 1 or not may_call(source):
             return compiled
         return self._library.deserialize(self._expand(compiled))
+
+    def compile_together(self, source: str, *, as_outcomes: bool = False) -> Any:
+        """Return the compiled list of an action's conditions, in which shared values are evaluated once: see `sharing`."""
+        if not self.shared:
+            return self.compile(source)
+        values = [value.serialized for value in self.shared.values()]
+        return self._library.deserialize(share(self._expand(self._library.compile(source)), values, as_outcomes=as_outcomes))
+
+    def share(self, name: str, source: str) -> None:
+        """Share the value of a variable, given as it is written out in an expression that is known to compile."""
+        if source in self.shared:
+            return
+        checked = self._library.compile(source)
+        tree = self.evaluated_tree(checked)
+        if not isinstance(tree, Identifier | Constant):
+            steps = estimate_cost(tree, self.types, self.shared_trees()).steps
+            self.shared[source] = SharedValue(name, self._expand(checked), tree, math.ceil(steps))
+
+    def shared_trees(self) -> frozenset[Node]:
+        """Return the trees of the shared values."""
+        return frozenset(value.tree for value in self.shared.values())
 
     def check_types(self, source: str) -> Any:
         """Return the library's compiled expression as its author wrote it: added functions cannot be evaluated yet."""
@@ -134,15 +169,17 @@ class Environment:
         open_names: frozenset[str] = _NO_NAMES,
         variables: frozenset[str] = _NO_NAMES,
         reported: int = 0,
+        shared: Sequence[tuple[int, str]] = (),
     ) -> CheckedExpression | None:
         """Return the checked expression; None with its mistakes reported.
 
         `result` is the type that it should have, "SCALAR" for a string, number or boolean, "NUMBER" for an int or double, "STRINGS" for
         a list of strings, "" for any.
         `open_names` stand for parts that could not be read: mistakes elsewhere are reported, and the answer is None. `variables` are
-        the document's, for suggestions; these are made only while few mistakes are `reported`.
+        the document's, for suggestions; these are made only while few mistakes are `reported`. `shared` are places in the text where
+        variables begin whose values are shared, with their names.
         """
-        return _Check(self, report, variables, reported).run(text, result, text if written is None else written, open_names)
+        return _Check(self, report, variables, reported).run(text, result, text if written is None else written, open_names, shared)
 
 
 class _Check:
@@ -157,7 +194,9 @@ class _Check:
         self._reports = 0
         self._key_steps = 0.0
 
-    def run(self, text: str, result: str, written: str, open_names: frozenset[str]) -> CheckedExpression | None:
+    def run(
+        self, text: str, result: str, written: str, open_names: frozenset[str], shared: Sequence[tuple[int, str]] = ()
+    ) -> CheckedExpression | None:
         source = self._check_parsed(text, open_names)
         if source is None:
             return None
@@ -175,8 +214,23 @@ class _Check:
         if self._reports:
             return None
         tree = decode(compiled.serialize())
-        steps = self._check_cost(self._environment.evaluated_tree(compiled))
-        return None if self._reports else CheckedExpression(text, source, tree, written, result_type, steps)
+        evaluated = self._environment.evaluated_tree(compiled)
+        steps = self._check_cost(evaluated)
+        if self._reports:
+            return None
+        shared_steps, elements = self._share(source, shared, evaluated) if shared else (steps, math.inf)
+        if not shared:
+            elements = estimate_cost(evaluated, self._environment.types).elements
+        return CheckedExpression(text, source, tree, written, result_type, steps, shared_steps, elements)
+
+    def _share(self, source: str, shared: Sequence[tuple[int, str]], tree: Node) -> tuple[int, float]:
+        """Share the variables at some places; return the steps without them, and the elements that macros visit with them."""
+        environment = self._environment
+        texts = [(source[start : closing_offset(source, start) + 1], name) for start, name in shared]
+        for text, name in sorted(texts, key=lambda one: len(one[0])):  # a variable is longer than those inside of it
+            environment.share(name, text)
+        cost = estimate_cost(tree, environment.types, environment.shared_trees())
+        return math.ceil(cost.steps + self._key_steps), estimate_cost(tree, environment.types).elements
 
     def _note(self, offset: int, code: str, message: str, hint: str) -> None:
         self._reports += 1

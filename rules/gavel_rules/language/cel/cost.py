@@ -12,7 +12,7 @@ The elements of a loop together are no larger than the list or map that it goes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final, NamedTuple
@@ -30,6 +30,9 @@ ACTION_STEPS_MAX: Final = 200_000_000
 # rule sets that were deployed before.
 DECISION_STEPS_MAX: Final = 4_000_000
 BOUNDS_NAMED_MAX: Final = 8  # of a suggestion
+# The conditions of an action share the values of variables only if they take no longer than this without sharing: a refusal may evaluate
+# some of them one by one, to find out whether any proposal could succeed (`feasibility`).
+INLINE_STEPS_MAX: Final = 16_000_000
 ITERATIONS_MAX: Final = 9_999  # of one evaluation; the library gives up after 10,000
 
 # Costs in steps.
@@ -126,9 +129,12 @@ def largest_shape(type_: ValueType) -> Shape:
     return _ANYTHING
 
 
-def estimate_cost(tree: Node, types: Mapping[str, ValueType]) -> Cost:
-    """Return the worst cost of one evaluation of a checked tree. `types` are those of its variables."""
-    walk = _Walk(types)
+def estimate_cost(tree: Node, types: Mapping[str, ValueType], shared: Collection[Node] = ()) -> Cost:
+    """Return the worst cost of one evaluation of a checked tree. `types` are those of its variables.
+
+    Parts that are equal to one of `shared` cost nothing but a read: they are evaluated before.
+    """
+    walk = _Walk(types, shared=shared)
     walk.visit(tree, 1)
     offset = max(walk.places, key=lambda place: walk.places[place], default=0)
     return Cost(sum(walk.places.values()), offset, walk.elements, walk.map_offset)
@@ -206,8 +212,9 @@ class _Local:
 class _Walk:
     """One walk over a checked tree."""
 
-    def __init__(self, types: Mapping[str, ValueType], shapes: Mapping[str, Shape] | None = None) -> None:
+    def __init__(self, types: Mapping[str, ValueType], shapes: Mapping[str, Shape] | None = None, shared: Collection[Node] = ()) -> None:
         self._types = types
+        self._shared = shared
         self._shapes = shapes or {}  # of variables with known values
         self._locals: list[tuple[str, _Local]] = []  # innermost last
         self._appended: list[list[_Flow]] = []
@@ -218,6 +225,8 @@ class _Walk:
     def visit(self, node: Node, times: float) -> _Flow:
         """Return the values of a node that is evaluated `times` times, and add their cost."""
         self._spend(node, _NODE * times)
+        if self._shared and not isinstance(node, Constant | Identifier) and node in self._shared:
+            return _flow(_Walk(self._types).visit(node, 1).shape, times)
         match node:
             case Constant(value=value):
                 length = len(value.encode() if isinstance(value, str) else value) if isinstance(value, str | bytes) else 0

@@ -44,19 +44,58 @@ def expand(serialized: bytes, kind_of_sum: KindOfSum, bodies: Bodies) -> bytes:
     return pack_checked(message)
 
 
-class _Expansion:
-    """The expansion of one expression. New nodes get new ids, and the place of the call that they replace."""
+class Rewriting:
+    """Writes new nodes into a checked expression. They get new ids, and the place of what they replace."""
 
-    def __init__(self, message: Any, kind_of_sum: KindOfSum, bodies: Bodies) -> None:
-        self._message = message
+    def __init__(self, message: Any) -> None:
         self._positions = message.source_info.positions
         self._next = 1 + max((node.id for node in _nodes(message.expr)), default=0)
+
+    def bind(self, name: str, value: Any, body: Any, offset: int) -> Any:
+        """Return a node in which a name stands for a value, as `cel.bind` expands to."""
+        whole = self.new(type(body)(), offset)
+        loop = whole.comprehension_expr
+        loop.iter_var = _UNUSED
+        loop.accu_var = name
+        self.new(loop.iter_range, offset).list_expr.SetInParent()
+        loop.accu_init.CopyFrom(value)
+        self.new(loop.loop_condition, offset).const_expr.bool_value = False
+        self.new(loop.loop_step, offset).ident_expr.name = name
+        loop.result.CopyFrom(body)
+        return whole
+
+    def renew(self, node: Any, names: dict[str, str], offset: int) -> None:
+        """Give the nodes of another expression new ids, and some of its names others."""
+        self.new(node, offset)
+        if node.WhichOneof("expr_kind") == "ident_expr" and node.ident_expr.name in names:
+            node.ident_expr.name = names[node.ident_expr.name]
+        for part in parts_of(node):
+            self.renew(part, names, offset)
+
+    def new(self, node: Any, offset: int) -> Any:
+        """Give a node a new id and a place; return it."""
+        node.id = self._next
+        self._positions[self._next] = offset
+        self._next += 1
+        return node
+
+    def offset(self, node: Any) -> int:
+        """Return the place of a node."""
+        return int(self._positions.get(node.id, 0))
+
+
+class _Expansion(Rewriting):
+    """The expansion of one expression."""
+
+    def __init__(self, message: Any, kind_of_sum: KindOfSum, bodies: Bodies) -> None:
+        super().__init__(message)
+        self._message = message
         self._kind_of_sum = kind_of_sum
         self._bodies = bodies
 
     def rewrite(self, node: Any) -> None:
         """Replace the calls in a node and below it, innermost first."""
-        for part in _parts(node):
+        for part in parts_of(node):
             self.rewrite(part)
         if node.WhichOneof("expr_kind") != "call_expr":
             return
@@ -71,14 +110,14 @@ class _Expansion:
 
     def _replace(self, node: Any, function: Function) -> None:
         """Replace a call by the function's body, with the arguments bound from the first to the last."""
-        offset = self._positions.get(node.id, 0)
-        arguments = [_copy(part) for part in _parts(node)]
-        body = _copy(unpack_checked(self._bodies.compile(function.body, function.parameters)).expr)
+        offset = self.offset(node)
+        arguments = [copy_node(part) for part in parts_of(node)]
+        body = copy_node(unpack_checked(self._bodies.compile(function.body, function.parameters)).expr)
         names = {name: f"@{name}" for name in function.parameters}
-        self._renew(body, names, offset)
+        self.renew(body, names, offset)
         self.rewrite(body)  # bodies call added functions too
         for name, argument in reversed(list(zip(function.parameters, arguments, strict=True))):
-            body = self._bind(names[name], argument, body, offset)
+            body = self.bind(names[name], argument, body, offset)
         node.CopyFrom(body)
         if all(_is_literal(argument) for argument in arguments):
             self._fold(node, offset)
@@ -95,7 +134,7 @@ class _Expansion:
 
     def _write(self, node: Any, value: object, offset: int) -> None:
         """Write a value as a literal."""
-        self._new(node, offset)
+        self.new(node, offset)
         if isinstance(value, list):
             node.list_expr.SetInParent()
             for item in value:
@@ -109,52 +148,26 @@ class _Expansion:
         else:
             node.const_expr.string_value = str(value)
 
-    def _bind(self, name: str, value: Any, body: Any, offset: int) -> Any:
-        whole = self._new(type(body)(), offset)
-        loop = whole.comprehension_expr
-        loop.iter_var = _UNUSED
-        loop.accu_var = name
-        self._new(loop.iter_range, offset).list_expr.SetInParent()
-        loop.accu_init.CopyFrom(value)
-        self._new(loop.loop_condition, offset).const_expr.bool_value = False
-        self._new(loop.loop_step, offset).ident_expr.name = name
-        loop.result.CopyFrom(body)
-        return whole
-
     def _replace_sum(self, node: Any) -> None:
-        offset = self._positions.get(node.id, 0)
-        items = _copy(node.call_expr.target)
+        offset = self.offset(node)
+        items = copy_node(node.call_expr.target)
         kind = self._kind_of_sum(offset)
         node.ClearField("call_expr")
-        loop = self._new(node, offset).comprehension_expr
+        loop = self.new(node, offset).comprehension_expr
         loop.iter_var = _ITEM
         loop.accu_var = _TOTAL
         loop.iter_range.CopyFrom(items)
-        zero = self._new(loop.accu_init, offset).const_expr
+        zero = self.new(loop.accu_init, offset).const_expr
         if kind == "int":
             zero.int64_value = 0
         else:
             zero.double_value = 0.0
-        self._new(loop.loop_condition, offset).const_expr.bool_value = True
-        step = self._new(loop.loop_step, offset).call_expr
+        self.new(loop.loop_condition, offset).const_expr.bool_value = True
+        step = self.new(loop.loop_step, offset).call_expr
         step.function = "_+_"
-        self._new(step.args.add(), offset).ident_expr.name = _TOTAL
-        self._new(step.args.add(), offset).ident_expr.name = _ITEM
-        self._new(loop.result, offset).ident_expr.name = _TOTAL
-
-    def _renew(self, node: Any, names: dict[str, str], offset: int) -> None:
-        """Give the nodes of a body new ids, and its parameters the names that are bound."""
-        self._new(node, offset)
-        if node.WhichOneof("expr_kind") == "ident_expr" and node.ident_expr.name in names:
-            node.ident_expr.name = names[node.ident_expr.name]
-        for part in _parts(node):
-            self._renew(part, names, offset)
-
-    def _new(self, node: Any, offset: int) -> Any:
-        node.id = self._next
-        self._positions[self._next] = offset
-        self._next += 1
-        return node
+        self.new(step.args.add(), offset).ident_expr.name = _TOTAL
+        self.new(step.args.add(), offset).ident_expr.name = _ITEM
+        self.new(loop.result, offset).ident_expr.name = _TOTAL
 
 
 def _is_literal(node: Any) -> bool:
@@ -162,7 +175,8 @@ def _is_literal(node: Any) -> bool:
     return kind == "const_expr" or (kind == "list_expr" and all(_is_literal(element) for element in node.list_expr.elements))
 
 
-def _copy(node: Any) -> Any:
+def copy_node(node: Any) -> Any:
+    """Return a copy of a node."""
     copy = type(node)()
     copy.CopyFrom(node)
     return copy
@@ -170,11 +184,11 @@ def _copy(node: Any) -> Any:
 
 def _nodes(node: Any) -> Iterator[Any]:
     yield node
-    for part in _parts(node):
+    for part in parts_of(node):
         yield from _nodes(part)
 
 
-def _parts(node: Any) -> list[Any]:
+def parts_of(node: Any) -> list[Any]:
     """Return the direct parts of a node; of a call its receiver first."""
     kind = node.WhichOneof("expr_kind")
     match kind:

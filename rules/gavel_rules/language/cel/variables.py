@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.library import Report, parse, report_complaint
@@ -41,6 +42,14 @@ class Expansion(NamedTuple):
         """Return the variable that the character at an offset comes from ("" for the expression itself), and its offset there."""
         start, name, there = self.pieces[bisect_right(self.pieces, offset, key=lambda piece: piece[0]) - 1]
         return name, there + offset - start
+
+    def beginnings(self) -> list[tuple[int, str]]:
+        """Return where the expansion of each variable begins, at its parenthesis, with the variable's name."""
+        return [
+            (start, name)
+            for (start, name, there), (after, same, _) in pairwise(self.pieces)
+            if name and there == 0 and same == name and after == start + 1 and self.text[start] == "("
+        ]
 
 
 class _Use(NamedTuple):

@@ -23,6 +23,7 @@ from gavel_rules.language.engines.lowering import Guard
 from gavel_rules.values import size_of
 
 LIST_LENGTH_MAX: Final = 40_000  # code points; the library takes 100,000
+GUARD_LENGTH: Final = 400  # code points around a guard, for the tests of its optional values
 # A program's evaluations share an arena, which keeps their results, usually below 1 KB each, until the next arena replaces it. An agent
 # may send a megabyte, so an evaluation with longer texts, or values with more parts (`size_of`), has an arena of its own.
 ARENA_EVALUATIONS_MAX: Final = 16
@@ -33,13 +34,20 @@ Values = dict[str, object]
 
 
 class Program:
-    """Expressions of one environment, evaluated together while none fails."""
+    """Expressions of one environment, evaluated together while none fails.
 
-    def __init__(self, environment: Environment, sources: Sequence[str]) -> None:
+    Conditions and guards, which give bools, may share the values of variables. Each value is then computed at most once, and once more if
+    an expression fails.
+    """
+
+    def __init__(self, environment: Environment, sources: Sequence[str], *, are_conditions: bool = False) -> None:
         self._environment = environment
         self._sources = tuple(sources)
         self._singles: list[Any] = [None] * len(sources)
-        self._lists = [environment.compile(f"[{','.join(chunk)}]") for chunk in _chunks(self._sources)]
+        lists = [f"[{','.join(chunk)}]" for chunk in _chunks(self._sources)]
+        self._shares = are_conditions and bool(environment.shared) and len(lists) == 1
+        self._lists = [environment.compile_together(text) if self._shares else environment.compile(text) for text in lists]
+        self._outcomes: Any = None
         self._arena: Any = None
         self._arena_left = 0
 
@@ -73,11 +81,27 @@ class Program:
 
     def evaluate_each(self, values: Values) -> list[object]:
         """Return the result of each expression, None for one that fails. Raises CaseError if the library cannot take the values."""
+        if self._shares:
+            outcomes = self._evaluate_outcomes(values)
+            if outcomes is not None:
+                return outcomes
         try:
             activation = self._environment.activation(values)
         except RuntimeError as error:
             raise CaseError(f"CEL cannot take the case: {error}") from error
         return [self._single(index, activation) for index in range(len(self._sources))]
+
+    def _evaluate_outcomes(self, values: Values) -> list[object] | None:
+        """Return the bool of each expression, None for one that fails or gives another value; None for all past a limit of the library."""
+        if self._outcomes is None:
+            self._outcomes = self._environment.compile_together(f"[{','.join(self._sources)}]", as_outcomes=True)
+        try:
+            answer = self._outcomes.eval(self._environment.activation(values)).plain_value()
+        except RuntimeError:
+            return None
+        if type(answer) is not list:
+            return None
+        return [_OUTCOMES.get((answer[index], answer[index + 1])) for index in range(0, len(answer), 2)]
 
     def _single(self, index: int, activation: Any) -> object:
         if self._singles[index] is None:
@@ -98,6 +122,10 @@ def _are_large(values: Values) -> bool:
         elif isinstance(value, (list, dict)) and size_of(value) > ARENA_PARTS_MAX:
             return True
     return False
+
+
+# By "it is not false" and "it is not true".
+_OUTCOMES: Final = {(True, False): True, (False, True): False}
 
 
 def condition_source(source: str) -> str:

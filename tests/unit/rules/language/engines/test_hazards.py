@@ -266,13 +266,16 @@ def test_cel_deep_values_are_refused(action: Action, case: MakeCase) -> None:
 
 
 def test_only_own_expressions_are_deserialized() -> None:
-    """CEL 5: the library, which does not validate it, reads no serialized expression but those that `expansion` writes (ADR 0061)."""
+    """CEL 5: the library reads no serialized expression but those that `expansion` and `sharing` write (ADR 0061)."""
     root = Path(gavel_rules.__file__).parent
     sources = {source.relative_to(root).as_posix(): source.read_text() for source in root.glob("**/*.py")}
     assert len(sources) > 20
     calls = {name: [line.strip() for line in text.splitlines() if ".deserialize(" in line] for name, text in sources.items()}
     assert {
-        "language/cel/checker.py": ["return self._library.deserialize(self._expand(compiled))"],
+        "language/cel/checker.py": [
+            "return self._library.deserialize(self._expand(compiled))",
+            "return self._library.deserialize(share(self._expand(self._library.compile(source)), values, as_outcomes=as_outcomes))",
+        ],
         "language/cel/library.py": ["value = _bare(2).deserialize(serialized).eval(data={})"],
     } == {name: lines for name, lines in calls.items() if lines}
 

@@ -1,0 +1,113 @@
+"""Shared values: a variable that several conditions use is evaluated at most once, when the first one needs it.
+
+Variables are expanded before an expression is checked (`variables`), so that each use is checked and lowered by itself. The conditions
+of an action are evaluated together, as one list. Before that, every part of the list that is equal to a variable's expression is
+replaced by a name, and the list is enclosed in bindings of these names, as `cel.bind` writes them. The library evaluates a binding when
+it is first read. An error of a variable is then an error of each condition that reads it, as if it were written out there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gavel_rules.language.cel.expansion import Rewriting, copy_node, parts_of
+from gavel_rules.language.cel.syntax_tree import pack_checked, unpack_checked
+
+_ABSORB: Final = "@not_strictly_false"
+
+
+def share(serialized: bytes, shared: Sequence[bytes], *, as_outcomes: bool = False) -> bytes:
+    """Return a serialized list whose equal parts are bound once. `shared` are checked expressions, each after those inside of it.
+
+    `as_outcomes`: the list has two bools for each element, "it is not false" and "it is not true": both hold for an error, neither for a
+    value that is no bool. Such a list never errs itself.
+    """
+    message = unpack_checked(serialized)
+    rewriting = Rewriting(message)
+    numbers = _Numbers()
+    names: dict[int, str] = {}
+    bindings: list[tuple[str, Any]] = []
+    for index, one in enumerate(shared):
+        value = copy_node(unpack_checked(one).expr)
+        number = numbers.of(value)
+        if number in names:
+            continue
+        rewriting.renew(value, {}, 0)
+        _replace(value, names, numbers)
+        name = f"@v{index}"
+        names[number] = name
+        bindings.append((name, value))
+    _replace(message.expr, names, numbers)
+    if as_outcomes:
+        _absorb_errors(message.expr, rewriting)
+    used = _names(message.expr)
+    whole = copy_node(message.expr)
+    for name, value in reversed(bindings):
+        if name in used:
+            used |= _names(value)
+            whole = rewriting.bind(name, value, whole, 0)
+    message.expr.CopyFrom(whole)
+    return pack_checked(message)
+
+
+class _Numbers:
+    """Gives equal nodes equal numbers, whatever their ids."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def of(self, node: Any) -> int:
+        kind = node.WhichOneof("expr_kind")
+        own: tuple[object, ...] = ()
+        match kind:
+            case "const_expr":
+                own = (node.const_expr.SerializeToString(deterministic=True),)
+            case "ident_expr":
+                own = (node.ident_expr.name,)
+            case "select_expr":
+                own = (node.select_expr.field, node.select_expr.test_only)
+            case "call_expr":
+                own = (node.call_expr.function, node.call_expr.HasField("target"))
+            case "struct_expr":
+                own = (node.struct_expr.message_name, *(entry.field_key for entry in node.struct_expr.entries))
+            case "comprehension_expr":
+                loop = node.comprehension_expr
+                own = (loop.iter_var, loop.iter_var2, loop.accu_var)
+        return self._numbers.setdefault((kind, own, *(self.of(part) for part in parts_of(node))), len(self._numbers))
+
+
+def _replace(node: Any, names: dict[int, str], numbers: _Numbers) -> None:
+    """Replace the parts of a node that have a name, outermost first."""
+    name = names.get(numbers.of(node)) if names else None
+    if name is not None:
+        number = node.id
+        node.Clear()
+        node.id = number
+        node.ident_expr.name = name
+        return
+    for part in parts_of(node):
+        _replace(part, names, numbers)
+
+
+def _absorb_errors(node: Any, rewriting: Rewriting) -> None:
+    """Replace each element of a list by two bools: see `share`."""
+    elements = [copy_node(element) for element in node.list_expr.elements]
+    del node.list_expr.elements[:]
+    for element in elements:
+        for wanted in (True, False):
+            absorbed = rewriting.new(node.list_expr.elements.add(), 0)
+            absorbed.call_expr.function = _ABSORB
+            comparison = rewriting.new(absorbed.call_expr.args.add(), 0)
+            comparison.call_expr.function = "_==_"
+            copy = comparison.call_expr.args.add()
+            copy.CopyFrom(element)
+            rewriting.renew(copy, {}, 0)
+            rewriting.new(comparison.call_expr.args.add(), 0).const_expr.bool_value = wanted
+
+
+def _names(node: Any) -> set[str]:
+    found = {node.ident_expr.name} if node.WhichOneof("expr_kind") == "ident_expr" else set()
+    for part in parts_of(node):
+        found |= _names(part)
+    return found

@@ -1,0 +1,102 @@
+"""Shared values: variables of the second version are computed once for all conditions of an action, and cost once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gavel_rules.language.cel.syntax_tree import Comprehension, Node, decode, walk
+from gavel_rules.language.engines.case import Case
+from gavel_rules.language.engines.cel import Program
+from gavel_rules.language.rule_set import CompiledAction, compile_rule_set
+
+Cases = Callable[..., Case]
+ACTION = "thing.do"
+PARAMS = {
+    "type": "object",
+    "required": ["tags", "amount"],
+    "properties": {
+        "tags": {"type": "array", "maxItems": 50, "items": {"type": "string", "maxLength": 20}},
+        "amount": {"type": "integer"},
+        "note": {"type": "string", "maxLength": 20},
+    },
+}
+VARIABLES = {
+    "long": "params.tags.filter(t, size(t) > 3)",
+    "some": "size(long) > 0",
+    "ratio": "10 / params.amount",
+    "noted": 'params.note == "x"',
+}
+
+
+def action(*conditions: str, version: int = 2, **variables: str) -> CompiledAction:
+    """Return an action with these conditions, the first one with the highest priority."""
+    rules = [
+        {"id": f"r{number}", "action": ACTION, "priority": 100 - number, "when": condition, "effect": "approve"}
+        for number, condition in enumerate(conditions)
+    ]
+    data = {"gavel": f"v{version}", "rule_set": "demo", "version": 1, "actions": {ACTION: {"params": PARAMS}}, "rules": rules}
+    return compile_rule_set(json.dumps({**data, "variables": {**VARIABLES, **variables}})).actions[ACTION]
+
+
+def loops(tree: Node) -> int:
+    """Return the number of macros in a tree."""
+    return sum(isinstance(node, Comprehension) and node.variable != "#unused" for node in walk(tree))
+
+
+def test_a_variable_is_evaluated_once() -> None:
+    """In the list that a decision evaluates, a variable that three conditions use stands once, also inside of another variable."""
+    shared = action("some", "some && params.amount > 1", "size(long) == 2 || params.amount > 5")
+    (evaluated,) = shared._joint_program._lists
+    assert 1 == loops(decode(evaluated.serialize()))
+    (written_out,) = action("some", "some && params.amount > 1", "size(long) == 2 || params.amount > 5", version=1)._joint_program._lists
+    assert 3 < loops(decode(written_out.serialize()))
+
+
+def test_a_variable_costs_once() -> None:
+    """The cost of an action has a part for each variable, and does not grow by it with each further use."""
+    one, four = (action(*["some"] * count) for count in (1, 4))
+    costs = [{cost.name: cost.steps for cost in of.costs if cost.name.startswith("variable")} for of in (one, four)]
+    assert costs[0] == costs[1]
+    assert {"variable long", "variable some"} == costs[0].keys()
+    steps = [sum(cost.steps for cost in of.costs) for of in (one, four)]
+    assert steps[1] - steps[0] < 1_000 < costs[0]["variable long"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("conditions", "params", "matched", "error"),
+    [
+        (("some", "!some"), {"tags": ["long", "x"], "amount": 1}, ["r0"], ""),
+        (("some", "!some"), {"tags": [], "amount": 1}, ["r1"], ""),
+        (("ratio > 2", "params.amount == 0 || ratio > 2"), {"tags": [], "amount": 0}, [], "r0"),
+        (("params.amount == 0 || ratio > 2", "ratio > 2 && params.amount > 0", "true"), {"tags": [], "amount": 0}, ["r0", "r2"], ""),
+        (("has(params.note) && noted", "!has(params.note) || noted"), {"tags": [], "amount": 0}, ["r1"], ""),
+        (("has(params.note) && noted", "ratio == 1"), {"tags": [], "amount": 0, "note": "x"}, [], "r1"),
+    ],
+)
+def test_both_versions_decide_alike(
+    version: int, conditions: tuple[str, ...], params: dict[str, Any], matched: list[str], error: str, case: Cases
+) -> None:
+    """Sharing changes no verdict, also where a variable fails, or reads what is absent: with both engines, and with each alone."""
+    of = action(*conditions, version=version)
+    given = case(params=of.typed_params(params))
+    for verdict in (of.evaluate(given, cross_check=True), of.evaluate(given, cross_check=False), of.evaluate_reference(given)):
+        assert (matched, error, None) == ([rule.id for rule in verdict.matches], verdict.error, verdict.disagreement)
+
+
+def test_conditions_that_may_reach_the_limit_of_iterations_do_not_share() -> None:
+    """If all macros together may visit more elements than one evaluation allows, each condition is evaluated with its own variables."""
+    nested = "params.tags.all(a, params.tags.all(b, a != b))"
+    assert action("pairs", "!pairs", pairs=nested).environment.shared == {}
+    assert action("pairs", pairs=nested).environment.shared != {}
+
+
+def test_only_conditions_share() -> None:
+    """A program that is not made of conditions evaluates its expressions as they are written."""
+    of = action("some")
+    program = Program(of.environment, ["(size(params.tags.filter(t, size(t) > 3)))"])
+    assert [[1]] == [program.evaluate_all({"params.tags": ["long"]})]
+    assert [1] == program.evaluate_each({"params.tags": ["long"]})
