@@ -8,7 +8,7 @@ import os
 import runpy
 import signal
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gavel_server.log.redis.embedded import EmbeddedRedis
 from hypothesis import HealthCheck, settings
 
 from tests.support.paths import ROOT
+from tests.support.postgresql.cluster import Cluster, directories, new_cluster
 from tests.support.redis.cluster import RunningCluster, running_cluster
 
 # No deadlines: on a busy machine an example may take long to generate and to run.
@@ -81,6 +82,19 @@ async def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
 def cluster_url(redis_cluster: RunningCluster) -> str:
     """The URL of the Redis Cluster that all tests share. A test uses a `bus` of its own on it."""
     return redis_cluster.url
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Cluster]:
+    """A PostgreSQL for all tests of this process that ask for one. Tests that stop it, or change its settings, start their own."""
+    with directories() as directory, new_cluster(directory / "shared") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(postgresql_server: Cluster) -> str:
+    """The URL of the PostgreSQL that all tests share. A test uses a `bus` of its own on it."""
+    return postgresql_server.url
 
 
 @pytest.fixture

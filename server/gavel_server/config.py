@@ -30,7 +30,8 @@ from gavel_server.fairness.quotas import (
 from gavel_server.front.programs import FrontSetting
 from gavel_server.identity.settings import Authentication, ClientCertificate, IdentitySettings, JwtIssuer, MtlsName
 from gavel_server.log.redis.acknowledgement import Acknowledgement
-from gavel_server.log.redis.topology.urls import check_url
+from gavel_server.log.redis.topology.urls import check_url as check_redis_url
+from gavel_server.log.stores import check_url
 from gavel_server.process.memory import memory_bytes
 
 ENVIRONMENT_PREFIX: Final = "GAVEL_"
@@ -86,6 +87,10 @@ def _checked_ack(ack: str) -> str:
 
 
 def _checked_redis(url: str | None) -> str | None:
+    return None if url is None else check_redis_url(url)
+
+
+def _checked_log(url: str | None) -> str | None:
     return None if url is None else check_url(url)
 
 
@@ -103,14 +108,16 @@ class Settings(BaseSettings):
     """Directory of the embedded Redis and of this server's own files."""
     redis: Annotated[str | None, AfterValidator(_checked_redis)] = None
     """URL of a Redis or Valkey, of Sentinels or of a cluster to use instead of the embedded Redis."""
+    log: Annotated[str | None, AfterValidator(_checked_log)] = None
+    """URL of the store of logs to use instead of the embedded Redis: a PostgreSQL (postgresql://), or a Redis as in `redis`."""
     redis_memory_mib: int | None = Field(None, ge=REDIS_MEMORY_MIB_MIN)
     """Memory of the embedded Redis for its data, in MiB. None: half of the machine's. When it is used up, writes are refused."""
     accept_volatile: bool = False
-    """Serve even if the Redis may lose acknowledged events."""
+    """Serve even if the store may lose acknowledged events."""
     ack: Annotated[str, AfterValidator(_checked_ack)] = "replicas:0"
     """The copies that a write needs before it is answered: replicas:N, or aof:N for the disks of the master and of N replicas."""
     checkpoint: Path | None = None
-    """File of the last acknowledged events, outside Redis. None: in the data directory."""
+    """File of the last acknowledged events, outside the store. None: in the data directory."""
     snapshot_every: int = Field(SNAPSHOT_EVERY_DEFAULT, ge=0)
     """After how many events of a bus its state is written to the data directory. 0: never."""
     index_from: int = Field(INDEX_FROM_DEFAULT, ge=1)
@@ -173,13 +180,18 @@ class Settings(BaseSettings):
     @property
     def is_unreachable(self) -> bool:
         """Whether nothing outside its container reaches the server: no `listen` is set, and the log would be lost with the container."""
-        is_durable = self.redis is not None or _is_on_volume(self.data)
+        is_durable = self.store is not None or _is_on_volume(self.data)
         return self.container and "listen" not in self.model_fields_set and not is_durable
 
     @property
     def quotas(self) -> QuotaLimits:
         """The quotas of each caller."""
         return QuotaLimits(self.quota_calls_per_second, self.quota_bytes_per_second, self.quota_streams, self.quota_subscriptions)
+
+    @property
+    def store(self) -> str | None:
+        """The URL of the store of logs; None: the embedded Redis."""
+        return self.log or self.redis
 
     @property
     def acknowledgement(self) -> Acknowledgement:
@@ -220,6 +232,13 @@ class Settings(BaseSettings):
             case ["off"]:
                 return CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_OFF)
         return CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
+
+    @model_validator(mode="after")
+    def _has_one_store(self) -> Settings:
+        """Refuse two stores: each log is in one."""
+        if self.log is not None and self.redis is not None:
+            raise ValueError("log and redis name two stores; set one of them")
+        return self
 
     @model_validator(mode="after")
     def _stays_local(self) -> Settings:

@@ -25,7 +25,10 @@ CONNECTIONS_MAX: Final = 16
 
 
 class Reactors:
-    """One reactor for each open bus, with its work queue in the Redis at `redis_url`. Set `target`, the server's address, first."""
+    """One reactor for each open bus, with its work queue in the Redis at `redis_url`; "": the work comes from the server over gRPC.
+
+    Set `target`, the server's address, first.
+    """
 
     def __init__(self, redis_url: str, supervisor: Supervisor) -> None:
         self._redis_url = redis_url
@@ -34,8 +37,8 @@ class Reactors:
         self.secret = ""  # of the server's private socket, if that is the target
         self._running: dict[str, tuple[_Reactor, asyncio.Task[None]]] = {}
         # Each bus of a cluster may be on another node, so its reactor opens its own connections there.
-        is_cluster = parse_target(redis_url).kind == "cluster"
-        self._connections = None if is_cluster else connection_pool(redis_url, connections_max=CONNECTIONS_MAX)
+        is_shared = redis_url != "" and parse_target(redis_url).kind != "cluster"
+        self._connections = connection_pool(redis_url, connections_max=CONNECTIONS_MAX) if is_shared else None
 
     def start(self, bus: str) -> Callable[[], None]:
         """Start the reactor of a bus; return the function to call after each recorded execution."""

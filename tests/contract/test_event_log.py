@@ -26,6 +26,7 @@ from gavel_server.log import (
     genesis_hash,
 )
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.protocol import CHUNK_BYTES
 from gavel_server.log.redis.log import RedisLog
 
@@ -37,7 +38,7 @@ HOUR_MS = 3_600_000
 OpenLog = Callable[[], Awaitable[EventLog]]
 
 
-@pytest.fixture(params=["memory", "redis", "cluster", "archived"])
+@pytest.fixture(params=["memory", "redis", "cluster", "archived", "postgresql"])
 def kind(request: pytest.FixtureRequest) -> str:
     """The name of an implementation."""
     return str(request.param)
@@ -45,8 +46,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store_url(kind: str, request: pytest.FixtureRequest) -> str:
-    """The URL of the Redis, or of the cluster, that holds the log."""
-    return str(request.getfixturevalue("cluster_url" if kind == "cluster" else "redis_url"))
+    """The URL of the store that holds the log."""
+    return str(request.getfixturevalue({"cluster": "cluster_url", "postgresql": "postgresql_url"}.get(kind, "redis_url")))
 
 
 @pytest.fixture
@@ -59,6 +60,8 @@ async def open_log(kind: str, store_url: str, bus: str, tmp_path: Path) -> Async
         log: EventLog = memory
         if kind in ("redis", "cluster"):
             log = await RedisLog.connect(store_url, bus)
+        elif kind == "postgresql":
+            log = await PostgresqlLog.connect(store_url, bus)
         elif kind == "archived":
             log = ArchivedLog(await RedisLog.connect(store_url, bus), Archive(Directory(tmp_path), bus))
         opened.append(log)

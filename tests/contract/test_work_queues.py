@@ -9,6 +9,7 @@ import pytest
 from gavel_server.log import EventLog, empty_head
 from gavel_server.log.entries import Work
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.work.protocol import (
     GROUPS_MAX,
@@ -28,7 +29,7 @@ LONG_MS = 3_600_000
 GROUP = "team/payments@eu:1"
 
 
-@pytest.fixture(params=["memory", "redis", "cluster"])
+@pytest.fixture(params=["memory", "redis", "cluster", "postgresql"])
 def kind(request: pytest.FixtureRequest) -> str:
     """The name of an implementation."""
     return str(request.param)
@@ -36,15 +37,17 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store_url(kind: str, request: pytest.FixtureRequest) -> str:
-    """The URL of the Redis, or of the cluster, that holds the queues."""
-    return str(request.getfixturevalue("cluster_url" if kind == "cluster" else "redis_url"))
+    """The URL of the store that holds the queues."""
+    return str(request.getfixturevalue({"cluster": "cluster_url", "postgresql": "postgresql_url"}.get(kind, "redis_url")))
 
 
 @pytest.fixture
 async def log(kind: str, store_url: str, bus: str) -> AsyncIterator[EventLog]:
     """The log of one bus, by real time."""
     log: EventLog = MemoryLog(bus, clock=lambda: time.time_ns() // 1_000_000)
-    if kind != "memory":
+    if kind == "postgresql":
+        log = await PostgresqlLog.connect(store_url, bus)
+    elif kind != "memory":
         log = await RedisLog.connect(store_url, bus)
     yield log
     await log.close()
@@ -172,6 +175,7 @@ async def test_parked_entries_are_bounded(log: EventLog, work: WorkQueues, monke
     assert PARKED_MAX > 2
     monkeypatch.setattr("gavel_server.log.work.memory.PARKED_MAX", 2)
     monkeypatch.setattr("gavel_server.log.work.redis.PARKED_MAX", 2)
+    monkeypatch.setattr("gavel_server.log.work.postgresql.PARKED_MAX", 2)
     await fill(log, *DECISIONS[:3])
     await work.take_new("decisions", GROUP, "a", 3)
     assert [True, True, False] == [await work.park("decisions", GROUP, "a", read_parked(number)) for number in (1, 2, 3)]
@@ -182,6 +186,7 @@ async def test_requests_are_bounded(log: EventLog, work: WorkQueues, monkeypatch
     """The queue of requests keeps about its limit, the newest entries; other queues lose nothing by number."""
     monkeypatch.setattr("gavel_server.log.work.memory.REQUESTS_MAX", 100)
     monkeypatch.setattr("gavel_server.log.redis.log.REQUESTS_MAX", 100)
+    monkeypatch.setattr("gavel_server.log.postgresql.log.REQUESTS_MAX", 100)
     requests: tuple[Work, ...] = ("requests",) * 400
     await fill(log, *requests, *("decisions",) * 400)
     kept = await work.numbers("requests", 0, 1_000)

@@ -1,4 +1,4 @@
-"""An auditor of logs: reads a bus from Redis and checks the invariants of every log.
+"""An auditor of logs: reads a bus from Redis or PostgreSQL and checks the invariants of every log.
 
 It shares only the contract's messages with the code that it audits: it computes the hash chain itself, and follows event by event
 which approval holds which conflict key.
@@ -10,10 +10,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import redis.asyncio
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_server.log.stores import is_postgresql
 
 # Outcomes that end an approval without an execution.
 _FINAL_OUTCOMES = frozenset({decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED})
@@ -30,10 +32,18 @@ class Ledger:
     """The first decision of each proposal, by the proposal's event_id."""
 
     @classmethod
-    async def read(cls, redis_url: str, bus: str) -> Ledger:
+    async def read(cls, url: str, bus: str) -> Ledger:
         """Read a bus and assert that it is gapless, chained and in time order, and that no proposal is decided and no key held twice."""
-        async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as connection:
-            rows: Any = await connection.xrange(f"gavel:{{{bus}}}:log")
+        rows: Any
+        if is_postgresql(url):
+            async with await psycopg.AsyncConnection.connect(url) as database:
+                cursor = await database.execute(
+                    "SELECT sequence_number, envelope, chain_hash FROM gavel.events WHERE bus = %s ORDER BY sequence_number", (bus,)
+                )
+                rows = [(f"{number}-0".encode(), {b"e": envelope, b"h": digest}) for number, envelope, digest in await cursor.fetchall()]
+        else:
+            async with redis.asyncio.Redis.from_url(url, protocol=2) as connection:
+                rows = await connection.xrange(f"gavel:{{{bus}}}:log")
         events = _check_chain(bus, rows)
         _check_order(events)
         ledger = cls(events, _first_decisions(events))

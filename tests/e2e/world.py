@@ -28,6 +28,7 @@ from gavel.v1.replay_service_pb2 import ReplayVerdict
 from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id, proposal_envelope, reference
 from gavel_client.rpc.backoff import Backoff
 from gavel_server.log.redis.data_directory import last_url
+from gavel_server.log.stores import is_postgresql
 
 from tests.e2e.runs import REPLAY_SECONDS_MAX, Run, run_gavel
 from tests.support.fronts import is_front
@@ -88,9 +89,10 @@ rules:
 class Server:
     """One `gavel serve` on `data`, which a test can start and stop repeatedly.
 
-    Without `redis_url` it has an embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with port 0 every start picks
-    another port, which `address` names. `options` are more options of `gavel serve`. `installed` runs the installed program, with a
-    hash seed of its own, in place of a fork of the imported one (see `forking`). `environment` has variables besides those of the tests.
+    Without `redis_url`, which may be that of a PostgreSQL, it has an embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with
+    port 0 every start picks another port, which `address` names. `options` are more options of `gavel serve`. `installed` runs the
+    installed program, with a hash seed of its own, in place of a fork of the imported one (see `forking`). `environment` has variables
+    besides those of the tests.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Server:
         self.data.mkdir(parents=True, exist_ok=True)
         arguments = ["serve", "--listen", self._listen, "--data", str(self.data), *self._options]
         if self._redis_url:
-            arguments += ["--redis", self._redis_url]
+            arguments += ["--log" if is_postgresql(self._redis_url) else "--redis", self._redis_url]
         environment = {**_environment(), **self._environment}
         read_end, write_end = os.pipe()
         self._stdout = open(read_end, "rb")  # noqa: SIM115  # open while the process runs
@@ -314,9 +316,9 @@ async def prove(client: GavelClient) -> ReplayVerdict:
     return verdict
 
 
-def replay(redis_url: str, bus: str) -> subprocess.CompletedProcess[str]:
-    """Run `gavel replay` on a Redis."""
-    return run_gavel(["replay", "--redis", redis_url, "--bus", bus], _environment(), seconds=REPLAY_SECONDS_MAX)
+def replay(log_url: str, bus: str) -> subprocess.CompletedProcess[str]:
+    """Run `gavel replay` on a Redis or PostgreSQL."""
+    return run_gavel(["replay", "--log", log_url, "--bus", bus], _environment(), seconds=REPLAY_SECONDS_MAX)
 
 
 def _environment() -> dict[str, str]:

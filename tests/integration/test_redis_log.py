@@ -31,7 +31,7 @@ from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.script import Script
-from gavel_server.log.redis.topology.urls import mask_url
+from gavel_server.log.urls import mask_url
 from gavel_server.log.work.protocol import ConsumerGroup
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of

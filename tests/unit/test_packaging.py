@@ -75,7 +75,7 @@ def test_data_files(wheels: dict[str, Path]) -> None:
         assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert {f"gavel_rules/sets/{path.name}" for path in (ROOT / "rules/sets").iterdir()} <= names_in(wheels["gavel_rules"])
     assert {"gavel/v1/decision_pb2.py", "gavel/py.typed"} <= names_in(wheels["gavel_client"])
-    assert "gavel_server/log/redis/append.lua" in names_in(wheels["gavel_arbiter"])
+    assert {"gavel_server/log/redis/append.lua", "gavel_server/log/postgresql/schema.sql"} <= names_in(wheels["gavel_arbiter"])
 
 
 def test_only_the_rules_are_for_one_platform(wheels: dict[str, Path]) -> None:

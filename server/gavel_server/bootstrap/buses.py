@@ -22,12 +22,11 @@ from gavel_server.errors import ServiceError
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
-from gavel_server.log.redis.log import RedisLog
-from gavel_server.log.redis.logs import RedisLogs
+from gavel_server.log.stores import LogStore, StoredLog
 from gavel_server.process.clock import GuardedClock
 from gavel_server.reactors import Reactors
 
-# The pause of a starting server between two looks for its Redis.
+# The pause of a starting server between two looks for its store.
 START_RETRY_SECONDS: Final = 0.5
 
 _LOG: Final = structlog.get_logger("gavel.server")
@@ -39,7 +38,7 @@ class BusOpening:
     def __init__(
         self,
         settings: Settings,
-        redis_logs: RedisLogs,
+        store: LogStore,
         supervisor: Supervisor,
         clock: GuardedClock,
         reactors: Reactors | None,
@@ -48,19 +47,19 @@ class BusOpening:
     ) -> None:
         """`reactors` derive facts in this process; None: another process does. Raises ServeError."""
         self._settings: Final = settings
-        self._redis_logs: Final = redis_logs
+        self._store: Final = store
         self._clock: Final = clock
         self._reactors: Final = reactors
         self._is_observed: Final = is_observed
         self._checkpoint: Final = open_checkpoint(settings)
-        self._watch: Final = BusWatcher(redis_logs, supervisor, accept_volatile=settings.accept_volatile)
+        self._watch: Final = BusWatcher(store, supervisor, accept_volatile=settings.accept_volatile)
 
     async def open(self, name: str) -> Sequencer:
         """Start the sequencer of a bus. Of the new buses only the default one gets its first event now."""
         opens = name == BUS_DEFAULT
         return await open_sequencer(
             self._settings,
-            self._redis_logs,
+            self._store,
             name,
             self._clock,
             self._checkpoint,
@@ -83,7 +82,7 @@ class BusOpening:
 
 async def open_sequencer(
     settings: Settings,
-    redis_logs: RedisLogs,
+    store: LogStore,
     bus: str,
     clock: GuardedClock,
     checkpoint: Checkpoint | None = None,
@@ -96,7 +95,7 @@ async def open_sequencer(
 
     `opens`: open the bus if it is new. `is_observed`: measure and trace its batches.
     """
-    live = await redis_logs.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledgement=settings.acknowledgement)
+    live = await store.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledgement=settings.acknowledgement)
     log: EventLog = live
     if settings.archive:
         log = ArchivedLog(live, await open_archive(settings.archive, bus))
@@ -128,7 +127,7 @@ async def complete_opening(sequencer: Sequencer) -> None:
     log = sequencer.log
     if isinstance(log, ArchivedLog):
         log = log.live
-    if isinstance(log, RedisLog):
+    if isinstance(log, StoredLog):
         # The window is recorded in the bus's first event; the setting only applies to new buses.
         log.idempotency_window_ms = sequencer.replica.state.idempotency_window_ms
     try:
@@ -137,14 +136,14 @@ async def complete_opening(sequencer: Sequencer) -> None:
         _LOG.warning("log.groups_missing", bus=log.bus, problem=str(error))
 
 
-async def open_default(buses: BusRegistry, redis_logs: RedisLogs) -> None:
-    """Open the default bus, once Redis can be reached. Raises ServeError if the bus cannot be opened."""
+async def open_default(buses: BusRegistry, store: LogStore) -> None:
+    """Open the default bus, once the store can be reached. Raises ServeError if the bus cannot be opened."""
     problem = ""
     try:
         while True:
             try:
-                await redis_logs.ping()
-                async with redis_logs.probe_link():
+                await store.ping()
+                async with store.probe_link():
                     sequencer = await buses.open(BUS_DEFAULT)
                 break
             except (LogError, ServiceError) as error:
@@ -152,7 +151,7 @@ async def open_default(buses: BusRegistry, redis_logs: RedisLogs) -> None:
                     raise ServeError(f"bus {BUS_DEFAULT} cannot be opened: {error}") from error
                 if str(error) != problem:
                     problem = str(error)
-                    _LOG.warning("log.unavailable", problem=problem, note="the start goes on as soon as Redis answers")
+                    _LOG.warning("log.unavailable", problem=problem, note="the start goes on as soon as the store answers")
             await asyncio.sleep(START_RETRY_SECONDS)
     except asyncio.CancelledError:
         # The start was cancelled: stop reading the log before the store closes.
@@ -176,7 +175,7 @@ def open_checkpoint(settings: Settings) -> Checkpoint:
         raise ServeError(str(error)) from error
 
 
-async def _check_durability(log: RedisLog, settings: Settings) -> None:
+async def _check_durability(log: StoredLog, settings: Settings) -> None:
     reasons = await log.durability()
     if reasons and not settings.accept_volatile:
         raise LogVolatileError(volatility_message(reasons))

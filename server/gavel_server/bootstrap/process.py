@@ -15,8 +15,8 @@ from gavel_client.supervision import Supervisor
 from gavel_server.bootstrap.server import Server
 from gavel_server.config import Settings
 from gavel_server.log.redis.embedded import EmbeddedRedis
-from gavel_server.log.redis.logs import RedisLogs
 from gavel_server.log.redis.supervision import restart_forever
+from gavel_server.log.stores import LogStore, open_store
 from gavel_server.process import logging
 from gavel_server.process.allocator import return_large_blocks
 from gavel_server.process.background import new_supervisor
@@ -69,8 +69,8 @@ async def _serve_until_signal(settings: Settings, ready: Callable[[str], None]) 
         loop.add_signal_handler(number, end)
     try:
         supervisor = new_supervisor()
-        async with _store(settings, supervisor) as redis_url, _redis_logs(redis_url, settings) as redis_logs:
-            await Server(settings, redis_url, redis_logs, supervisor).serve(stop, started)
+        async with _store_url(settings, supervisor) as url, _store(url, settings) as store:
+            await Server(settings, url, store, supervisor).serve(stop, started)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
@@ -78,10 +78,10 @@ async def _serve_until_signal(settings: Settings, ready: Callable[[str], None]) 
 
 
 @contextlib.asynccontextmanager
-async def _store(settings: Settings, supervisor: Supervisor) -> AsyncIterator[str]:
-    """Yield the URL of the Redis to use; start, supervise and stop the embedded one."""
-    if settings.redis is not None:
-        yield settings.redis
+async def _store_url(settings: Settings, supervisor: Supervisor) -> AsyncIterator[str]:
+    """Yield the URL of the store of logs; start, supervise and stop the embedded Redis."""
+    if settings.store is not None:
+        yield settings.store
         return
     async with EmbeddedRedis(settings.data, memory_bytes_max=settings.redis_memory_bytes_max) as redis:
         restarts = supervisor.start("embedded Redis", partial(restart_forever, redis), problem=redis.problem)
@@ -93,9 +93,9 @@ async def _store(settings: Settings, supervisor: Supervisor) -> AsyncIterator[st
 
 
 @contextlib.asynccontextmanager
-async def _redis_logs(redis_url: str, settings: Settings) -> AsyncIterator[RedisLogs]:
-    redis_logs = RedisLogs(redis_url, accept_volatile=settings.accept_volatile)
+async def _store(url: str, settings: Settings) -> AsyncIterator[LogStore]:
+    store = open_store(url, accept_volatile=settings.accept_volatile)
     try:
-        yield redis_logs
+        yield store
     finally:
-        await redis_logs.close()
+        await store.close()

@@ -29,7 +29,7 @@ from gavel_server.fairness.quotas import Quotas
 from gavel_server.front.programs import select_program
 from gavel_server.identity.identity import Identity, IdentityError
 from gavel_server.index.event_index import BusHead, EventIndex
-from gavel_server.log.redis.logs import RedisLogs
+from gavel_server.log.stores import LogStore, is_postgresql
 from gavel_server.process.allocator import return_free_pages_forever
 from gavel_server.process.background import report_forever
 from gavel_server.process.build import build
@@ -61,25 +61,26 @@ _LOG: Final = structlog.get_logger("gavel.server")
 
 
 class Server:
-    """The parts of one server on a Redis. The constructor creates them, and `serve` starts and stops them. Raises ServeError."""
+    """The parts of one server on a store of logs. The constructor creates them, and `serve` starts and stops them. Raises ServeError."""
 
-    def __init__(self, settings: Settings, redis_url: str, redis_logs: RedisLogs, supervisor: Supervisor) -> None:
+    def __init__(self, settings: Settings, url: str, store: LogStore, supervisor: Supervisor) -> None:
         self._settings: Final = settings
-        self._redis_logs: Final = redis_logs
+        self._store: Final = store
         self._supervisor: Final = supervisor
         self._descriptors_max: Final = raise_limit()
         self._telemetry: Final = start_telemetry(settings)
         self._clock: Final = GuardedClock()
-        self._reactors: Final = Reactors(redis_url, supervisor) if settings.fdr else None
+        # Without a Redis the reactors take their work from the server, like other consumers.
+        self._reactors: Final = Reactors("" if is_postgresql(url) else url, supervisor) if settings.fdr else None
         is_observed = self._telemetry.observer is not None
-        opening = BusOpening(settings, redis_logs, supervisor, self._clock, self._reactors, is_observed=is_observed)
-        self._archives: Final = Archives(settings.archive, settings.archive_after_days, redis_logs) if settings.archive else None
+        opening = BusOpening(settings, store, supervisor, self._clock, self._reactors, is_observed=is_observed)
+        self._archives: Final = Archives(settings.archive, settings.archive_after_days, store) if settings.archive else None
         self._buses: Final = BusRegistry(
             opening.open,
-            redis_logs.exists,
+            store.exists,
             opened=opening.complete,
             closed=opening.close,
-            names=redis_logs.names,
+            names=store.names,
             creates=settings.create_buses,
         )
         self._security: Final = _security(settings)
@@ -92,9 +93,9 @@ class Server:
             authentication=self._security.of_calls(),
         )
         self._security.on_refused = self._interceptor.note_unauthenticated
-        envelope = redis_logs.envelope if self._archives is None else self._archives.envelope
-        self._access: Final = AccessControl(self._buses, settings.admins, closed_grants=ClosedGrants(redis_logs.grants_number, envelope))
-        self._index: Final = EventIndex(settings.data, redis_url, settings.index_from, settings.archive)
+        envelope = store.envelope if self._archives is None else self._archives.envelope
+        self._access: Final = AccessControl(self._buses, settings.admins, closed_grants=ClosedGrants(store.grants_number, envelope))
+        self._index: Final = EventIndex(settings.data, url, settings.index_from, settings.archive)
         self._methods: Final = register_services(
             self._listener, self._interceptor, self._buses, supervisor, self._access, settings.data / "proofs", self._index
         )
@@ -126,7 +127,7 @@ class Server:
         """Open the default bus, and begin to answer calls of this process and of the front."""
         if self._reactors is not None:
             self._reactors.target, self._reactors.secret = endpoint.inner, self._security.secret
-        await open_default(self._buses, self._redis_logs)
+        await open_default(self._buses, self._store)
         await self._listener.start()
         for name in self._health.names:
             await self._health.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -196,7 +197,7 @@ def _log_ready(settings: Settings, endpoint: Endpoint, descriptors_max: int) -> 
     _LOG.info(
         "server.ready",
         address=endpoint.address,
-        embedded_redis=settings.redis is None,
+        embedded_redis=settings.store is None,
         front=front,
         build=build(),
         descriptors_max=descriptors_max,

@@ -32,6 +32,7 @@ from gavel_server.cli.commands.mcp.proxy import proxy
 from gavel_server.cli.commands.mcp.scaffold import scaffold
 from gavel_server.cli.commands.operations.archive import archive, backup, restore
 from gavel_server.cli.commands.operations.export import export
+from gavel_server.cli.commands.operations.postgresql_schema import postgresql_schema
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
 from gavel_server.cli.commands.people.accept_clock import accept_clock
@@ -144,6 +145,7 @@ app.command("restore")(restore)
 app.command("executor")(executor)
 app.command("fdr")(fdr)
 app.command("redis-acl")(redis_acl)
+app.command("postgresql-schema")(postgresql_schema)
 app.command("completion")(completion)
 app.add_typer(review, name="review")
 app.add_typer(notary, name="notary")

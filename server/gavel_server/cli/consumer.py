@@ -13,12 +13,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from gavel_server.cli.errors import EXIT_FAILURE, CommandError, InvalidInputError
-from gavel_server.cli.options import check_redis
+from gavel_server.cli.options import check_store
 
 # How long a task or thread that a handler has left running may delay the end of the process.
 LEAVE_SECONDS_MAX: Final = 5.0
 
-Redis = Annotated[str, typer.Option(metavar="URL", callback=check_redis, help="Take the work from this Redis instead of the server.")]
+Redis = Annotated[str, typer.Option(metavar="URL", callback=check_store, help="Take the work from this Redis instead of the server.")]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Take the work from the embedded Redis of this data directory instead of the server."),

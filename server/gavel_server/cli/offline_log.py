@@ -1,4 +1,4 @@
-"""A log without a server: the Redis of a data directory, started while it is read, or any Redis by URL.
+"""A log without a server: the Redis of a data directory, started while it is read, or any store by URL.
 
 Where a server runs on the directory, its Redis is read instead.
 """
@@ -14,7 +14,8 @@ from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.log.protocol import EventLog
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.errors import DataDirectoryInUseError
-from gavel_server.log.redis.log import RedisLog
+from gavel_server.log.stores import StoredLog, connect_log
+from gavel_server.log.urls import mask_url
 
 # Redis's append-only log: a file up to 6.2, a directory from 7.0 on.
 _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
@@ -22,13 +23,11 @@ _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
 
 @asynccontextmanager
 async def open_log(data: Path, url: str, bus: str, archive: str = "") -> AsyncIterator[EventLog]:
-    """Yield the log of `bus` in the Redis at `url`; "": in the Redis of the data directory.
+    """Yield the log of `bus` in the store at `url`; "": in the Redis of the data directory.
 
     It reads across the seam with `archive`, if one is given. Raises CommandError, LogError.
     """
-    from gavel_server.log.redis.topology.urls import mask_url
-
-    async with open_redis(url, bus, mask_url(url)) if url else open_directory(data, bus) as log:
+    async with open_stored(url, bus, mask_url(url)) if url else open_directory(data, bus) as log:
         if not archive:
             yield log
             return
@@ -45,7 +44,7 @@ async def open_target(data: Path, url: str, bus: str) -> AsyncIterator[EventLog]
         if not url:
             url = (await stack.enter_async_context(EmbeddedRedis(data))).url
         try:
-            log = await RedisLog.connect(url, bus)
+            log = await connect_log(url, bus)
         except ValueError as error:
             raise InvalidInputError(str(error)) from error
         stack.push_async_callback(log.close)
@@ -53,10 +52,12 @@ async def open_target(data: Path, url: str, bus: str) -> AsyncIterator[EventLog]
 
 
 @asynccontextmanager
-async def open_directory(data: Path, bus: str) -> AsyncIterator[RedisLog]:
+async def open_directory(data: Path, bus: str) -> AsyncIterator[StoredLog]:
     """Yield the log of `bus` in a data directory. Raises CommandError, LogError."""
     if not any((data / name).exists() for name in _APPEND_ONLY):
-        raise CommandError(f"there is no log in {data}; give the data directory of a server with --data, or a Redis with --redis URL")
+        raise CommandError(
+            f"there is no log in {data}; give the data directory of a server with --data, or a PostgreSQL or Redis with --log URL"
+        )
     async with AsyncExitStack() as stack:
         embedded = EmbeddedRedis(data)
         try:
@@ -66,14 +67,14 @@ async def open_directory(data: Path, bus: str) -> AsyncIterator[RedisLog]:
             if error.url is None:
                 raise
             url = error.url
-        yield await stack.enter_async_context(open_redis(url, bus, str(data)))
+        yield await stack.enter_async_context(open_stored(url, bus, str(data)))
 
 
 @asynccontextmanager
-async def open_redis(url: str, bus: str, place: str) -> AsyncIterator[RedisLog]:
-    """Yield the log of `bus` in the Redis at `url`; `place` names it in messages. Raises CommandError, LogError."""
+async def open_stored(url: str, bus: str, place: str) -> AsyncIterator[StoredLog]:
+    """Yield the log of `bus` in the store at `url`; `place` names it in messages. Raises CommandError, LogError."""
     try:
-        log = await RedisLog.connect(url, bus)
+        log = await connect_log(url, bus)
     except ValueError as error:
         raise InvalidInputError(str(error)) from error
     try:

@@ -61,12 +61,12 @@ def check_bus(value: str) -> str:
     return value or BUS_DEFAULT
 
 
-def check_redis(url: str | None) -> str | None:
-    """Return a Redis URL of the command line. Raises BadParameter if it holds a password, which `ps` would show to everybody."""
+def check_store(url: str | None) -> str | None:
+    """Return a store's URL of the command line. Raises BadParameter if it holds a password, which `ps` would show to everybody."""
     if url is not None and re.search(r"^[^?]*://[^?@]*:[^?]*@|[?&][^=&]*password=", url, re.DOTALL):
         raise typer.BadParameter(
             "the URL holds a password, which every user of this machine can read in the list of processes; give the URL in the "
-            "environment, as GAVEL_REDIS (`gavel serve` also takes it from the file of --config)"
+            "environment, as GAVEL_LOG or GAVEL_REDIS (`gavel serve` also takes it from the file of --config)"
         )
     return url
 
@@ -94,6 +94,17 @@ ExitCode = Annotated[
 EnvelopeFile = Annotated[str, typer.Argument(metavar="FILE", help="An Envelope in protobuf JSON or YAML; - is standard input.")]
 RuleSetFile = Annotated[str, typer.Argument(metavar="FILE", help="A rule set in YAML or JSON; - is standard input.")]
 PolicyId = Annotated[str, typer.Argument(metavar="POLICY_ID", help="The rule set's name.")]
+
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        "--redis",
+        metavar="URL",
+        callback=check_store,
+        help="The PostgreSQL or Redis that holds the log. Default: GAVEL_LOG or GAVEL_REDIS.",
+    ),
+]
 
 ExpectedActiveVersion = Annotated[
     int | None,
@@ -139,12 +150,12 @@ def check_reason(reason: str) -> str:
     return reason
 
 
-def log_location(data: Path | None, redis: str) -> tuple[Path, str]:
-    """Return the data directory and the Redis URL that a command uses; a URL that is not empty takes precedence.
+def log_location(data: Path | None, log: str) -> tuple[Path, str]:
+    """Return the data directory and the URL of the store that a command uses; a URL that is not empty takes precedence.
 
-    Options take precedence over GAVEL_REDIS and GAVEL_DATA, whichever of the two they name.
+    Options take precedence over GAVEL_LOG, GAVEL_REDIS and GAVEL_DATA, whichever of them they name.
     """
-    if data is None and not redis:
-        redis = os.environ.get("GAVEL_REDIS", "")
+    if data is None and not log:
+        log = os.environ.get("GAVEL_LOG") or os.environ.get("GAVEL_REDIS", "")
         data = Path(os.environ.get("GAVEL_DATA") or DATA_DEFAULT)
-    return data or DATA_DEFAULT, redis
+    return data or DATA_DEFAULT, log

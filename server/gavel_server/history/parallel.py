@@ -35,7 +35,7 @@ _PROGRESS_SECONDS: Final = 0.5
 async def verify_in_parallel(
     log: EventLog, url: str, data: Path, processes: int, engine: Engine.ValueType = ENGINE_RETE
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
-    """Prove a whole log in the Redis at `url` on several processes, with the snapshots in a data directory.
+    """Prove a whole log in the store at `url` on several processes, with the snapshots in a data directory.
 
     Yields progress, which counts up once per pass, and last the verdict, as `verify` does.
     """

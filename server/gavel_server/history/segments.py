@@ -31,7 +31,7 @@ from gavel_rules.state.state import State
 
 from gavel_server.history.snapshot_files import SnapshotError, SnapshotFiles
 from gavel_server.log import EventLog, LogError, Record
-from gavel_server.log.redis.log import RedisLog
+from gavel_server.log.stores import connect_log
 
 READ_EVENTS_MAX: Final = 512
 
@@ -42,7 +42,7 @@ _reached: Any = None
 
 
 class Source(NamedTuple):
-    """A log in a Redis."""
+    """A log in a store."""
 
     url: str
     bus: str
@@ -90,7 +90,7 @@ def recompute(source: Source, place: int, segment: Segment, engine: Engine.Value
 
 def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | None]]) -> Result | None:
     async def run() -> Result | None:
-        log = await RedisLog.connect(source.url, source.bus)
+        log = await connect_log(source.url, source.bus)
         try:
             return await work(log)
         finally:

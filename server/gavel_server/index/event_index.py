@@ -45,10 +45,10 @@ class BusHead(NamedTuple):
 class EventIndex:
     """The indexes in the data directory of a server. `minimum`: events that a bus must have to be indexed."""
 
-    def __init__(self, data: Path, redis_url: str, minimum: int, archive: str = "") -> None:
+    def __init__(self, data: Path, store_url: str, minimum: int, archive: str = "") -> None:
         """`archive` is where the logs' old events are; "": in the logs."""
         self._data = data
-        self._redis_url = redis_url
+        self._store_url = store_url
         self._minimum = minimum
         self._archive = archive
         self._heads: dict[str, int] = {}
@@ -142,7 +142,7 @@ class EventIndex:
         self._process = subprocess.Popen(  # noqa: S603 - no shell, our own arguments
             _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=child_environment()
         )
-        self._send({"redis": self._redis_url, "data": str(self._data), "archive": self._archive})
+        self._send({"store": self._store_url, "data": str(self._data), "archive": self._archive})
         self._output = asyncio.create_task(self._read_output(self._process))
 
     def _send(self, line: dict[str, object]) -> None:

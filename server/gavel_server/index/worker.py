@@ -28,7 +28,7 @@ from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.archives import open_archive
 from gavel_server.index.database import IndexDatabase, index_path, remove
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
-from gavel_server.log.redis.logs import RedisLogs
+from gavel_server.log.stores import LogStore, open_store
 
 POLL_SECONDS: Final = 0.2
 RETRY_SECONDS: Final = 2.0
@@ -117,9 +117,9 @@ def _follow(bus: str, head: Head, record: Record) -> Head:
 class _Worker:
     """Follows the buses that the server names."""
 
-    def __init__(self, logs: RedisLogs, data: Path, archive: str) -> None:
+    def __init__(self, store: LogStore, data: Path, archive: str) -> None:
         """`archive` is where the logs' old events are; "": in the logs."""
-        self._logs = logs
+        self._store = store
         self._archive = archive
         self._data = data
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -162,7 +162,7 @@ class _Worker:
 
     async def _open(self, bus: str) -> EventLog:
         """Return the log of a bus, across the seam with its archive. Raises LogError."""
-        log = await self._logs.open(bus)
+        log = await self._store.open(bus)
         return ArchivedLog(log, await open_archive(self._archive, bus)) if self._archive else log
 
     async def _write_forever(self, writer: IndexWriter) -> None:
@@ -185,7 +185,7 @@ class _Worker:
             waiting = dict(self._waiting)
             if not waiting:
                 continue
-            growth = await self._logs.grown({bus: number for bus, (number, _) in waiting.items()})
+            growth = await self._store.grown({bus: number for bus, (number, _) in waiting.items()})
             for bus in {*growth.buses, *growth.failures}:
                 del self._waiting[bus]
                 _, grown = waiting[bus]
@@ -206,8 +206,8 @@ async def _run() -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     settings = json.loads(await reader.readline())
-    logs = RedisLogs(settings["redis"])
-    worker = _Worker(logs, Path(settings["data"]), settings["archive"])
+    store = open_store(settings["store"])
+    worker = _Worker(store, Path(settings["data"]), settings["archive"])
     polling = asyncio.create_task(worker.poll_forever())
     while line := await reader.readline():
         worker.take(line)

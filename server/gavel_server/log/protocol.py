@@ -175,7 +175,7 @@ def volatility_message(reasons: Sequence[str]) -> str:
     """Return the reasons of `EventLog.durability` as one message with the remedies; "" without reasons."""
     if not reasons:
         return ""
-    return f"this Redis may lose acknowledged events: {'; '.join(reasons)}. Reconfigure it, or accept the risk with --accept-volatile"
+    return f"the log may lose acknowledged events: {'; '.join(reasons)}. Reconfigure its store, or accept the risk with --accept-volatile"
 
 
 def empty_head(bus: str) -> Head:

@@ -171,6 +171,21 @@ def test_invalid_redis_urls(url: str) -> None:
         load(given={"redis": url})
 
 
+def test_one_store() -> None:
+    """`log` names a PostgreSQL or a Redis and `redis` a Redis; both together are refused, and without them the server has its own."""
+    url = "postgresql://gavel_server@db/logs"
+    assert (url, "redis://host", "redis://host", None) == (
+        load(given={"log": url}).store,
+        load(given={"log": "redis://host"}).store,
+        load(given={"redis": "redis://host"}).store,
+        load().store,
+    )
+    with pytest.raises(SettingsError, match="log and redis name two stores; set one of them"):
+        load(given={"log": url, "redis": "redis://host"})
+    with pytest.raises(SettingsError, match=r"setting redis \(--redis"):
+        load(given={"redis": url})
+
+
 @pytest.mark.parametrize("url", ["redis://host", "redis://host/", "rediss://:secret@host:6379/15", "unix:///run/redis.sock?db=1"])
 def test_valid_redis_urls(url: str) -> None:
     """A valid Redis URL is unchanged."""

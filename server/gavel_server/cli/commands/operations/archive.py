@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gavel_server.cli.errors import CommandError
-from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, check_redis, log_location
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Log, log_location
 
 if TYPE_CHECKING:
     from gavel_server.log.protocol import EventLog
 
 To = Annotated[str, typer.Option("--to", metavar="DIR|URL", help="The archive: a directory, or s3://BUCKET/PATH.")]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: GAVEL_DATA, else .gavel.")]
-Redis = Annotated[str, typer.Option(metavar="URL", callback=check_redis, help="The Redis that holds the log. Default: GAVEL_REDIS.")]
 
 
 def archive(
@@ -25,7 +24,7 @@ def archive(
     days: Annotated[int, typer.Option("--after-days", min=0, metavar="N", help="Archive what is older.")] = 0,
     trim: Annotated[bool, typer.Option("--trim", help="Then remove the archived events from the log.")] = False,
     data: Data = None,
-    redis: Redis = "",
+    log: Log = "",
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
@@ -39,8 +38,8 @@ def archive(
     from gavel_server.log.protocol import DAY_MS
 
     async def run() -> None:
-        async with _open_log(data, redis, bus) as log:
-            archive_run = await archive_log(log, _archive(to, bus), await log.time_ms() - days * DAY_MS, trims=trim)
+        async with _open_log(data, log, bus) as opened:
+            archive_run = await archive_log(opened, _archive(to, bus), await opened.time_ms() - days * DAY_MS, trims=trim)
         log_start = f"; the log begins with event {archive_run.first_in_log}" if trim else ""
         output.print_line(f"archived {archive_run.segments} segments; the archive ends with event {archive_run.last}{log_start}")
 
@@ -50,7 +49,7 @@ def archive(
 def backup(
     to: To,
     data: Data = None,
-    redis: Redis = "",
+    log: Log = "",
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
@@ -59,8 +58,8 @@ def backup(
     from gavel_server.cli.rendering import output
 
     async def run() -> None:
-        async with _open_log(data, redis, bus, to) as log:
-            backup_run = await write_backup(log, _archive(to, bus), await log.time_ms())
+        async with _open_log(data, log, bus, to) as opened:
+            backup_run = await write_backup(opened, _archive(to, bus), await opened.time_ms())
         output.print_line(f"backed up {backup_run.head.sequence_number} events of bus {bus}, chain hash {backup_run.head.chain_hash.hex()}")
 
     _run(run)
@@ -69,12 +68,12 @@ def backup(
 def restore(
     from_: Annotated[str, typer.Option("--from", metavar="DIR|URL", help="The archive with the backup.")],
     data: Data = None,
-    redis: Redis = "",
+    log: Log = "",
     bus: Bus = BUS_DEFAULT,
     prove: Annotated[bool, typer.Option("--prove", help="Then recompute the decisions of the restored log.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Build a bus from its newest backup, in an empty Redis or data directory.
+    """Build a bus from its newest backup, in an empty store or data directory.
 
     An interrupted restore goes on where it ended. Start a server on the log only when it is complete.
 
@@ -92,11 +91,11 @@ def restore(
 
         source = _archive(from_, bus)
         found = await read_backup(source)
-        async with _open_target(data, redis, bus) as log:
-            await restore_log(log, source, found, lambda number: None)
+        async with _open_target(data, log, bus) as opened:
+            await restore_log(opened, source, found, lambda number: None)
             output.print_line(f"restored {found.head.sequence_number} events of bus {bus}, chain hash {found.head.chain_hash.hex()}")
             if prove:
-                verdict = await read_verdict(verify(log))
+                verdict = await read_verdict(verify(opened))
                 output.print_line(verdict.message)
                 status = exit_status(verdict)
 
@@ -111,16 +110,16 @@ def _archive(url: str, bus: str) -> Any:
     return Archive(open_storage(url, bus), bus)
 
 
-def _open_log(data: Path | None, redis: str, bus: str, archive: str = "") -> AbstractAsyncContextManager[EventLog]:
+def _open_log(data: Path | None, log: str, bus: str, archive: str = "") -> AbstractAsyncContextManager[EventLog]:
     from gavel_server.cli import offline_log
 
-    return offline_log.open_log(*log_location(data, redis), bus, archive)
+    return offline_log.open_log(*log_location(data, log), bus, archive)
 
 
-def _open_target(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
+def _open_target(data: Path | None, log: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
     from gavel_server.cli import offline_log
 
-    return offline_log.open_target(*log_location(data, redis), bus)
+    return offline_log.open_target(*log_location(data, log), bus)
 
 
 def _run(run: Callable[[], Coroutine[Any, Any, None]]) -> None:

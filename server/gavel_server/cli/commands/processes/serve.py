@@ -45,7 +45,7 @@ def serve(
         bool | None,
         typer.Option(
             "--container",
-            help="Run as the only server of a container: listen on all addresses if --redis or a volume at --data keeps the log.",
+            help="Run as the only server of a container: listen on all addresses if --log, --redis or a volume at --data keeps the log.",
         ),
     ] = None,
     debug: Debug = False,
@@ -88,6 +88,6 @@ def _print_warnings(settings: Settings) -> None:
         output.print_note(f"gavel: NO AUTHENTICATION on {settings.listen}: anyone who reaches it can act as any producer")
     if settings.is_unreachable:
         output.print_note(
-            f"gavel: there is neither a Redis (--redis) nor a volume at {settings.data} (--data), so decisions would be lost with this "
-            "container; the server listens on the container's loopback only"
+            f"gavel: there is neither a store (--log, --redis) nor a volume at {settings.data} (--data), so decisions would be lost with "
+            "this container; the server listens on the container's loopback only"
         )

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from gavel_server.cli.options import check_redis
+from gavel_server.cli.options import check_store
 
 
 class StoreOptions(NamedTuple):
@@ -18,8 +18,17 @@ class StoreOptions(NamedTuple):
         str | None,
         typer.Option(
             metavar="URL",
-            callback=check_redis,
+            callback=check_store,
             help="A Redis, Sentinel set or cluster to use in place of the embedded Redis. Give a URL with a password as GAVEL_REDIS.",
+        ),
+    ] = None
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            callback=check_store,
+            help="A PostgreSQL (postgresql://…), or a Redis as with --redis, to use in place of the embedded Redis. Give a URL with a "
+            "password as GAVEL_LOG.",
         ),
     ] = None
     redis_memory_mib: Annotated[
@@ -31,7 +40,7 @@ class DurabilityOptions(NamedTuple):
     """How surely the log keeps acknowledged events."""
 
     accept_volatile: Annotated[
-        bool | None, typer.Option("--accept-volatile", help="Serve even if --redis can lose acknowledged events.")
+        bool | None, typer.Option("--accept-volatile", help="Serve even if the store can lose acknowledged events.")
     ] = None
     ack: Annotated[
         str | None,

@@ -10,7 +10,7 @@ import typer
 
 from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, check_redis, log_location
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Log, Server, log_location
 
 if TYPE_CHECKING:
     import asyncio
@@ -57,7 +57,7 @@ def notarize(
         Path | None,
         typer.Option(metavar="DIR", help="Read the log in the embedded Redis of this data directory. Default: GAVEL_DATA, else .gavel."),
     ] = None,
-    redis: Annotated[str, typer.Option(metavar="URL", callback=check_redis, help="Read the log in this Redis. Default: GAVEL_REDIS.")] = "",
+    log: Log = "",
     archive: Annotated[str, typer.Option(metavar="DIR|URL", help="The archive with the events that the log no longer has.")] = "",
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
@@ -88,7 +88,7 @@ def notarize(
     quorum = len(all_witnesses) if witnesses is None else witnesses
     if quorum > len(all_witnesses):
         raise InvalidInputError(f"--witnesses {quorum} is more than the {len(all_witnesses)} witnesses that are given")
-    url = _log_url(data, redis)
+    url = _log_url(data, log)
 
     async def run() -> None:
         import asyncio
@@ -102,8 +102,8 @@ def notarize(
         stop_on_signal(stop.set)
         keys = [read_key(path) for path in key]
         async with (
-            open_log(Path(), url, bus, archive) as log,
-            open_notary(log, keys, state, replays=replay, witnesses=all_witnesses, quorum=quorum) as signer,
+            open_log(Path(), url, bus, archive) as opened,
+            open_notary(opened, keys, state, replays=replay, witnesses=all_witnesses, quorum=quorum) as signer,
             open_client(server, bus) as client,
         ):
             await _sign_until(stop, signer, client.publish_checkpoint, interval=interval, once=once)
@@ -164,14 +164,14 @@ def _run(run: Callable[[], Coroutine[Any, Any, None]], server: str, bus: str) ->
         raise CommandError(str(error)) from error
 
 
-def _log_url(data: Path | None, redis: str) -> str:
-    """Return the URL of the Redis that holds the log. Raises CommandError."""
+def _log_url(data: Path | None, log: str) -> str:
+    """Return the URL of the store that holds the log. Raises CommandError."""
     from gavel_server.log.redis.data_directory import last_url
 
-    directory, url = log_location(data, redis)
+    directory, url = log_location(data, log)
     url = url or last_url(directory) or ""
     if not url:
-        raise CommandError(f"no server runs on {directory}; start it, or name the Redis that holds the log with --redis URL")
+        raise CommandError(f"no server runs on {directory}; start it, or name the store that holds the log with --log URL")
     return url
 
 

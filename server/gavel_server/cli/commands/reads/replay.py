@@ -16,7 +16,7 @@ import typer
 from gavel_server.cli import documents
 from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, check_address, check_int64, check_redis, log_location
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, Log, check_address, check_int64, log_location
 from gavel_server.cli.rendering import simulation
 from gavel_server.cli.rendering.progress import Passes
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gavel_server.history.snapshot_files import SnapshotFiles
     from gavel_server.log.protocol import EventLog
-    from gavel_server.log.redis.log import RedisLog
+    from gavel_server.log.stores import StoredLog
 
 PROCESSES_MAX: Final = 64
 # Events of a log whose replay takes long enough for its rate to mean anything.
@@ -49,9 +49,7 @@ def replay(
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: GAVEL_DATA, else .gavel.")
     ] = None,
-    redis: Annotated[
-        str, typer.Option(metavar="URL", callback=check_redis, help="The Redis that holds the log. Default: GAVEL_REDIS.")
-    ] = "",
+    log: Log = "",
     archive: Annotated[str, typer.Option(metavar="DIR|URL", help="The archive with the events that the log no longer has.")] = "",
     server: Annotated[
         str | None,
@@ -94,12 +92,12 @@ def replay(
     import asyncio
 
     if archive and server is not None:
-        raise InvalidInputError("a server knows its archive; give --archive with --data or --redis only")
-    if sum((data is not None, bool(redis), server is not None)) > 1:
-        raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
+        raise InvalidInputError("a server knows its archive; give --archive with --data or --log only")
+    if sum((data is not None, bool(log), server is not None)) > 1:
+        raise InvalidInputError("--data, --log and --server name three different logs; give one of them")
     if processes > 1 and (server or archive or rules or from_sequence_number or to_sequence_number):
         raise InvalidInputError("--processes proves a whole log by itself; omit --server, --archive, --rules, --from and --to")
-    source = _Source(data, redis, server, archive, bus)
+    source = _Source(data, log, server, archive, bus)
     interval = _Interval(from_sequence_number, to_sequence_number)
     if rules:
         _simulate(source, interval, rules, as_json)
@@ -112,7 +110,7 @@ class _Source(NamedTuple):
     """The log to replay, as the options name it: a server's, or one that this process opens."""
 
     data: Path | None
-    redis: str
+    log: str
     server: str | None
     archive: str
     bus: str
@@ -121,15 +119,15 @@ class _Source(NamedTuple):
         """Open the log and its archive in this process."""
         from gavel_server.cli import offline_log
 
-        return offline_log.open_log(*log_location(self.data, self.redis), self.bus, self.archive)
+        return offline_log.open_log(*log_location(self.data, self.log), self.bus, self.archive)
 
-    def open_redis(self) -> AbstractAsyncContextManager[RedisLog]:
+    def open_stored(self) -> AbstractAsyncContextManager[StoredLog]:
         """Open the log in this process, without an archive."""
         from gavel_server.cli import offline_log
-        from gavel_server.log.redis.topology.urls import mask_url
+        from gavel_server.log.urls import mask_url
 
-        directory, url = log_location(self.data, self.redis)
-        return offline_log.open_redis(url, self.bus, mask_url(url)) if url else offline_log.open_directory(directory, self.bus)
+        directory, url = log_location(self.data, self.log)
+        return offline_log.open_stored(url, self.bus, mask_url(url)) if url else offline_log.open_directory(directory, self.bus)
 
 
 class _Interval(NamedTuple):
@@ -162,13 +160,13 @@ def _verify(
     engine = Engine.Value(f"ENGINE_{engine_name.name}")
     if source.server:
         return _verify_on_server(source.server, source.bus, *interval, engine)
-    directory, url = log_location(source.data, source.redis)
+    directory, url = log_location(source.data, source.log)
     place = snapshots if url else snapshots or directory
     if processes == 1:
         return verify_log(source.open(), *interval, engine, _snapshot_files(place, source.bus))
     if place is None:
         raise InvalidInputError("--processes needs the snapshots of the bus: name a server's data directory with --snapshots DIR")
-    return _verify_in_parallel(source.open_redis(), place, processes, engine)
+    return _verify_in_parallel(source.open_stored(), place, processes, engine)
 
 
 def _snapshot_files(data: Path | None, bus: str) -> SnapshotFiles | None:
@@ -204,7 +202,7 @@ async def verify_log(
 
 
 async def _verify_in_parallel(
-    log_context: AbstractAsyncContextManager[RedisLog], data: Path, processes: int, engine: Engine.ValueType
+    log_context: AbstractAsyncContextManager[StoredLog], data: Path, processes: int, engine: Engine.ValueType
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Verify the log that `log_context` opens on several processes, with the snapshots in a data directory."""
     from gavel.v1.replay_service_pb2 import VerifyReplayResponse
@@ -259,7 +257,7 @@ async def read_verdict(
                 return response.verdict
             if show is not None:
                 show(response.progress)
-    raise CommandError("the replay ended without a verdict; try again, or replay the log without a server with --data or --redis")
+    raise CommandError("the replay ended without a verdict; try again, or replay the log without a server with --data or --log")
 
 
 def _print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:

@@ -19,7 +19,8 @@ from gavel_server.log.protocol import LogError, LogUnreachableError, OutcomeUnkn
 from gavel_server.log.redis.connection import Connections
 from gavel_server.log.redis.resp import Command
 from gavel_server.log.redis.topology.protocol import BusConnections
-from gavel_server.log.redis.topology.urls import discovery_client, mask_url, node_endpoint, parse
+from gavel_server.log.redis.topology.urls import discovery_client, node_endpoint, parse
+from gavel_server.log.urls import mask_url
 
 # How often one call follows a redirection.
 REDIRECTIONS_MAX: Final = 5

@@ -17,6 +17,8 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 from redis.exceptions import RedisError
 
+from gavel_server.log.urls import mask_url
+
 # Large enough to read a batch's reply, or a page of history, in few system calls.
 SOCKET_READ_BYTES: Final = 256 * 1024
 
@@ -49,12 +51,6 @@ def check_url(url: str) -> str:
     else:
         endpoint(url, 0.0)
     return url
-
-
-def mask_url(url: str) -> str:
-    """Return the URL without user and password, for logs and messages."""
-    without_user = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
-    return re.sub(r"([?&][^=&]*(?:password|username)=)[^&]*", r"\1***", without_user)
 
 
 def parse(url: str) -> RedisTarget:

@@ -1,0 +1,1 @@
+"""The log in PostgreSQL: its schema, connections, checks of durability, and the log itself."""

@@ -1,0 +1,15 @@
+"""The schema of logs in a database, which an operator installs; a server never changes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+# What gavel.format_version() returns.
+FORMAT_VERSION: Final = 1
+INSTALLATION: Final = "gavel postgresql-schema | psql --single-transaction URL"
+
+
+def schema_sql() -> str:
+    """Return the statements that install the schema; they can run again."""
+    return (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
