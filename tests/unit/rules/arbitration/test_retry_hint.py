@@ -58,7 +58,7 @@ def fetch(core: Core, row: FactRequirement, declared: dict[str, Any]) -> Envelop
     return say(core, row.key, value, row.required_trust_tier, source, row.subject)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(st.sampled_from(NAMES), DECLARATIONS, max_size=4),
     st.lists(EVIDENCE, max_size=8),

@@ -88,7 +88,7 @@ def test_versions_and_outliving_readings_are_restored() -> None:
     assert core.state.digest() == restored.digest()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(STEPS, st.integers(0, 2**32))
 def test_the_future_is_the_same(steps: Sequence[Step], choice: int) -> None:
     """From a restored state the rest of any log comes out with the same bytes, and ends in the same state."""
