@@ -66,7 +66,7 @@ def check_store(url: str | None) -> str | None:
     if url is not None and re.search(r"^[^?]*://[^?@]*:[^?]*@|[?&][^=&]*password=", url, re.DOTALL):
         raise typer.BadParameter(
             "the URL holds a password, which every user of this machine can read in the list of processes; give the URL in the "
-            "environment, as GAVEL_LOG or GAVEL_REDIS (`gavel serve` also takes it from the file of --config)"
+            "environment, as GAVEL_REDIS or GAVEL_LOG (`gavel serve` also takes it from the file of --config)"
         )
     return url
 
