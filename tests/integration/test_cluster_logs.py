@@ -106,6 +106,7 @@ async def test_a_slot_moves_under_an_open_log(redis_cluster: RunningCluster, clu
     await log.close()
 
 
+@pytest.mark.long
 async def test_a_master_without_a_replica_stops_only_its_own_buses(tmp_path: Path, bus: str) -> None:
     """While a master is silent, buses of the others go on at once; its own are reported, and go on when it is back."""
     async with running_cluster(tmp_path) as cluster:

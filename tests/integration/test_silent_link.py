@@ -37,6 +37,7 @@ async def test_waiting_calls_end_when_a_probe_is_answered(redis_url: str) -> Non
         await connections.close()
 
 
+@pytest.mark.long
 async def test_a_start_does_not_wait_for_its_timeout(redis_url: str, bus: str) -> None:
     """The opening of a bus that a silence interrupts ends as soon as the link is back, although nothing watches the bus yet."""
     async with running_proxy(redis_url) as proxy:

@@ -119,6 +119,7 @@ def test_unwritable_directory(tmp_path: Path) -> None:
     assert result.stderr.startswith("gavel: cannot write ")
 
 
+@pytest.mark.long
 def test_contradicting_log(tmp_path: Path) -> None:
     """On a log whose rules contradict the demo's, the demo fails with the reason and stops its server cleanly."""
     server = Server(tmp_path / "data")

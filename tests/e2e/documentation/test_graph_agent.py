@@ -14,6 +14,7 @@ SECTION = "### A whole agent"
 
 
 @pytest.mark.timeout(SESSION_TIMEOUT_SECONDS + 20)
+@pytest.mark.long
 def test_the_graph_agent_is_governed_and_auditable(tmp_path: Path) -> None:
     """The agent's proposal is completed and approved, the log has each step and replays, and the agent cannot publish as orders-db."""
     script = "\n".join(blocks(PAGE, "sh", SECTION)).replace("$PWD/.venv/bin:", "")

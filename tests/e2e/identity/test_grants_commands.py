@@ -10,9 +10,9 @@ from tests.e2e.identity.granted import ADMIN, GRANTS, GrantedServer
 from tests.e2e.runs import run_gavel
 
 
-def test_deployments_that_lock_out(tmp_path: Path, redis_url: str) -> None:
+def test_deployments_that_lock_out(tmp_path: Path) -> None:
     """Grants that take the right grant from their deployer are refused, and the present ones stay, unless the deployer resigns."""
-    server = GrantedServer(tmp_path, "none", options=("--accept-volatile",), redis_url=redis_url)
+    server = GrantedServer(tmp_path, "none")
     for name in (ADMIN, "may-grant", "nobody"):
         (tmp_path / name).write_text(server.tokens[name])
     document = tmp_path / "grants.yaml"

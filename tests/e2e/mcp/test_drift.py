@@ -41,6 +41,7 @@ async def test_drift_closes_a_tool(world: World) -> None:
     assert ["one", "one"] == world.lines
 
 
+@pytest.mark.long
 async def test_drift_under_way(world: World) -> None:
     """A change while the proxy runs is found before the next proposal on a subject, and the call is not made."""
     world.configure_ledger()
@@ -56,6 +57,7 @@ async def test_drift_under_way(world: World) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.long
 async def test_clients_learn_of_a_change(world: World, mode: str) -> None:
     """When a server says that its tools have changed, clients of both eras are told after the drifted tool is closed."""
     world.configure_ledger()
@@ -79,6 +81,7 @@ async def test_clients_learn_of_a_change(world: World, mode: str) -> None:
     assert (1, ["ledger__peek", "gavel_decision_status"]) == (len(drifts), after)
 
 
+@pytest.mark.long
 async def test_a_reviewed_digest(world: World) -> None:
     """A tool whose first definition is not the one that the configuration names is closed from the start."""
     world.configure_ledger({"digest": "sha256:" + "0" * 64})

@@ -66,6 +66,7 @@ async def test_a_refusal_teaches(world: World) -> None:
     assert ("appended", ["one"]) == (text_of(made), world.lines)
 
 
+@pytest.mark.long
 async def test_a_review_resumes(world: World) -> None:
     """A call that needs a person is answered at once; approved, the same call passes once, and the next one needs a person again."""
     world.configure_ledger()
@@ -97,6 +98,7 @@ async def test_a_review_resumes(world: World) -> None:
     assert decision_id != next_one.structured_content["decision_id"]
 
 
+@pytest.mark.long
 async def test_a_review_holds_its_subject(world: World) -> None:
     """An open review holds other effects on its subject, and none on other subjects of the session; a named trace is held as a whole."""
     world.configure_ledger({"subject": '"ledger/" + (arguments.text.startsWith("careful") ? "a" : "b")'})
@@ -183,6 +185,7 @@ async def test_an_error_of_the_tool(world: World) -> None:
     assert [EXECUTION_STATUS_STARTED, EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS] == statuses
 
 
+@pytest.mark.long
 async def test_what_nobody_governs(world: World) -> None:
     """A tool that the configuration does not name is a call with effects, and one without a rule set is refused."""
     world.configure_ledger()
@@ -233,6 +236,7 @@ rules:
     assert text_of(refused).startswith("The call was not made.\nfs.write_file on file/~/"), text_of(refused)
 
 
+@pytest.mark.long
 async def test_arguments_that_no_proposal_holds(world: World) -> None:
     """A number that would be rounded is refused with its place, and the answer says that the call was not made."""
     world.configure_ledger()

@@ -153,6 +153,7 @@ async def test_a_proxy_killed_after_the_report(world: World) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.long
 async def test_a_cancelled_call_that_has_not_begun(world: World, mode: str) -> None:
     """A call that is cancelled while its proposal is under way is not made, and leaves nothing open; the same call is another one."""
     world.configure_ledger()
@@ -172,6 +173,7 @@ async def test_a_cancelled_call_that_has_not_begun(world: World, mode: str) -> N
     assert [] == await open_tool_calls(world)
 
 
+@pytest.mark.long
 async def test_a_cancelled_call_that_has_begun(world: World) -> None:
     """A call that is cancelled while the tool acts runs to its end, and the same call gets its result."""
     world.configure_ledger()
@@ -189,6 +191,7 @@ async def test_a_cancelled_call_that_has_begun(world: World) -> None:
     assert [] == await open_tool_calls(world)
 
 
+@pytest.mark.long
 async def test_a_proxy_that_stops_during_a_read(world: World) -> None:
     """A proxy whose client goes away while a tool reads leaves no open call."""
     world.configure_ledger()

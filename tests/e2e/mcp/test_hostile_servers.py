@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_PARTIAL, EXECUTION_STATUS_STARTED
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
@@ -21,6 +22,7 @@ HOSTILE = str(Path(__file__).with_name("hostile_server.py"))
 APPEND = {"name": "append", "inputSchema": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}}
 
 
+@pytest.mark.long
 async def test_definitions_that_no_registry_takes(world: World) -> None:
     """A tool that the registry refuses is closed, without its texts; the other tools of its server and of other servers stay open."""
     tools = {"sound": {"mode": "read"}, "broken": {"mode": "read"}}
@@ -44,6 +46,7 @@ async def test_definitions_that_no_registry_takes(world: World) -> None:
     assert (True, refusal) == (broken.is_error, text_of(broken))
 
 
+@pytest.mark.long
 async def test_an_answer_that_is_none(world: World) -> None:
     """A server that acts and then answers with something else than JSON leaves an unknown effect, not one that never was."""
     with _garbling(world) as url:

@@ -72,6 +72,7 @@ async def test_clients_over_http(world: World, mode: str) -> None:
     assert "PENDING" == pending.structured_content["status"]
 
 
+@pytest.mark.long
 async def test_agents_by_token(world: World) -> None:
     """Each agent proposes under its own name, and a request without a token of an agent is refused."""
     (world.folder / "ann.token").write_text("secret-of-ann\n")
@@ -99,6 +100,7 @@ def _status(url: str, headers: dict[str, str]) -> int:
         return error.code
 
 
+@pytest.mark.long
 async def test_decisions_of_other_agents(world: World) -> None:
     """An agent learns nothing of another agent's decision, and cannot make or cancel the call that it approves."""
     for name in ("ann", "bob"):
@@ -150,6 +152,7 @@ async def test_no_open_door(world: World) -> None:
     assert (2, True) == (finished.returncode, "every host could call tools at 0.0.0.0:0" in finished.stderr)
 
 
+@pytest.mark.long
 async def test_a_server_over_http(world: World, npm_servers: Path) -> None:
     """A server over streamable HTTP is governed like one over stdio, and is connected again after it was away."""
     port = free_port()

@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("two_principals", [True, False])
+@pytest.mark.long
 async def test_a_witness_is_another_principal(redis_server: EmbeddedRedis, bus: str, tmp_path: Path, two_principals: bool) -> None:
     """With a token of its own, and the grants of docs/mcp.md, the agent's readings are of tier 2; with the proxy's they are inference."""
     for name in ("mcp-proxy", "coding-agent"):

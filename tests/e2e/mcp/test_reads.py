@@ -51,6 +51,7 @@ async def test_reads_are_witnessed(world: World, npm_servers: Path, mode: str) -
     assert {"file.greets": True} == fields, "a field that cannot be read is left out"
 
 
+@pytest.mark.long
 async def test_git_status(world: World) -> None:
     """A server of the stateless revision is governed like the others: its reads give fields that rules can read."""
     git = await asyncio.create_subprocess_exec("git", "init", "-q", str(world.folder / "repository"))
@@ -78,6 +79,7 @@ async def test_git_status(world: World) -> None:
     assert ("repository/main", False) == (observation.subject, from_value(observation.observation.extracted_fields["git.commits"]))
 
 
+@pytest.mark.long
 async def test_a_failed_read_is_recorded(world: World, npm_servers: Path) -> None:
     """A tool's own error reaches the client as it is, and the log as a failed result without observation."""
     world.configure(

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from gavel.v1.decision_pb2 import OUTCOME_NEEDS_HUMAN_REVIEW
 from gavel_client.mcp.configuration import load_configuration
 
@@ -13,6 +14,7 @@ from tests.e2e.mcp.world import GIT_SERVER, LEDGER_RULES, World, text_of
 from tests.e2e.runs import run_gavel
 
 
+@pytest.mark.long
 async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> None:
     """What is scaffolded from three servers passes its tests at once, and reads and effects follow the servers' hints."""
     rules, config = world.folder / "rules.yaml", world.folder / "proxy.yaml"
@@ -46,6 +48,7 @@ async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> Non
     assert (2, True) == (again.returncode, "exist already" in again.stderr)
 
 
+@pytest.mark.long
 async def test_a_scaffolded_proxy(world: World) -> None:
     """A scaffolded proxy allows what a server calls read-only, and calls a person for what it does not know."""
     command = f"{sys.executable} {Path(__file__).with_name('ledger_server.py')} {world.folder}"
@@ -60,6 +63,7 @@ async def test_a_scaffolded_proxy(world: World) -> None:
     assert (False, "TOOL_NEEDS_A_PERSON", []) == (read.is_error, review.structured_content["reason_code"], world.lines)
 
 
+@pytest.mark.long
 async def test_scaffold_of_another_server(world: World) -> None:
     """A second server gets a rule set of its own name on the bus, and the configuration names the variables that servers get."""
     command = f"{sys.executable} {Path(__file__).with_name('ledger_server.py')} {world.folder}"
@@ -95,6 +99,7 @@ async def test_scaffold_without_effects(world: World) -> None:
     assert (2, True) == (wrong.returncode, "'No Name' is not a server" in wrong.stderr)
 
 
+@pytest.mark.long
 async def test_observing(world: World) -> None:
     """With --observe refused calls and calls for a person are made and recorded, and a simulation shows what enforcing would block."""
     world.configure_ledger()

@@ -122,6 +122,7 @@ async def test_a_rejected_task(world: World) -> None:
     assert [] == world.lines
 
 
+@pytest.mark.long
 async def test_a_cancelled_task(world: World) -> None:
     """A cancelled task makes no call, even if a person approves it and the proxy has been restarted; the same call is another task."""
     world.configure_ledger()

@@ -72,6 +72,7 @@ async def test_acknowledged_decisions_survive_kill_9(cluster: Cluster, tmp_path:
         assert 0 == verdict.returncode, verdict.stderr
 
 
+@pytest.mark.long
 async def test_a_server_follows_a_postgresql_that_comes_back(cluster: Cluster, tmp_path: Path) -> None:
     """While PostgreSQL is down, writes are refused with the reason; after its return the server takes them again without a restart."""
     server = Server(tmp_path / "server", redis_url=cluster.url, options=["--no-front"])

@@ -166,6 +166,7 @@ async def test_hanging_front_under_load(server: Server) -> None:
         assert 1 == server.log().count("front.hangs")
 
 
+@pytest.mark.long
 async def test_stop_with_a_hanging_front(server: Server) -> None:
     """A front that hangs is killed when the server stops, and the server ends with status 0."""
     with run_servers(server):

@@ -75,6 +75,7 @@ async def test_a_fact_is_collected_once(clients: Clients) -> None:
     assert ["parcel/1", "parcel/2"] == subjects
 
 
+@pytest.mark.long
 async def test_a_failing_collector_is_called_again(clients: Clients) -> None:
     """A collector that raises or exceeds its time gets the request again; one that always fails has it parked for an operator."""
     calls: list[str] = []

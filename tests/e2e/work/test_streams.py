@@ -97,6 +97,7 @@ async def test_a_broken_stream_gives_back_its_items_at_once(clients: Clients) ->
         assert {decision: 2, later: 1} == {item.envelope.event_id: item.delivery for item in await second.take(2)}
 
 
+@pytest.mark.long
 async def test_a_silent_consumer_loses_its_items(clients: Clients) -> None:
     """A consumer that promises heartbeats and sends none loses its stream and its items; one that sends them keeps both."""
     approval = await approve(clients[0], "parcel/1")

@@ -168,6 +168,7 @@ async def test_answers_that_are_not_read(world: World, method: str, request_: by
         await world.scripted.ended.get()
 
 
+@pytest.mark.long
 async def test_a_stream_that_is_not_read_ends_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that its caller does not read ends, at the server too; one that is read and an idle one of the same connection stay."""
     monkeypatch.setattr(limits, "STALL_SECONDS_MAX", 2 * SHORT_SECONDS)  # gRPC's clients say only now and then that they have read on

@@ -75,6 +75,7 @@ def assert_seam_unnoticed(server: Server, before: list[Envelope], decisions: dic
     assert 0 == gavel("replay", "--server", server.address).returncode
 
 
+@pytest.mark.long
 def test_seam(tmp_path: Path) -> None:
     """A server whose old events are in its archive only answers as before, also after a restart without snapshots."""
     archive = tmp_path / "archive"
