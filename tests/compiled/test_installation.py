@@ -27,7 +27,11 @@ PROGRAM = Path(__file__).with_name("installed_client.py")
 CLIENT_PACKAGES = {"gavel-client", "googleapis-common-protos", "grpcio", "protobuf", "rfc8785"}
 CLIENT_FURTHER = {"async-timeout", "typing-extensions"}
 # The modules that need gavel-arbiter: for the queues in Redis itself, and for the reactor, which evaluates rules.
-NEED_ARBITER = ["gavel_client.consumers.fact_derivation gavel_rules", "gavel_client.consumers.work_queue redis"]
+NEED_ARBITER = [
+    "gavel_client.consumers.fact_derivation gavel_rules",
+    "gavel_client.consumers.redis_discovery redis",
+    "gavel_client.consumers.work_queue redis",
+]
 
 # Modules for which extras of gavel-client bring the packages.
 NEED_EXTRAS = ("gavel_client.adapters.", "gavel_client.mcp.")
