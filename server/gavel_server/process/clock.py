@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from gavel_rules.events.timestamps import TIME_MS_MAX
 from mypy_extensions import mypyc_attr
 
 SKEW_MS_MAX: Final = 1_000
@@ -39,8 +40,16 @@ def elapsed_ms() -> int:
 
 
 def is_timely(dated_ms: int, store_ms: int) -> bool:
-    """Return whether a batch that a server dated by its clock may be appended at the store's time; `append.lua` has the same rule."""
-    return store_ms - SKEW_MS_MAX - DELAY_MS_MAX <= dated_ms <= store_ms + SKEW_MS_MAX
+    """Return whether a batch that a server dated by its clock may be appended at the store's time."""
+    earliest_ms, latest_ms = timely_range_ms(dated_ms)
+    return earliest_ms <= store_ms <= latest_ms
+
+
+def timely_range_ms(dated_ms: int | None) -> tuple[int, int]:
+    """Return the earliest and the latest time of the store at which a batch with this date may be appended; None: at any time."""
+    if dated_ms is None:
+        return 0, TIME_MS_MAX
+    return dated_ms - SKEW_MS_MAX, dated_ms + SKEW_MS_MAX + DELAY_MS_MAX
 
 
 def lag_problem(now_ms: int, head_recorded_at_ms: int) -> str:

@@ -38,10 +38,8 @@ from gavel_server.log.protocol import (
 from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.work.postgresql import PostgresqlWorkQueues
 from gavel_server.log.work.protocol import REQUESTS_MAX
-from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
+from gavel_server.process.clock import timely_range_ms
 
-# Later than any time of a server: when a batch may at the latest be written whose date is not checked.
-TIME_MS_MAX: Final = 1 << 53
 # An append fails after this many refusals in a row by other servers' fences, which means that replies keep getting lost.
 FENCED_MAX: Final = 5
 # Events that one transaction removes.
@@ -245,7 +243,6 @@ class PostgresqlLog:
         self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None
     ) -> tuple[Any, ...]:
         window = window_days(recorded_at_ms, self.idempotency_window_ms)
-        times = (0, TIME_MS_MAX) if dated_ms is None else (dated_ms - SKEW_MS_MAX, dated_ms + SKEW_MS_MAX + DELAY_MS_MAX)
         return (
             [entry.envelope for entry in entries],
             [entry.chain_hash for entry in entries],
@@ -256,7 +253,7 @@ class PostgresqlLog:
             recorded_at_ms // DAY_MS,
             window.start,
             [_sha256(event_id) for event_id in idempotency_keys] or None,
-            *times,
+            *timely_range_ms(dated_ms),
             REQUESTS_MAX,
         )
 

@@ -47,11 +47,9 @@ from gavel_server.log.redis.topology.protocol import BusConnections, Topology
 from gavel_server.log.redis.topology.servers import open_topology
 from gavel_server.log.work.protocol import QUEUES, REQUESTS_MAX
 from gavel_server.log.work.redis import RedisWorkQueues
-from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
+from gavel_server.process.clock import timely_range_ms
 
 FORMAT_VERSION: Final = 1
-# Later than any time of Redis: when the script may at the latest write a batch whose date is not checked.
-TIME_MS_MAX: Final = 1 << 53
 # The largest sequence number of the contract, an int64.
 SEQUENCE_NUMBER_MAX: Final = 2**63 - 1
 # An append fails after this many refusals in a row by other servers' fences, which means that Redis keeps losing replies.
@@ -376,8 +374,8 @@ class RedisLog:
         flags, hashes, of_entries = flags_and_arguments(entries)
         # An event_id written at the end of its day stays known until one day after the window.
         ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
-        times = (0, TIME_MS_MAX) if dated_ms is None else (dated_ms - SKEW_MS_MAX, dated_ms + SKEW_MS_MAX + DELAY_MS_MAX)
-        fixed: list[Argument] = [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes, *times, REQUESTS_MAX]
+        fixed: list[Argument] = [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes]
+        fixed += [*timely_range_ms(dated_ms), REQUESTS_MAX]
         return keys, [*fixed, *of_entries, *idempotency_keys]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:
