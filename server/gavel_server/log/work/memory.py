@@ -18,6 +18,7 @@ from gavel_server.log.work.protocol import (
     QueueName,
     WorkEntry,
     as_queue,
+    sort_groups,
 )
 
 
@@ -196,7 +197,7 @@ class MemoryWorkQueues:
         for (queue, name), one in self._groups.items():
             lag = sum(number > one.last for number in self._entries[queue])
             found.append(ConsumerGroup(name, queue, lag, len(one.pending) + len(one.delayed), len(one.members), len(one.parked)))
-        return sorted(found, key=lambda group: (QUEUES.index(as_name(group.queue)), group.group))
+        return sort_groups(found)
 
     async def leave(self, queue: QueueName, group: str, consumer: str) -> None:
         """See WorkQueues."""
@@ -239,8 +240,3 @@ class MemoryWorkQueues:
                 work_entries.append(WorkEntry(number, entry.envelope, entry.chain_hash, deliveries + 1))
                 size_bytes += len(entry.envelope)
         return work_entries
-
-
-def as_name(queue: str) -> QueueName:
-    """Return a queue's name with its type. Raises ValueError for another text."""
-    return QUEUES[QUEUES.index(queue)]

@@ -16,13 +16,13 @@ from gavel_server.log.work.protocol import (
     GROUP_OF_QUEUE,
     GROUPS_MAX,
     PARKED_MAX,
-    QUEUES,
     TAKE_BYTES_MAX,
     ConsumerGroup,
     GroupsFullError,
     ParkedEntry,
     QueueName,
     WorkEntry,
+    sort_groups,
 )
 
 # The rows of a group, and those of them that one consumer holds.
@@ -277,7 +277,7 @@ class PostgresqlWorkQueues:
     async def groups(self) -> list[ConsumerGroup]:
         """See WorkQueues."""
         rows = await self._pool.read(_GROUPS, {"bus": self._bus})
-        return sorted((ConsumerGroup(*row) for row in rows), key=lambda group: ([*QUEUES].index(group.queue), group.group))  # type: ignore[arg-type]  # one of QUEUES
+        return sort_groups(ConsumerGroup(*row) for row in rows)
 
     async def leave(self, queue: QueueName, group: str, consumer: str) -> None:
         """See WorkQueues."""

@@ -10,7 +10,7 @@ method may raise LogUnavailableError. A missing group is created at the start of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 from gavel_server.log.entries import Work
@@ -45,6 +45,12 @@ class ConsumerGroup(NamedTuple):
     pending: int
     members: int
     parked: int = 0
+
+
+def sort_groups(groups: Iterable[ConsumerGroup]) -> list[ConsumerGroup]:
+    """Return groups in the order of QUEUES, and by name."""
+    places: dict[str, int] = {queue: place for place, queue in enumerate(QUEUES)}
+    return sorted(groups, key=lambda group: (places[group.queue], group.group))
 
 
 class WorkEntry(NamedTuple):

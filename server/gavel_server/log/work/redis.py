@@ -28,6 +28,7 @@ from gavel_server.log.work.protocol import (
     ParkedEntry,
     QueueName,
     WorkEntry,
+    sort_groups,
 )
 
 _WORK: Final = Script("work.lua", Path(__file__).parent)
@@ -149,7 +150,7 @@ class RedisWorkQueues:
                     lag = max(int(queue_info[b"length"]) - pending, 0)
                 delayed, parked = int(sizes[index]), int(sizes[len(names) + index])
                 found.append(ConsumerGroup(name, queue, int(lag), pending + delayed, int(group[b"consumers"]), parked))
-        return sorted(found, key=lambda group: ([*QUEUES].index(group.queue), group.group))  # type: ignore[arg-type]  # one of QUEUES
+        return sort_groups(found)
 
     async def leave(self, queue: QueueName, group: str, consumer: str) -> None:
         """See WorkQueues."""
