@@ -47,6 +47,9 @@ _ASYNCHRONOUS: Final = "SET synchronous_commit = off"
 # The function in PostgreSQL that reports a wait for standbys that was cancelled after the commit.
 _STANDBY_WAIT: Final = "SyncRepWaitForLSN"
 
+# What a lost or refused connection raises; RuntimeError is uvloop's for a socket that was closed.
+LOST: Final = (psycopg.Error, OSError, RuntimeError)
+
 _LOG: Final = structlog.get_logger(__name__)
 Row = tuple[Any, ...]
 Parameters = Sequence[Any] | Mapping[str, Any]
@@ -217,7 +220,7 @@ class ConnectionPool:
         deadline = _Deadline(session, self._timeout_seconds)
         try:
             return await _execute(session.connection, statements), not deadline.has_passed
-        except (psycopg.Error, OSError, RuntimeError) as error:
+        except LOST as error:
             if is_known_refusal(error):
                 if deadline.has_passed:
                     raise LogUnreachableError(self._silence()) from None
@@ -270,7 +273,7 @@ class ConnectionPool:
                     raise
         except TimeoutError:
             raise LogUnreachableError(f"cannot connect to PostgreSQL at {self.address} within {self._timeout_seconds:g} s") from None
-        except (psycopg.Error, OSError) as error:
+        except LOST as error:
             raise error_of(error, self.address) from None
 
     async def _greet(self, session: Session) -> None:
