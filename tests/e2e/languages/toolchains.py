@@ -3,8 +3,7 @@
 The generators and libraries are pinned beside each program: `go.sum`, `package-lock.json`, `pom.xml`. protoc is the one of grpcio-tools,
 and in Java the one that Maven fetches. Builds stand in `build/languages`, and the caches of each tool make the second one short.
 
-A machine without a tool, or that cannot fetch what is pinned, skips the tests of that language. With REQUIRED=1, as in `.ci/run`, they
-fail.
+A machine without a tool, or that cannot fetch what is pinned, skips the tests of that language, or fails them (`tests/support/missing.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import pytest
-
+from tests.support.missing import report_missing
 from tests.support.paths import ROOT
 
 # Each process of the tests builds for itself.
@@ -42,7 +40,7 @@ def build_go() -> Path:
     # The script that builds the native front finds or fetches Go for this too.
     available = _run([tool, "go", "mod", "download"], folder, {"REQUIRED": "1"})
     if available.returncode:
-        _give_up("Go or its modules cannot be had", available)
+        report_missing("Go or its modules cannot be had", available.stdout)
     programs = folder / "bin"
     generators = ("google.golang.org/protobuf/cmd/protoc-gen-go", "google.golang.org/grpc/cmd/protoc-gen-go-grpc")
     _check(_run([tool, "go", "build", "-o", f"{programs}/", *generators], folder))
@@ -60,7 +58,7 @@ def build_go_module(sources: Path) -> Path:
     tool = str(ROOT / "server/front/tool")
     available = _run([tool, "go", "mod", "download"], folder, {"REQUIRED": "1"})
     if available.returncode:
-        _give_up("Go or its modules cannot be had", available)
+        report_missing("Go or its modules cannot be had", available.stdout)
     _check(_run([tool, "go", "vet", "./..."], folder))
     _check(_run([tool, "go", "build", "-o", f"{folder / 'bin'}/", "./..."], folder))
     return folder / "bin"
@@ -86,7 +84,7 @@ def install_npm_packages(folder: Path) -> None:
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
         available = _run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], folder)
         if available.returncode:
-            _give_up("the packages of package-lock.json cannot be had", available)
+            report_missing("the packages of package-lock.json cannot be had", available.stdout)
         installed.write_bytes(lock.read_bytes())
 
 
@@ -110,7 +108,7 @@ def _build_with_maven(name: str, *options: str) -> Path:
     folder = _copy_sources(name)
     built = _run(["mvn", "-q", "-B", *options, "compile"], folder, {"MAVEN_OPTS": " ".join(_JAVA_OPTIONS)})
     if built.returncode and any(problem in built.stdout for problem in _MISSING_ARTIFACTS):
-        _give_up("the artifacts of pom.xml cannot be had", built)
+        report_missing("the artifacts of pom.xml cannot be had", built.stdout)
     _check(built)
     return folder
 
@@ -152,11 +150,4 @@ def _check(finished: subprocess.CompletedProcess[str]) -> None:
 
 def _need(program: str, name: str) -> None:
     if shutil.which(program) is None:
-        _give_up(f"{name} is not installed: {program} is not on PATH")
-
-
-def _give_up(reason: str, finished: subprocess.CompletedProcess[str] | None = None) -> None:
-    output = finished.stdout if finished else ""
-    if os.environ.get("REQUIRED"):
-        pytest.fail(f"{reason}\n{output}")
-    pytest.skip(f"{reason} {output.strip().rpartition(chr(10))[2]}".strip())
+        report_missing(f"{name} is not installed: {program} is not on PATH")

@@ -1,8 +1,7 @@
 """Clusters of PostgreSQL on Unix sockets. A test may stop, continue, kill or promote one.
 
 The programs are those of the newest version below /usr/lib/postgresql, where Debian has them, or those on PATH. PostgreSQL refuses to run
-as root: a test as root runs it as the user postgres or nobody. Without PostgreSQL the tests that need it are skipped with what is missing;
-with REQUIRED=1, as in `.ci/run`, they fail.
+as root: a test as root runs it as the user postgres or nobody.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-import pytest
 from gavel_server.log.postgresql.schema import schema_sql
+
+from tests.support.missing import report_missing
 
 PORT: Final = 5432  # names the socket only
 DATABASE: Final = "gavel"
@@ -39,17 +39,14 @@ _SETTINGS: Final = (
 
 
 def find_programs() -> Path:
-    """Return the folder with PostgreSQL's programs. Without one, skip the test, or with REQUIRED=1 fail."""
+    """Return the folder with PostgreSQL's programs. Ends the test if there is none (`report_missing`)."""
     versions = [path for path in _DEBIAN.glob("*/bin") if (path / "initdb").exists()]
     if versions:
         return max(versions, key=lambda path: int(path.parent.name))
     on_path = shutil.which("initdb")
-    if on_path is not None:
-        return Path(on_path).resolve().parent
-    missing = "PostgreSQL is not installed: there is no initdb below /usr/lib/postgresql or on PATH (Debian: apt-get install postgresql)"
-    if os.environ.get("REQUIRED"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+    if on_path is None:
+        report_missing("PostgreSQL is not installed: no initdb below /usr/lib/postgresql or on PATH (Debian: apt-get install postgresql)")
+    return Path(on_path).resolve().parent
 
 
 class Cluster:
