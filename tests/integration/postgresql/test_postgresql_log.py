@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -35,15 +36,29 @@ def cluster(primary: Cluster) -> Iterator[Cluster]:
     primary.reset()
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Cluster, Cluster]]:
-    """A PostgreSQL that waits for one synchronous standby, and the standby."""
+@contextmanager
+def new_pair() -> Iterator[tuple[Cluster, Cluster]]:
+    """Run a PostgreSQL that waits for one synchronous standby, and the standby."""
     with directories() as directory, new_cluster(directory / "primary") as primary:
         standby = prepare(directory / "standby")
         primary.copy_to(standby, slot="standby")
         with running(standby):
             primary.set("synchronous_standby_names", "ANY 1 (*)")
             yield primary, standby
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Cluster, Cluster]]:
+    """The pair of this module."""
+    with new_pair() as pair:
+        yield pair
+
+
+@pytest.fixture
+def own_pair() -> Iterator[tuple[Cluster, Cluster]]:
+    """A pair of the test's own, whose standby it may promote."""
+    with new_pair() as pair:
+        yield pair
 
 
 @pytest.fixture
@@ -279,12 +294,9 @@ async def test_a_standby_is_read_and_not_written(pair: tuple[Cluster, Cluster], 
     await copy.close()
 
 
-async def test_a_former_primary_is_not_used(pair: tuple[Cluster, Cluster], bus: str) -> None:
-    """Once a server has seen the timeline of a promoted standby, it uses no connection to the former primary, though that still answers.
-
-    It is the last test of the pair.
-    """
-    primary, standby = pair
+async def test_a_former_primary_is_not_used(own_pair: tuple[Cluster, Cluster], bus: str) -> None:
+    """Once a server has seen the timeline of a promoted standby, it uses no connection to the former primary, though that still answers."""
+    primary, standby = own_pair
     primary.set("synchronous_standby_names", "")
     url = f"postgresql://gavel_server@/gavel?host={standby.directory},{primary.directory}&port=5432,5432&target_session_attrs=read-write"
     log = await PostgresqlLog.connect(url, bus, timeout_ms=SHORT_MS)
