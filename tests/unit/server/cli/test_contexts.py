@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gavel_client import SyncGavelClient
 from gavel_server.cli.app import select_commands
 from gavel_server.cli.main import run
+from gavel_server.cli.options import SERVER_DEFAULT
 from gavel_server.cli.server_options import ServerOptions
 from typer.main import get_command
 
@@ -23,7 +26,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("gavel_server.cli.connection.TRIES_MAX", 1)  # no server answers, now or later
+    monkeypatch.setattr("gavel_client.SyncGavelClient", unreachable)
     return tmp_path / "gavel/contexts.toml"
+
+
+def unreachable(server: str, **options: Any) -> SyncGavelClient:
+    """Return a client that reaches nobody: another program of the machine may listen on the default port."""
+    return SyncGavelClient(HERE if server == SERVER_DEFAULT else server, **options)
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
