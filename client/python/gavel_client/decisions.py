@@ -96,7 +96,7 @@ def _help_line(decision: Decision) -> str:
         return "What helps: another proposal." if hint.retryable else "What helps: nothing that the producer can do."
     texts = [REMEDY_MEANINGS.get(remedy, f"remedy {remedy}") for remedy in hint.remedy]
     after = ""
-    if hint.retry_after_ms and decision.reason_code == "CONFLICTING_DECISION":
+    if hint.retry_after_ms and decision.conflict_with_proposal_ids:
         after = f" (it may take another {hint.retry_after_ms} ms, and may end sooner)"
     elif hint.retry_after_ms:
         after = f" (not before {hint.retry_after_ms} ms have passed)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_DECIDED, WaitDecisionResponse
 from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT
 from gavel.v1.decision_pb2 import (
@@ -60,6 +61,14 @@ Needs order.status of order/1: stale, tier 1 or better, at most 60000 ms old, fr
 What helps: get newer or more trusted evidence; or propose again when the conflicting work has ended (not before 500 ms have passed)."""
     assert expected == explain(rejection())
     assert expected == explain(WaitDecisionResponse(decision=rejection(), phase=DECISION_PHASE_DECIDED))
+
+
+@pytest.mark.parametrize("reason_code", ["CONFLICTING_DECISION", "OUTRANKED"])
+def test_explanation_of_a_conflict(reason_code: str) -> None:
+    """The delay of a conflict is the longest wait that is known; the other work may end sooner."""
+    conflict = Decision(outcome=OUTCOME_REJECTED, reason_code=reason_code, conflict_with_proposal_ids=["p-1"])
+    conflict.retry_hint.CopyFrom(RetryHint(retryable=True, retry_after_ms=500, remedy=[REMEDY_WAIT]))
+    assert "(it may take another 500 ms, and may end sooner)." in explain(conflict)
 
 
 def test_explanations_of_other_decisions() -> None:

@@ -36,7 +36,7 @@ class StopReason(Enum):
     BUDGET = "budget"
     """The loop made the maximum number of proposals."""
     DEADLINE = "deadline"
-    """The time is over, or the next pause would exceed it."""
+    """The time is over, or the pause that the hint requires would exceed it."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class LoopRun:
         """Meet the requirements of a rejection in `next_proposal`. Return a recorded proposal if the run continues with that one."""
         remedies = remedies_of(decision)
         if _waits_for_others(decision):
-            return await self._wait_until_free(current, decision.retry_hint.retry_after_ms, next_proposal)
+            return await self._wait_until_free(current, decision, next_proposal)
         needs_evidence = not EVIDENCE_REMEDIES.isdisjoint(remedies)
         needs_revision = REMEDY_REVISE_PARAMS in remedies
         if not needs_evidence and not needs_revision:
@@ -242,7 +242,7 @@ class LoopRun:
 
         return (await whole_projection(read)).projection
 
-    async def _wait_until_free(self, current: Round, retry_after_ms: int, next_proposal: Envelope) -> Envelope | None:
+    async def _wait_until_free(self, current: Round, refusal: Decision, next_proposal: Envelope) -> Envelope | None:
         """Wait until a preflight no longer meets a conflict, because a proposal would count as another rejection.
 
         Return a recorded proposal for the same work if one has been approved or competes meanwhile. A preflight checks the evidence
@@ -251,7 +251,7 @@ class LoopRun:
         failures = 0
         while True:
             failures += 1
-            await self._deadline.pause(current, self._deadline.backoff.pause_ms(failures, retry_after_ms))
+            await self._pause_after_conflict(current, refusal, failures)
             preflight = await self._preflight(next_proposal)
             if first_remedy(preflight) in EVIDENCE_REMEDIES and await self._collect(current, preflight, next_proposal):
                 self._citations.cite_in(next_proposal.proposal)
@@ -262,7 +262,17 @@ class LoopRun:
                 return other if await self._steps.adopt(next_proposal, other.event_id) else await self._steps.step(next_proposal)
             if not _waits_for_others(preflight):
                 return None
-            retry_after_ms = preflight.retry_hint.retry_after_ms
+            refusal = preflight
+
+    async def _pause_after_conflict(self, current: Round, refusal: Decision, failures: int) -> None:
+        """Pause until another try may succeed: after `retry_after_ms`, or once the conflicting work has ended."""
+        retry_after_ms = refusal.retry_hint.retry_after_ms
+        if retry_after_ms and refusal.conflict_with_proposal_ids:
+            current.paused_ms += await self._steps.wait_for_end(refusal.conflict_with_proposal_ids[0], retry_after_ms)
+            if self._deadline.ms_left() <= 0:
+                raise LoopStoppedError(StopReason.DEADLINE, f"the deadline passed before the conflicting work ended: {refusal.reason_code}")
+            retry_after_ms = 0
+        await self._deadline.pause(current, self._deadline.backoff.pause_ms(failures, retry_after_ms))
 
     async def _preflight(self, next_proposal: Envelope) -> Decision:
         response = await self._deadline.call(

@@ -3,7 +3,7 @@
     rejected ─▶ retry_hint ─▶ providers (TOOL_CALL, TOOL_RESULT, OBSERVATION, or a FACT) ─▶ new proposal, caused by the rejection
 
 Every rejection counts against its trace. The loop therefore proposes again only with new evidence for every row of the hint, with a
-revision by the agent, or once a conflict key may be free. It learns the latter by preflights, which do not count. It ends at an approval, a
+revision by the agent, or once a conflict key is free. It waits for the end of the conflicting work, and preflights, which do not count. It ends at an approval, a
 terminal refusal, a review, or its own limits on proposals and time. The result holds the reason and the history. The loop raises only
 GavelClientError, for failed calls and misused keys, and errors for invalid arguments.
 

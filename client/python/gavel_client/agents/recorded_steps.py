@@ -6,16 +6,18 @@ that names a proposal of another run for the same work. A step that is in the lo
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import grpc
-from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_UNSPECIFIED
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_CLOSED, DECISION_PHASE_UNSPECIFIED
 from gavel.v1.envelope_pb2 import Envelope
 from google.protobuf.struct_pb2 import Struct
 
 from gavel_client.agents.deadline import LAST_RECORD_MS, Deadline
 from gavel_client.agents.threaded_client import LoopClient
 from gavel_client.envelopes import diagnostic_envelope
+from gavel_client.rpc.calls import poll_ms
 from gavel_client.rpc.deadlines import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError
 
@@ -90,6 +92,22 @@ class RecordedSteps:
             previous_id = latest.decision.previous_decision_id
             latest = await self._event(previous_id) if previous_id else None
         return decision if latest is None else latest
+
+    async def wait_for_end(self, proposal_id: str, at_most_ms: int) -> float:
+        """Wait until the work of a proposal has ended and its conflict key is free. Return the time that it took, in milliseconds.
+
+        Ends after `at_most_ms`, at the deadline, after the longest wait of the server, or at once if the bus no longer knows the proposal.
+        """
+        began_at = time.monotonic()
+        ends_at = began_at + min(at_most_ms, self._deadline.ms_left()) / 1000
+        try:
+            await self._deadline.call(
+                lambda: self._client.wait_decision(proposal_id, phase=DECISION_PHASE_CLOSED, timeout_ms=poll_ms(ends_at))
+            )
+        except GavelError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+        return (time.monotonic() - began_at) * 1000
 
     async def _event(self, event_id: str) -> Envelope | None:
         """Return an event; None if the bus does not know its id, or no longer."""

@@ -34,7 +34,7 @@ class OpenCalls:
         self._folder: Final = folder
 
     def open(self, agent: str, tool: str, arguments: Mapping[str, Any], task: str) -> Turn:
-        """Return the turn of an equal open call; if there is none, open one in `task`. Raises OSError, ValueError."""
+        """Open a call in `task` and return its turn. If an equal call is open, return the turn of that one. Raises OSError, ValueError."""
         path = self._path(agent, tool, arguments)
         while True:
             with suppress(FileNotFoundError):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
-from gavel.v1.decision_pb2 import Decision, FactRequirementState, Remedy, RetryHint
+from gavel.v1.decision_pb2 import Decision, FactRequirementState, Remedy
 from gavel_client.meanings import REASON_CODE_MEANINGS, REMEDY_MEANINGS
 from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.events.kinds import GAVEL
@@ -103,25 +103,31 @@ def _detail_rows(decision: Decision) -> list[tuple[str, str]]:
     if decision.terminal:
         rows.append(("terminal", "no proposal of this trace for this action and subject can succeed as things stand"))
     elif decision.HasField("retry_hint"):
-        rows.append(("what helps" if decision.retry_hint.remedy else "retry", _retry_text(decision.retry_hint)))
+        rows.append(("what helps" if decision.retry_hint.remedy else "retry", _retry_text(decision)))
     rows += [("warning", printable(f"{warning.code} {warning.message}")) for warning in decision.warnings]
     return rows
 
 
-def _retry_text(hint: RetryHint) -> str:
+def _retry_text(decision: Decision) -> str:
     """Return what helps; decisions of arbiter_version 2 say only whether a retry can help."""
+    hint = decision.retry_hint
     if hint.remedy:
-        return "; ".join(_remedy_text(remedy, hint) for remedy in hint.remedy)
+        return "; ".join(_remedy_text(remedy, decision) for remedy in hint.remedy)
     if not hint.retryable:
         return "cannot help"
     if hint.retry_after_ms:
-        return f"can help, after {format_duration(hint.retry_after_ms)} or more"
+        return f"can help, {_delay_text(decision)}"
     if hint.fact_requirements:
         return "can help, with the required facts"
     return "only a different proposal can help"
 
 
-def _remedy_text(remedy: Remedy.ValueType, hint: RetryHint) -> str:
-    if remedy == decision_pb2.REMEDY_WAIT and hint.retry_after_ms:
-        return f"propose again after {format_duration(hint.retry_after_ms)} or more"
+def _remedy_text(remedy: Remedy.ValueType, decision: Decision) -> str:
+    if remedy == decision_pb2.REMEDY_WAIT and decision.retry_hint.retry_after_ms:
+        return f"propose again {_delay_text(decision)}"
     return REMEDY_MEANINGS.get(remedy, f"remedy {remedy}, which this version of gavel does not know")
+
+
+def _delay_text(decision: Decision) -> str:
+    delay = f"after {format_duration(decision.retry_hint.retry_after_ms)}"
+    return f"when the conflicting work has ended, or {delay}" if decision.conflict_with_proposal_ids else f"{delay} or more"

@@ -591,7 +591,9 @@ class RetryHint(_message.Message):
     retryable: _builtins.bool
     """Whether a proposal with newer evidence or other parameters can succeed."""
     retry_after_ms: _builtins.int
-    """Minimum delay before a retry, in milliseconds. 0: none."""
+    """Delay before a retry, in milliseconds. 0: none is known. After a conflict, the time until the other approval, lease or
+    contest ends; the work may end earlier, or last longer.
+    """
     @_builtins.property
     def missing_fact_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys of the unmet requirements, each once, in the order of the requirements."""
