@@ -3,9 +3,10 @@
     rejected ─▶ retry_hint ─▶ providers (TOOL_CALL, TOOL_RESULT, OBSERVATION, or a FACT) ─▶ new proposal, caused by the rejection
 
 Every rejection counts against its trace. The loop therefore proposes again only with new evidence for every row of the hint, with a
-revision by the agent, or once a conflict key is free. It waits for the end of the conflicting work, and preflights, which do not count. It ends at an approval, a
-terminal refusal, a review, or its own limits on proposals and time. The result holds the reason and the history. The loop raises only
-GavelClientError, for failed calls and misused keys, and errors for invalid arguments.
+revision by the agent, or once a conflict key is free. Until then it waits for the end of the conflicting work; preflights, which do not
+count, show whether the key is free. It ends at an approval, a terminal refusal, a review, or its own limits on proposals and time. The
+result holds the reason and the history. The loop raises only GavelClientError, for failed calls and misused keys, and errors for invalid
+arguments.
 
 A run repeats nothing. The event_id of each further proposal derives from the rejection before it, and that of the first one is the
 caller's or derives from `run_key`. A run that is repeated, in any process and at any time within the idempotency window, finds its
