@@ -70,7 +70,7 @@ def create_tokens(data: Path) -> str:
 
 
 class Party:
-    """One party: it says to Gavel what the story tells it to say."""
+    """One party, which publishes events and proposes as the story tells it."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self._name = name

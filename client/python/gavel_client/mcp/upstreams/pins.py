@@ -144,7 +144,7 @@ class Pins:
         return None
 
     def _unregistrable(self, definition: ToolDefinition, error: GavelError) -> Closed:
-        """Return that the registry refuses a definition, e.g. because its schema is none. Other tools stay open.
+        """Return that the registry refuses a definition, e.g. because its schema is invalid. Other tools stay open.
 
         The server's message quotes the definition, so only the log of the proxy has it.
         """

@@ -1,4 +1,4 @@
-"""The calls of EventService: events: publishing, reading, subscriptions."""
+"""The calls of EventService: publications, reads and subscriptions."""
 
 from __future__ import annotations
 

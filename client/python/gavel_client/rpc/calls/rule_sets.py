@@ -1,4 +1,4 @@
-"""The calls of RuleSetService: rule sets: compiling, deploying, activating, simulating."""
+"""The calls of RuleSetService: rule sets, their deployment and simulation."""
 
 from __future__ import annotations
 

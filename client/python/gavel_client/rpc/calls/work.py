@@ -1,4 +1,4 @@
-"""The calls of WorkService: work queues: parked items and consumers."""
+"""The calls of WorkService: parked items and consumers of work queues."""
 
 from __future__ import annotations
 
