@@ -58,7 +58,7 @@ class SubjectTemplate:
     ) -> list[str] | None:
         """Return the subjects of a fact of many, each once, in the template's order. The arguments are those of `subject`.
 
-        None if the template errs, gives anything but "type/id", or gives more than `subjects_max`.
+        None if the template fails, gives anything but "type/id", or gives more than `subjects_max`.
         """
         value = self._evaluate(bare_case(params, facts, subject))
         if not isinstance(value, list):

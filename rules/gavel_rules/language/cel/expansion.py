@@ -17,7 +17,7 @@ from gavel_rules.language.cel.syntax_tree import pack_checked, unpack_checked
 # The type of what a call of `sum` at an offset adds up: "int" or "double".
 KindOfSum = Callable[[int], str]
 
-_CALLS: Final = re.compile(rf"\b({'|'.join(sorted({name for name, _ in FUNCTIONS} | {SUM}))})\s*\(")
+_CALLS: Final = re.compile(rf"\b({'|'.join(sorted({SUM, 'bind', *(name for name, _ in FUNCTIONS)}))})\s*\(")
 # The library takes a comprehension with this variable over nothing for a binding.
 _UNUSED: Final = "#unused"
 _ITEM: Final = "@item"
@@ -25,7 +25,7 @@ _TOTAL: Final = "@sum"
 
 
 def may_call(source: str) -> bool:
-    """Report whether a text may call an added function."""
+    """Report whether a text may call an added function, or bind a name."""
     return _CALLS.search(source) is not None
 
 
@@ -41,7 +41,7 @@ def expand(serialized: bytes, kind_of_sum: KindOfSum, bodies: Bodies) -> bytes:
     message = unpack_checked(serialized)
     expansion = _Expansion(message, kind_of_sum, bodies)
     expansion.rewrite(message.expr)
-    return pack_checked(message)
+    return expansion.pack(message)
 
 
 class Rewriting:
@@ -49,7 +49,8 @@ class Rewriting:
 
     def __init__(self, message: Any) -> None:
         self._positions = message.source_info.positions
-        self._next = 1 + max((node.id for node in _nodes(message.expr)), default=0)
+        # Also the ids of nodes that are gone: the message still says which functions they called.
+        self._next = 1 + max((*self._positions, *(node.id for node in _nodes(message.expr))), default=0)
 
     def bind(self, name: str, value: Any, body: Any, offset: int) -> Any:
         """Return a node in which a name stands for a value, as `cel.bind` expands to."""
@@ -82,6 +83,20 @@ class Rewriting:
     def offset(self, node: Any) -> int:
         """Return the place of a node."""
         return int(self._positions.get(node.id, 0))
+
+    def pack(self, message: Any) -> bytes:
+        """Return the serialized message, in which loops run to their end if there are bindings.
+
+        cel-expr-python 0.1.3 keeps the last item of a loop that stops early, and a binding behind the loop takes the item for its value.
+        `all` and `exists` give the same value if they go on.
+        """
+        loops = [node.comprehension_expr for node in _nodes(message.expr) if node.WhichOneof("expr_kind") == "comprehension_expr"]
+        if any(loop.iter_var == _UNUSED for loop in loops):
+            for loop in loops:
+                if loop.iter_var != _UNUSED:
+                    loop.loop_condition.Clear()
+                    self.new(loop.loop_condition, 0).const_expr.bool_value = True
+        return pack_checked(message)
 
 
 class _Expansion(Rewriting):
@@ -127,7 +142,7 @@ class _Expansion(Rewriting):
         whole = type(self._message)()
         whole.CopyFrom(self._message)
         whole.expr.CopyFrom(node)
-        value = self._bodies.evaluate(pack_checked(whole))
+        value = self._bodies.evaluate(self.pack(whole))
         if value is not None:
             node.Clear()
             self._write(node, value, offset)

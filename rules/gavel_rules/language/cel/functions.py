@@ -79,16 +79,17 @@ _IS_QUANTITY: Final = (
     'cel.bind(w, e > 0 && f == 0 && e < size(q) - 1 ? e : size(q) - f, cel.bind(b, q.startsWith("+") || q.startsWith("-") ? 1 : 0, '
     f'w > b && cel.bind(n, (q + " ").substring(b, w), {_IS_NUMBER}) && (w == size(q) - f || {_IS_EXPONENT}))))))'
 )
-_BINARY: Final = ", ".join(f'"{letter}": {1000.0 * 1024.0**power!r}' for power, letter in enumerate("KMGTPE", 1))
+_BINARY: Final = ", ".join(f'"{letter}": {1024.0**power!r}' for power, letter in enumerate("KMGTPE", 1))
 _DECIMAL: Final = ", ".join(
     f'"{letter}": "{exponent}"'
     for letter, exponent in zip("numkMGTPE", ("e-6", "e-3", "", "e6", "e9", "e12", "e15", "e18", "e21"), strict=True)
 )
+# Thousandths are counted in the text, by its exponent: a product of the number with 1000.0 would round twice.
 _QUANTITY: Final = (
-    f"isQuantity(s) ? cel.bind(q, {_cut('s', _QUANTITY_LENGTH_MAX)}, cel.bind(f, {_SUFFIX}, "
-    f"f == 2 ? double(q.substring(0, size(q) - 2)) * {{{_BINARY}}}[q.charAt(size(q) - 2)] : "
+    f"isQuantity(s) ? cel.bind(q, {_cut('s', _QUANTITY_LENGTH_MAX)}, cel.bind(f, {_SUFFIX}, cel.bind(e, {_EXPONENT}, "
+    f'f == 2 ? double(q.substring(0, size(q) - 2) + "e3") * {{{_BINARY}}}[q.charAt(size(q) - 2)] : '
     f"f == 1 ? double(q.substring(0, size(q) - 1) + {{{_DECIMAL}}}[q.charAt(size(q) - 1)]) : "
-    f'{_EXPONENT} > 0 ? double(q) * 1000.0 : double(q + "e3"))) : ' + _ERROR.format("not a quantity")
+    'e > 0 ? double(q.substring(0, e + 1) + string(int(q.substring(e + 1)) + 3)) : double(q + "e3")))) : ' + _ERROR.format("not a quantity")
 )
 
 # An octet of an IPv4 address as a number, -1 if it is none.
@@ -174,23 +175,22 @@ def _of_addresses() -> Iterator[Function]:
         CIDR,
         f'isCIDR(s) ? cel.bind(c, {text}.split("/", 3), [dyn(ip(c[0])), int(c[1])]) : [dyn({_ERROR.format("not a CIDR")})]',
     )
-    yield Function(
-        "containsIP",
-        True,
-        (((CIDR, IP), "bool"), ((CIDR, "string"), "bool")),
-        ("c", "other"),
-        f"cel.bind(i, type(other) == string ? dyn(ip(string(other))) : other, cel.bind(n, c[0], cel.bind(p, c[1], {_CONTAINS})))",
-    )
-    yield Function(
-        "containsCIDR",
-        True,
-        (((CIDR, CIDR), "bool"), ((CIDR, "string"), "bool")),
-        ("c", "other"),
-        "cel.bind(o, type(other) == string ? dyn(cidr(string(other))) : other, "
-        f"o[1] >= c[1] && cel.bind(i, o[0], cel.bind(n, c[0], cel.bind(p, c[1], {_CONTAINS}))))",
-    )
+    yield _of_networks("containsIP", IP, "ip", _contains("o"))
+    yield _of_networks("containsCIDR", CIDR, "cidr", f"o[1] >= c[1] && {_contains('o[0]')}")
     yield _member("ip", "c", CIDR, IP, "c[0]")
     yield _member("prefixLength", "c", CIDR, "int", "c[1]")
+
+
+def _of_networks(name: str, kind: str, read: str, body: str) -> Function:
+    """Return a method of networks. `body` is CEL over the network c and the argument o, of type `kind` or read from a text by `read`."""
+    overloads = tuple(((CIDR, argument), "bool") for argument in (kind, "string"))
+    argument = f"type(other) == string ? dyn({read}(string(other))) : other"
+    return Function(name, True, overloads, ("c", "other"), f"cel.bind(o, {argument}, {body})")
+
+
+def _contains(address: str) -> str:
+    """Return whether an address is in the network c."""
+    return f"cel.bind(i, {address}, cel.bind(n, c[0], cel.bind(p, c[1], {_CONTAINS})))"
 
 
 # A name may be a function and a method: `ip("…")` and `cidr("…").ip()`.

@@ -10,22 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gavel_rules.language.cel.functions import FUNCTIONS, QUANTITY
+from gavel_rules.language.cel.library import TIME_FIELDS
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
 from gavel_rules.language.cel.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, TIMESTAMP, ValueType
 
 Types = Mapping[str, ValueType]
 
 _LITERALS: Final[Mapping[str, ValueType]] = {"bool": BOOL, "int64": INT, "double": DOUBLE, "string": STRING}
+# The results of added functions; those of `min` and `max` depend on the list.
+_RESULTS: Final[Mapping[str, ValueType]] = {"bool": BOOL, "int": INT, "double": DOUBLE, QUANTITY: DOUBLE}
 _OF_FUNCTION: Final[Mapping[str, ValueType]] = {
     **dict.fromkeys(("_&&_", "_||_", "!_", "_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@in"), BOOL),
     **dict.fromkeys(("startsWith", "endsWith", "contains", "matches", "bool"), BOOL),
-    **dict.fromkeys(("size", "int", "indexOf", "lastIndexOf"), INT),
-    **dict.fromkeys(("double", "asApproximateFloat"), DOUBLE),
+    **dict.fromkeys(("size", "int", "indexOf", "lastIndexOf", *TIME_FIELDS), INT),
+    "double": DOUBLE,
     **dict.fromkeys(("string", "lowerAscii", "upperAscii", "trim", "charAt", "substring", "reverse", "replace", "join"), STRING),
     "timestamp": TIMESTAMP,
     "split": ValueType("list", STRING),
+    **{
+        function.name: _RESULTS[function.overloads[0][1]]
+        for function in FUNCTIONS.values()
+        if function.name not in ("min", "max") and function.overloads[0][1] in _RESULTS
+    },
 }
-_QUANTITY: Final = ValueType("double")
 
 
 def infer_type(node: Node, types: Types) -> ValueType:
@@ -137,8 +145,6 @@ def _of_call(function: str, operands: tuple[Node, ...], types: Types) -> ValueTy
             return kinds[0]
         case "min" | "max" | "sum":
             return kinds[0].element or DYN
-        case "quantity" | "add" | "sub":
-            return _QUANTITY
     return DYN
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gavel_rules.language.cel.expansion import Rewriting, copy_node, parts_of
-from gavel_rules.language.cel.syntax_tree import pack_checked, unpack_checked
+from gavel_rules.language.cel.syntax_tree import unpack_checked
 
 _ABSORB: Final = "@not_strictly_false"
 
@@ -21,7 +21,7 @@ def share(serialized: bytes, shared: Sequence[bytes], *, as_outcomes: bool = Fal
     """Return a serialized list whose equal parts are bound once. `shared` are checked expressions, each after those inside of it.
 
     `as_outcomes`: the list has two bools for each element, "it is not false" and "it is not true": both hold for an error, neither for a
-    value that is no bool. Such a list never errs itself.
+    value that is no bool. Such a list never fails itself.
     """
     message = unpack_checked(serialized)
     rewriting = Rewriting(message)
@@ -34,11 +34,11 @@ def share(serialized: bytes, shared: Sequence[bytes], *, as_outcomes: bool = Fal
         if number in names:
             continue
         rewriting.renew(value, {}, 0)
-        _replace(value, names, numbers)
+        _replace(value, names, numbers, rewriting)
         name = f"@v{index}"
         names[number] = name
         bindings.append((name, value))
-    _replace(message.expr, names, numbers)
+    _replace(message.expr, names, numbers, rewriting)
     if as_outcomes:
         _absorb_errors(message.expr, rewriting)
     used = _names(message.expr)
@@ -48,7 +48,7 @@ def share(serialized: bytes, shared: Sequence[bytes], *, as_outcomes: bool = Fal
             used |= _names(value)
             whole = rewriting.bind(name, value, whole, 0)
     message.expr.CopyFrom(whole)
-    return pack_checked(message)
+    return rewriting.pack(message)
 
 
 class _Numbers:
@@ -77,17 +77,18 @@ class _Numbers:
         return self._numbers.setdefault((kind, own, *(self.of(part) for part in parts_of(node))), len(self._numbers))
 
 
-def _replace(node: Any, names: dict[int, str], numbers: _Numbers) -> None:
-    """Replace the parts of a node that have a name, outermost first."""
+def _replace(node: Any, names: dict[int, str], numbers: _Numbers, rewriting: Rewriting) -> None:
+    """Replace the parts of a node that have a name, outermost first.
+
+    A name gets a new id: under the old one the library would take it for the function that the replaced part called.
+    """
     name = names.get(numbers.of(node)) if names else None
     if name is not None:
-        number = node.id
         node.Clear()
-        node.id = number
-        node.ident_expr.name = name
+        rewriting.new(node, 0).ident_expr.name = name
         return
     for part in parts_of(node):
-        _replace(part, names, numbers)
+        _replace(part, names, numbers, rewriting)
 
 
 def _absorb_errors(node: Any, rewriting: Rewriting) -> None:

@@ -193,6 +193,17 @@ def test_expression(text: str, values: dict[str, Any], expected: Any) -> None:
     assert (type(expected), expected) == (type(found), found)
 
 
+LOOPS = ("[7, 8].exists(i, i == 7)", "![7, 8].all(i, i == 8)", "[7, 8].exists(n, i, n == 0)", "![7, 8].all(n, i, n > 0)")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("text", "values", "expected"), EXPRESSIONS, ids=[text for text, _, _ in EXPRESSIONS])
+def test_expression_behind_a_loop(text: str, values: dict[str, Any], expected: Any, loop: str) -> None:
+    """An expression has its value also behind a loop that has its answer before its end: the loop leaves nothing behind."""
+    found = value(f"[dyn({loop}), dyn({text})]", **values)
+    assert (ERROR if expected == ERROR else [True, expected]) == found
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

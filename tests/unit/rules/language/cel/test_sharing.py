@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from gavel_rules.language.cel.syntax_tree import Comprehension, Node, decode, wa
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.engines.cel import Program
 from gavel_rules.language.rule_set import CompiledAction, compile_rule_set
+from hypothesis import given
+from hypothesis import strategies as st
 
 Cases = Callable[..., Case]
 ACTION = "thing.do"
@@ -85,6 +88,58 @@ def test_both_versions_decide_alike(
     given = case(params=of.typed_params(params))
     for verdict in (of.evaluate(given, cross_check=True), of.evaluate(given, cross_check=False), of.evaluate_reference(given)):
         assert (matched, error, None) == ([rule.id for rule in verdict.matches], verdict.error, verdict.disagreement)
+
+
+# Expressions of each kind of node: calls, methods, indices, fields, choices, macros and constants; some fail for some params.
+BOOLS = (
+    "params.amount > 2",
+    'params.tags.exists(t, t == "x")',
+    '"x" in params.tags',
+    'params.tags[0].startsWith("x")',
+    "!(10 / params.amount > 3)",
+    'has(params.note) && params.note.contains("x")',
+    "params.amount == 0 ? size(params.tags) > 1 : params.amount < 4",
+    'quantity(string(params.amount) + "k").isGreaterThan(quantity("2k"))',
+    'isIP(params.tags[0]) ? ip(params.tags[0]).isLoopback() : cidr("10.0.0.0/8").containsIP("10.0.0." + string(params.amount))',
+    "params.tags.map(t, size(t)).max() > params.amount",
+    "params.tags.exists(i, t, i > 0 && t == params.tags[0])",
+    "cel.bind(t, params.tags[0], t + t == params.tags[1])",
+    "true",
+)
+NUMBERS = (
+    "size(params.tags)",
+    "params.amount",
+    "10 / params.amount",
+    "size(params.tags[0])",
+    "-params.amount",
+    "int(params.tags[0])",
+    "params.tags.map(t, size(t)).sum()",
+)
+CONDITIONS = ("a", "!a", "a && b", "a || b", "b ? a : n > 1", "n > 1 || a", "n + n == 4", "n == 2 && b", "[n, 2] == [2, n]", "a == b")
+
+
+@given(
+    st.sampled_from(BOOLS),
+    st.sampled_from(BOOLS),
+    st.sampled_from(NUMBERS),
+    st.lists(st.sampled_from(CONDITIONS), min_size=1, max_size=4),
+    st.lists(st.sampled_from(("x", "xy", "2", "")), max_size=3),
+    st.integers(0, 5),
+    st.sampled_from((None, "x", "y")),
+)
+def test_sharing_changes_no_verdict(
+    case: Cases, a: str, b: str, n: str, conditions: list[str], tags: list[str], amount: int, note: str | None
+) -> None:
+    """Whatever the variables are and whoever reads them, rules match and fail as if the variables were written out."""
+    params: dict[str, Any] = {"tags": tags, "amount": amount} | ({} if note is None else {"note": note})
+    verdicts: list[object] = []
+    expressions = {"a": a, "b": b, "n": n}
+    written_out = [re.sub(r"\b[abn]\b", lambda name: f"({expressions[name[0]]})", one) for one in conditions]
+    for of in (action(*written_out), action(*conditions, a=a, b=b, n=n)):
+        one = case(params=of.typed_params(params))
+        answers = of.evaluate(one, cross_check=True), of.evaluate(one, cross_check=False), of.evaluate_reference(one)
+        verdicts += [([rule.id for rule in answer.matches], answer.error, answer.disagreement) for answer in answers]
+    assert [verdicts[0]] * len(verdicts) == verdicts
 
 
 def test_conditions_that_may_reach_the_limit_of_iterations_do_not_share() -> None:
