@@ -72,10 +72,10 @@ def digest_parts(store: Store) -> Iterator[str]:
             {**store.packed_evidence, **store.evidence} if store.packed_evidence else store.evidence,
             lambda keys: _table(unpack_evidence(keys) if isinstance(keys, bytes) else keys, _candidates),
         ),
-        "open_proposals": _table(store.open_proposals, lambda event: _text(_plain_message(event.envelope))),
-        "contests": _table(store.contests, _text),
-        "waiting_of_subject": _table(store.open_proposals_by_subject, _text),
-        "waiting_of_trace": _table(store.open_proposals_by_trace, _text),
+        "open_proposals": _table(store.contest_tables.open_proposals, lambda event: _text(_plain_message(event.envelope))),
+        "contests": _table(store.contest_tables.contests, _text),
+        "waiting_of_subject": _table(store.contest_tables.open_proposals_by_subject, _text),
+        "waiting_of_trace": _table(store.contest_tables.open_proposals_by_trace, _text),
         "decisions": _table(store.decisions, lambda live: _text(_plain_record(live.values()))),
         "decisions_of_subject": _table(store.decisions_by_subject, _text),
         "holds": _table(store.conflict_keys, _text),
@@ -87,19 +87,19 @@ def digest_parts(store: Store) -> Iterator[str]:
         "trace_reviews": _table(store.trace_reviews, _text),
         "refusals": _table(store.refusals, lambda refusals: _text({key: each.plain() for key, each in refusals.items()})),
         "tool_calls": _table(store.tool_calls, lambda calls: _text({key: call.sequence_number for key, call in calls.items()})),
-        "tool_results": _table(store.tool_results, _text),
-        "readings": _table(store.readings, _text),
-        "contradicted": _table(store.contradictions, _text),
+        "tool_results": _table(store.tool_result_tables.tool_results, _text),
+        "readings": _table(store.tool_result_tables.readings, _text),
+        "contradicted": _table(store.tool_result_tables.contradictions, _text),
         "timers": _list(store.timers),
         "lapses": _list(store.trace_lapses),
         "departures": _list(store.decision_ends),
     }
     if store.refused_traces.by_trace:  # digests of buses of earlier arbiter versions stay what they were
         tables["refused_traces"] = _list(store.refused_traces.by_producer)
-    if store.candidate_counts:
-        tables["candidate_counts"] = _table(store.candidate_counts, _text)
-    if store.outliving_results:
-        tables["outliving_results"] = _table(store.outliving_results, _text)
+    if store.tool_result_tables.candidate_counts:
+        tables["candidate_counts"] = _table(store.tool_result_tables.candidate_counts, _text)
+    if store.tool_result_tables.outliving_results:
+        tables["outliving_results"] = _table(store.tool_result_tables.outliving_results, _text)
     if store.trace_versions:
         tables["trace_versions"] = _table(store.trace_versions, lambda versions: _text(versions.plain()))
     if store.answers:

@@ -50,16 +50,17 @@ class State:
         store = Store(bus)
         self.store: Final = store
         self.bus: Final = bus
-        # The store's own tables; `store` documents their keys.
+        # The store's own tables; the modules of `state` document their keys.
         self.rule_sets: Final = store.rule_sets
         self.active_rule_sets: Final = store.active_rule_sets
         self.shadows: Final = store.shadows
         self.grants_versions: Final = store.grants_versions
         self.counters: Final = store.counters
-        self.open_proposals: Final = store.open_proposals
-        self.open_proposals_by_subject: Final = store.open_proposals_by_subject
-        self.open_proposals_by_trace: Final = store.open_proposals_by_trace
-        self.contests: Final = store.contests
+        contest_tables = store.contest_tables
+        self.open_proposals: Final = contest_tables.open_proposals
+        self.open_proposals_by_subject: Final = contest_tables.open_proposals_by_subject
+        self.open_proposals_by_trace: Final = contest_tables.open_proposals_by_trace
+        self.contests: Final = contest_tables.contests
         self.decisions: Final = store.decisions
         self.decisions_by_subject: Final = store.decisions_by_subject
         self.conflict_keys: Final = store.conflict_keys
@@ -73,9 +74,10 @@ class State:
         self.closed_actions: Final = store.closed_actions
         self.tool_calls: Final = store.tool_calls
         self.trace_of_execution: Final = store.trace_of_execution
-        self.tool_results: Final = store.tool_results
-        self.readings: Final = store.readings
-        self.contradictions: Final = store.contradictions
+        tool_result_tables = store.tool_result_tables
+        self.tool_results: Final = tool_result_tables.tool_results
+        self.readings: Final = tool_result_tables.readings
+        self.contradictions: Final = tool_result_tables.contradictions
         self.trace_versions: Final = store.trace_versions
         self.answers: Final = store.answers
 
@@ -250,7 +252,7 @@ class State:
         results = self.tool_results.get(trace_id, _NO_RESULTS)
         if len(results) < TRACE_TOOL_RESULTS_MAX or has_lapsed(self.traces[trace_id], now_ms):
             return True
-        return bool(self.store.unread_results(results))
+        return bool(self.store.tool_result_tables.unread_results(results))
 
     def has_room_for_readings(self, evidence_ref: str, subject: str, keys: Iterable[str]) -> bool:
         """Return whether the readings of an observation fit the limit of its tool result."""
@@ -304,7 +306,7 @@ class State:
     def contest_of(self, proposal_id: str) -> OpenContest | None:
         """Return the contest that an open proposal waits for."""
         event = self.open_proposals.get(proposal_id)
-        return self.store.contest_of(event) if event is not None else None
+        return self.store.contest_tables.contest_of(event) if event is not None else None
 
     def open_duplicate(self, proposal: ProposalView, conflict_key: str) -> str:
         """Return the event_id of another, equal proposal of the producer and trace that waits for a contest on the conflict key, or ""."""

@@ -14,11 +14,10 @@ from gavel.v1.fact_pb2 import CrossCheck
 from sortedcontainers import SortedList
 
 from gavel_rules.events.arbiter_versions import LATEST
-from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.state.contest_tables import ContestTables
 from gavel_rules.state.counters import CounterTable
-from gavel_rules.state.keys import action_key
 from gavel_rules.state.packed_evidence import KeyCandidates, unpack_evidence
 from gavel_rules.state.records import (
     ActionShadow,
@@ -30,14 +29,13 @@ from gavel_rules.state.records import (
     EndedDecision,
     GrantsInForce,
     LiveDecision,
-    OpenContest,
     Refusals,
     Review,
     ShadowRuleSet,
     ToolCallRecord,
-    ToolEvidence,
 )
 from gavel_rules.state.refused_traces import RefusedTraces
+from gavel_rules.state.tool_result_tables import ToolResultTables
 from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.state.undo_log import ABSENT, UndoLog
 from gavel_rules.state.versions import ModelAnswer, TraceVersions
@@ -81,11 +79,7 @@ class Store:
         # Counters by the digest of their definition.
         self.counters: Final[dict[str, CounterTable]] = {}
 
-        # Proposals that wait for a contest, by event_id; contests by `action_key` of the conflict key.
-        self.open_proposals: dict[str, RecordedEvent] = {}
-        self.open_proposals_by_subject: dict[str, tuple[str, ...]] = {}
-        self.open_proposals_by_trace: dict[str, dict[str, str]] = {}  # by trace, then `duplicate_key`
-        self.contests: dict[str, OpenContest] = {}
+        self.contest_tables: Final = ContestTables()
 
         # Approvals by decision_id; `conflict_keys` maps a conflict key to the decision that holds it, `grants` a grant of one more
         # attempt to its approval. Ended decisions have attempts that have not reported.
@@ -97,10 +91,8 @@ class Store:
         self.reviews: dict[str, Review] = {}
 
         # The time of the last event of each remembered trace, in ms. By trace: refusals and decision_ids of open reviews by
-        # `Semantics.refusals_key`, closed actions by `action_key` of the subject, tool calls by execution_id, and tool results by event_id.
-        # `trace_of_execution` has the trace of every remembered tool call by execution_id. By tool result: readings by `reading_key`, the
-        # `reading_key` of a contradiction, and the number of candidates that were read in it. `outliving_results` have evidence although
-        # their traces have lapsed.
+        # `Semantics.refusals_key`, closed actions by `action_key` of the subject, and tool calls by execution_id.
+        # `trace_of_execution` has the trace of every remembered tool call by execution_id.
         self.traces: dict[str, int] = {}
         self.refused_traces: Final = RefusedTraces()
         self.refusals: dict[str, dict[str, Refusals]] = {}
@@ -108,11 +100,7 @@ class Store:
         self.closed_actions: dict[str, dict[str, ClosedAction]] = {}
         self.tool_calls: dict[str, dict[str, ToolCallRecord]] = {}
         self.trace_of_execution: dict[str, str] = {}
-        self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
-        self.readings: dict[str, dict[str, str]] = {}
-        self.contradictions: dict[str, str] = {}
-        self.candidate_counts: dict[str, int] = {}
-        self.outliving_results: dict[str, bool] = {}
+        self.tool_result_tables: Final = ToolResultTables()
 
         # What the events of a trace name, by trace_id; the last answer to a prompt, by the prompt's hash.
         self.trace_versions: dict[str, TraceVersions] = {}
@@ -180,19 +168,3 @@ class Store:
         """Return a deployed rule set. A version that is not active may have to be compiled."""
         active = self.active_rule_sets.get(policy_id)
         return active.rule_set if active is not None and active.version == version else self.rule_sets[policy_id, version].rule_set
-
-    def contest_of(self, event: RecordedEvent) -> OpenContest | None:
-        """Return the contest that a recorded proposal waits for."""
-        if not self.contests or not event.competes:
-            return None
-        proposal = event.proposal
-        return self.contests.get(action_key(proposal.action_type, proposal.message.contest.conflict_key))
-
-    def unread_results(self, results: Mapping[str, ToolEvidence]) -> list[str]:
-        """Return the older half of the tool results that no observation has read: they may be forgotten.
-
-        Without its tool result a later observation is only inference. A result that has been read must stay, or another reading could
-        contradict it unnoticed.
-        """
-        unread = [event_id for event_id in results if not self.readings.get(event_id)]
-        return sorted(unread, key=lambda event_id: results[event_id].sequence_number)[: len(unread) // 2]

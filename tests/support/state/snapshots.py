@@ -9,6 +9,7 @@ from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.state.contest_tables import ContestTables
 from gavel_rules.state.counters import CounterTable
 from gavel_rules.state.packed_evidence import unpack_evidence
 from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, Refusals
@@ -16,7 +17,7 @@ from gavel_rules.state.refused_traces import RefusedTraces
 from gavel_rules.state.snapshot.decoding import StateDecoder
 from gavel_rules.state.snapshot.encoding import encode_position, encode_tables
 from gavel_rules.state.state import State
-from gavel_rules.state.store import Store
+from gavel_rules.state.tool_result_tables import ToolResultTables
 from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.state.versions import TraceVersions
 from google.protobuf.message import Message
@@ -37,10 +38,15 @@ def restore(state: State) -> State:
 def tables(state: State) -> dict[str, Any]:
     """Return every table of a state as plain values, derived ones included."""
     store = state.store
-    names = [name for name in dir(store) if not name.startswith("_") and name not in _LEFT_OUT and not callable(getattr(store, name))]
-    plain = {name: _plain(getattr(store, name)) for name in names if not hasattr(Store, name) or not callable(getattr(Store, name))}
+    plain = {name: _plain(value) for name, value in _attributes(store).items() if name not in _LEFT_OUT}
     evidence = {subject: unpack_evidence(packed) for subject, packed in store.packed_evidence.items()}
     return {**plain, "evidence": _plain({**evidence, **store.evidence}), "semantics": store.semantics.arbiter_version}
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """Return the public attributes of an object, which may be compiled, without its methods."""
+    attributes = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
+    return {name: attribute for name, attribute in attributes.items() if not callable(attribute)}
 
 
 def _plain(value: Any) -> Any:  # one line for each kind of record
@@ -60,10 +66,8 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
         case CounterTable():
             names = ("opened_at", "policy_id", "version", "entries", "totals", "lapses", "lapses_by_group", "order", "values", "faults")
             return [value.counter.digest, *(_plain(getattr(value, name)) for name in (*names, "early_ends", "flags"))]
-        case RefusedTraces():
-            return _plain([value.by_trace, value.by_producer, value.counts])
-        case ToolRegistry():
-            return _plain([value.contracts, value.aliases, value.providers, value.bindings])
+        case ContestTables() | RefusedTraces() | ToolRegistry() | ToolResultTables():
+            return _plain(_attributes(value))
         case Message():
             return value.SerializeToString(deterministic=True)
         case tuple() | list() | SortedList():

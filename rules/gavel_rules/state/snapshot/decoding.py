@@ -152,11 +152,11 @@ def _add_evidence(store: Store, row: snapshot.SubjectEvidence) -> None:
 def _add_open_proposal(store: Store, content: bytes) -> None:
     event = read_event(Envelope.FromString(content))
     event.pack(content)
-    store.open_proposals[event.event_id] = event
+    store.contest_tables.open_proposals[event.event_id] = event
 
 
 def _add_contest(store: Store, row: snapshot.OpenContest) -> None:
-    store.contests[row.name] = OpenContest(
+    store.contest_tables.contests[row.name] = OpenContest(
         row.name,
         row.action_type,
         row.conflict_key,
@@ -248,7 +248,7 @@ def _add_closed_actions(store: Store, row: snapshot.TraceClosedActions) -> None:
 
 
 def _add_tool_results(store: Store, row: snapshot.TraceToolResults) -> None:
-    store.tool_results[row.trace_id] = {
+    store.tool_result_tables.tool_results[row.trace_id] = {
         one.event_id: ToolEvidence(
             one.execution_id,
             one.tool_name,
@@ -323,11 +323,11 @@ def _add_tool_calls(store: Store, row: snapshot.TraceToolCalls) -> None:
 
 
 def _add_candidate_count(store: Store, row: snapshot.Number) -> None:
-    store.candidate_counts[row.key] = row.value
+    store.tool_result_tables.candidate_counts[row.key] = row.value
 
 
 def _add_outliving_result(store: Store, event_id: str) -> None:
-    store.outliving_results[event_id] = True
+    store.tool_result_tables.outliving_results[event_id] = True
 
 
 def _add_trace_versions(store: Store, row: snapshot.TraceVersions) -> None:
@@ -369,8 +369,8 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "tool_bindings": _add_binding,
     "evidence": _add_evidence,
     "open_proposals": _add_open_proposal,
-    "open_proposals_by_subject": _list(lambda store: store.open_proposals_by_subject),
-    "open_proposals_by_trace": _text_table(lambda store: store.open_proposals_by_trace),
+    "open_proposals_by_subject": _list(lambda store: store.contest_tables.open_proposals_by_subject),
+    "open_proposals_by_trace": _text_table(lambda store: store.contest_tables.open_proposals_by_trace),
     "contests": _add_contest,
     "decisions": _add_decision,
     "decisions_by_subject": _list(lambda store: store.decisions_by_subject),
@@ -385,8 +385,8 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "closed_actions": _add_closed_actions,
     "tool_calls": _add_tool_calls,
     "tool_results": _add_tool_results,
-    "readings": _text_table(lambda store: store.readings),
-    "contradictions": _text(lambda store: store.contradictions),
+    "readings": _text_table(lambda store: store.tool_result_tables.readings),
+    "contradictions": _text(lambda store: store.tool_result_tables.contradictions),
     "counters": _add_counter,
     "counter_entries": _add_counter_entry,
     "timers": _add_timer,

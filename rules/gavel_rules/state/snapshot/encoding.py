@@ -130,12 +130,13 @@ def _configuration(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes
 
 
 def _work(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes]]:
+    tables = store.contest_tables
     return {
         "evidence": _evidence(store),
-        "open_proposals": (store.open_proposals[event_id].stored.content for event_id in sorted(store.open_proposals)),
-        "open_proposals_by_subject": _lists(store.open_proposals_by_subject),
-        "open_proposals_by_trace": _text_tables(store.open_proposals_by_trace),
-        "contests": (_contest(store.contests[name]) for name in sorted(store.contests)),
+        "open_proposals": (tables.open_proposals[event_id].stored.content for event_id in sorted(tables.open_proposals)),
+        "open_proposals_by_subject": _lists(tables.open_proposals_by_subject),
+        "open_proposals_by_trace": _text_tables(tables.open_proposals_by_trace),
+        "contests": (_contest(tables.contests[name]) for name in sorted(tables.contests)),
         "decisions": (_live_decision(store.decisions[decision_id]) for decision_id in sorted(store.decisions)),
         "decisions_by_subject": _lists(store.decisions_by_subject),
         "conflict_keys": _texts(store.conflict_keys),
@@ -156,12 +157,12 @@ def _traces(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes] | Ite
         "trace_reviews": _text_tables(store.trace_reviews),
         "closed_actions": (_closed_actions(store, trace_id) for trace_id in sorted(store.closed_actions)),
         "tool_calls": (_tool_calls(store, trace_id) for trace_id in sorted(store.tool_calls)),
-        "tool_results": (_tool_results(store, trace_id) for trace_id in sorted(store.tool_results)),
-        "readings": _text_tables(store.readings),
-        "contradictions": _texts(store.contradictions),
+        "tool_results": (_tool_results(store, trace_id) for trace_id in sorted(store.tool_result_tables.tool_results)),
+        "readings": _text_tables(store.tool_result_tables.readings),
+        "contradictions": _texts(store.tool_result_tables.contradictions),
         "timers": (snapshot.Timer(due_ms=due_ms, sequence_number=number, name=name) for due_ms, number, name in store.timers),
-        "candidate_counts": _numbers(store.candidate_counts),
-        "outliving_results": iter(sorted(store.outliving_results)),
+        "candidate_counts": _numbers(store.tool_result_tables.candidate_counts),
+        "outliving_results": iter(sorted(store.tool_result_tables.outliving_results)),
         "trace_versions": (_trace_versions(trace_id, store.trace_versions[trace_id]) for trace_id in sorted(store.trace_versions)),
         "answers": (snapshot.ModelAnswer(**store.answers[prompt_hash]._asdict()) for prompt_hash in sorted(store.answers)),
         "counters": (_counter(store.counters[digest]) for digest in sorted(store.counters)),
@@ -332,6 +333,6 @@ def _trace_versions(trace_id: str, versions: TraceVersions) -> snapshot.TraceVer
 
 def _tool_results(store: Store, trace_id: str) -> snapshot.TraceToolResults:
     row = snapshot.TraceToolResults(trace_id=trace_id)
-    for event_id, evidence in sorted(store.tool_results[trace_id].items()):
+    for event_id, evidence in sorted(store.tool_result_tables.tool_results[trace_id].items()):
         row.results.add(event_id=event_id, **evidence._asdict())
     return row

@@ -11,10 +11,11 @@ from gavel_rules.state.store import Store
 
 def enter_contest(store: Store, event: RecordedEvent) -> None:
     """Add a proposal to the contest that it names. The first one opens the contest and schedules its close."""
+    tables = store.contest_tables
     proposal = event.envelope.proposal
     entry = proposal.contest
     name = action_key(proposal.action_type, entry.conflict_key)
-    contest = store.contests.get(name)
+    contest = tables.contests.get(name)
     if contest is None:
         number = event.sequence_number
         opened_at_ms, closes_at_ms = milliseconds(entry.opened_at), milliseconds(entry.closes_at)
@@ -23,10 +24,10 @@ def enter_contest(store: Store, event: RecordedEvent) -> None:
     candidates = (*contest.candidates, event.event_id)
     # The payload alone: arbitration checked the room for it before the envelope was complete.
     size_bytes = contest.size_bytes + proposal.ByteSize()
-    store.put(store.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
-    of_subject = store.open_proposals_by_subject.get(event.subject, ())
-    store.put(store.open_proposals_by_subject, event.subject, (*of_subject, event.event_id))
-    of_trace = store.subtable(store.open_proposals_by_trace, event.trace_id)
+    store.put(tables.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
+    of_subject = tables.open_proposals_by_subject.get(event.subject, ())
+    store.put(tables.open_proposals_by_subject, event.subject, (*of_subject, event.event_id))
+    of_trace = store.subtable(tables.open_proposals_by_trace, event.trace_id)
     store.put(of_trace, duplicate_key(event.proposal, store.semantics, entry.conflict_key), event.event_id)
 
 
@@ -35,29 +36,31 @@ def rekey_candidates(store: Store) -> None:
 
     Later versions tell more proposals apart, so no two proposals get the same key.
     """
-    for trace_id in list(store.open_proposals_by_trace):
-        store.drop(store.open_proposals_by_trace, trace_id)
-    for contest in store.contests.values():
+    tables = store.contest_tables
+    for trace_id in list(tables.open_proposals_by_trace):
+        store.drop(tables.open_proposals_by_trace, trace_id)
+    for contest in tables.contests.values():
         for proposal_id in contest.candidates:
-            event = store.open_proposals[proposal_id]
-            of_trace = store.subtable(store.open_proposals_by_trace, event.trace_id)
+            event = tables.open_proposals[proposal_id]
+            of_trace = store.subtable(tables.open_proposals_by_trace, event.trace_id)
             store.put(of_trace, duplicate_key(event.proposal, store.semantics, contest.conflict_key), proposal_id)
 
 
 def leave_contest(store: Store, contest: OpenContest, event: RecordedEvent) -> None:
     """Remove a proposal that is decided from its contest. The last one ends the contest."""
+    tables = store.contest_tables
     candidates = tuple([candidate for candidate in contest.candidates if candidate != event.event_id])
     if candidates:
-        store.put(store.contests, contest.name, contest._replace(candidates=candidates))
+        store.put(tables.contests, contest.name, contest._replace(candidates=candidates))
     else:
-        store.drop(store.contests, contest.name)
+        store.drop(tables.contests, contest.name)
         store.unschedule(store.timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
-    of_subject = tuple([other for other in store.open_proposals_by_subject[event.subject] if other != event.event_id])
+    of_subject = tuple([other for other in tables.open_proposals_by_subject[event.subject] if other != event.event_id])
     if of_subject:
-        store.put(store.open_proposals_by_subject, event.subject, of_subject)
+        store.put(tables.open_proposals_by_subject, event.subject, of_subject)
     else:
-        store.drop(store.open_proposals_by_subject, event.subject)
-    of_trace = store.open_proposals_by_trace[event.trace_id]
+        store.drop(tables.open_proposals_by_subject, event.subject)
+    of_trace = tables.open_proposals_by_trace[event.trace_id]
     store.drop(of_trace, duplicate_key(event.proposal, store.semantics, contest.conflict_key))
     if not of_trace:
-        store.drop(store.open_proposals_by_trace, event.trace_id)
+        store.drop(tables.open_proposals_by_trace, event.trace_id)

@@ -245,7 +245,7 @@ def _decided_proposal(store: Store, decision: Decision) -> Envelope | None:
     """Return the proposal that a decision approves or rejects; None if the decision is about work that was approved before."""
     previous_id = decision.previous_decision_id
     if not previous_id:
-        return store.open_proposals[decision.proposal_id].envelope
+        return store.contest_tables.open_proposals[decision.proposal_id].envelope
     review = store.reviews.get(previous_id)
     if review is not None:
         return None if review.approved_decision_id else review.proposal

@@ -29,7 +29,7 @@ from gavel_rules.state.transitions.traces import close_action, count_rejections,
 
 def apply_proposal(store: Store, event: RecordedEvent) -> None:
     """Open a proposal until it is decided."""
-    store.put(store.open_proposals, event.event_id, event)
+    store.put(store.contest_tables.open_proposals, event.event_id, event)
     if event.competes:
         enter_contest(store, event)
 
@@ -41,9 +41,10 @@ def apply_decision(store: Store, event: RecordedEvent) -> None:
         _apply_later_decision(store, event, decision)
         return
     proposal_id = decision.proposal_id
-    proposal = store.open_proposals[proposal_id]
-    store.drop(store.open_proposals, proposal_id)
-    contest = store.contest_of(proposal)
+    tables = store.contest_tables
+    proposal = tables.open_proposals[proposal_id]
+    store.drop(tables.open_proposals, proposal_id)
+    contest = tables.contest_of(proposal)
     if contest is not None:
         leave_contest(store, contest, proposal)
     if event.outcome == OUTCOME_APPROVED:

@@ -68,7 +68,7 @@ def apply_observation(store: Store, event: RecordedEvent) -> None:
     producer = envelope.producer
     subject, event_id, number = event.subject, event.event_id, event.sequence_number
     trust_tier, evidence_ref, evidence_hash = observation.trust_tier, observation.evidence_ref, observation.evidence_hash
-    readings = store.readings.get(evidence_ref)
+    readings = store.tool_result_tables.readings.get(evidence_ref)
     for key in sorted(observation.extracted_fields):
         value = value_to_python(observation.extracted_fields[key])
         if readings is not None:
@@ -122,11 +122,12 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
     """Remember a tool result in its trace, for observations to refer to."""
     result = event.envelope.tool_result
     remember_trace(store, event.trace_id)
-    results = store.subtable(store.tool_results, event.trace_id)
+    tables = store.tool_result_tables
+    results = store.subtable(tables.tool_results, event.trace_id)
     if len(results) >= TRACE_TOOL_RESULTS_MAX:
-        for event_id in store.unread_results(results):
+        for event_id in tables.unread_results(results):
             store.drop(results, event_id)
-            store.drop(store.readings, event_id)
+            store.drop(tables.readings, event_id)
     envelope = event.envelope
     evidence = ToolEvidence(
         result.execution_id,
@@ -139,7 +140,7 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
         envelope.producer.type == common_pb2.PRODUCER_TYPE_TOOL_RUNTIME,
     )
     store.put(results, event.event_id, evidence)
-    store.put(store.readings, event.event_id, {})
+    store.put(tables.readings, event.event_id, {})
 
 
 def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -> None:
@@ -162,7 +163,8 @@ def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -
 
 def _count_candidates(store: Store, replaced_ref: str, evidence_ref: str) -> None:
     """Count a candidate for the tool result that it was read in, and no longer the one that it replaces. "": not read in any."""
-    counts = store.candidate_counts
+    tables = store.tool_result_tables
+    counts = tables.candidate_counts
     if evidence_ref:
         store.put(counts, evidence_ref, counts.get(evidence_ref, 0) + 1)
     count = counts.get(replaced_ref, 0)
@@ -170,17 +172,18 @@ def _count_candidates(store: Store, replaced_ref: str, evidence_ref: str) -> Non
         store.put(counts, replaced_ref, count - 1)
     elif count:
         store.drop(counts, replaced_ref)
-        if replaced_ref in store.outliving_results:
-            store.drop(store.outliving_results, replaced_ref)
+        if replaced_ref in tables.outliving_results:
+            store.drop(tables.outliving_results, replaced_ref)
             forget_readings(store, replaced_ref)
 
 
 def _note_reading(store: Store, evidence_ref: str, readings: dict[str, str], key: str, value: str) -> None:
     """Note an observation's reading of a tool result, and a contradiction with an earlier one (constitution §4.6)."""
+    contradictions = store.tool_result_tables.contradictions
     if key not in readings:
         store.put(readings, key, value)
-    elif evidence_ref not in store.contradictions and readings[key] != value:
-        store.put(store.contradictions, evidence_ref, key)
+    elif evidence_ref not in contradictions and readings[key] != value:
+        store.put(contradictions, evidence_ref, key)
 
 
 # About the length of the hash that replaces longer texts.

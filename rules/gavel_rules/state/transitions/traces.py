@@ -106,8 +106,9 @@ def close_action(store: Store, event: RecordedEvent, decision: Decision, by_pers
 
 def forget_readings(store: Store, evidence_ref: str) -> None:
     """Forget what was read in a tool result."""
-    store.drop(store.readings, evidence_ref)
-    store.drop(store.contradictions, evidence_ref)
+    tables = store.tool_result_tables
+    store.drop(tables.readings, evidence_ref)
+    store.drop(tables.contradictions, evidence_ref)
 
 
 def forget_lapsed_traces(store: Store) -> None:
@@ -149,7 +150,8 @@ def _remember_now(store: Store, trace_id: str) -> None:
 
 
 def _has_memory(store: Store, trace_id: str) -> bool:
-    return trace_id in store.refusals or trace_id in store.tool_calls or trace_id in store.tool_results or trace_id in store.closed_actions
+    tool_results = store.tool_result_tables.tool_results
+    return trace_id in store.refusals or trace_id in store.tool_calls or trace_id in tool_results or trace_id in store.closed_actions
 
 
 def _note_refused_trace(store: Store, trace_id: str, producer: str) -> None:
@@ -186,7 +188,7 @@ def _forget_refusals(store: Store) -> None:
         count, producer = largest[0]
         refused = store.refused_traces.by_producer
         trace_id = refused[refused.bisect_left((producer,))][2]
-        if trace_id in store.tool_calls or trace_id in store.tool_results:
+        if trace_id in store.tool_calls or trace_id in store.tool_result_tables.tool_results:
             _forget_refused_trace(store, trace_id)
             store.drop(store.refusals, trace_id)
             _keep_closed_by_person(store, trace_id)
@@ -213,12 +215,13 @@ def _drop_trace(store: Store, trace_id: str) -> None:
     for execution_id in store.tool_calls.get(trace_id, ()):
         store.drop(store.trace_of_execution, execution_id)
     store.drop(store.tool_calls, trace_id)
-    for event_id in store.tool_results.get(trace_id, ()):
-        if event_id in store.candidate_counts:
-            store.put(store.outliving_results, event_id, True)
+    tables = store.tool_result_tables
+    for event_id in tables.tool_results.get(trace_id, ()):
+        if event_id in tables.candidate_counts:
+            store.put(tables.outliving_results, event_id, True)
         else:
             forget_readings(store, event_id)
-    store.drop(store.tool_results, trace_id)
+    store.drop(tables.tool_results, trace_id)
 
 
 # A trace may close TRACE_CLOSED_ACTIONS_MAX actions a day, and params may have a megabyte.

@@ -83,9 +83,12 @@ def test_the_order_of_keys_does_not_matter(seed: int) -> None:
     """The digest does not depend on the order of keys, which undoing may change."""
     state = rebuild(story())
     randomness = random.Random(seed)
-    tables = "evidence decisions decisions_by_subject conflict_keys reviews traces tool_calls tool_results active_rule_sets rule_sets"
-    for name in tables.split():
-        setattr(state.store, name, shuffle_keys(getattr(state.store, name), randomness))
+    store = state.store
+    names = "evidence decisions decisions_by_subject conflict_keys reviews traces tool_calls active_rule_sets rule_sets"
+    for table in (*(getattr(store, name) for name in names.split()), store.tool_result_tables.tool_results):
+        shuffled = shuffle_keys(table, randomness)
+        table.clear()
+        table.update(shuffled)
     assert story().state.digest() == state.digest()
 
 

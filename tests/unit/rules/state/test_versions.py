@@ -23,10 +23,10 @@ def test_counts_and_ids_follow_from_the_other_tables(steps: Sequence[Step]) -> N
     state = play(steps).state
     store = state.store
     candidates = [one for keys in store.evidence.values() for row in keys.values() for one in row]
-    assert Counter(one.evidence_ref for one in candidates if one.evidence_ref) == store.candidate_counts
-    remembered = {event_id for results in store.tool_results.values() for event_id in results}
-    assert store.readings.keys() == remembered | store.outliving_results.keys()
-    assert store.outliving_results.keys() <= store.candidate_counts.keys() - remembered
+    assert Counter(one.evidence_ref for one in candidates if one.evidence_ref) == store.tool_result_tables.candidate_counts
+    remembered = {event_id for results in store.tool_result_tables.tool_results.values() for event_id in results}
+    assert store.tool_result_tables.readings.keys() == remembered | store.tool_result_tables.outliving_results.keys()
+    assert store.tool_result_tables.outliving_results.keys() <= store.tool_result_tables.candidate_counts.keys() - remembered
     assert {name: trace_id for trace_id, calls in store.tool_calls.items() for name in calls} == store.trace_of_execution
 
 

@@ -82,7 +82,8 @@ def test_versions_and_outliving_readings_are_restored() -> None:
     core.pass_time(TRACE_LAPSE_MS + 1)
     core.tool_result("trace-2")
     store = core.state.store
-    assert all([store.outliving_results, store.candidate_counts, store.trace_of_execution, store.trace_versions, store.answers])
+    of_results = store.tool_result_tables
+    assert all([of_results.outliving_results, of_results.candidate_counts, store.trace_of_execution, store.trace_versions, store.answers])
     restored = restore(core.state)
     assert tables(core.state) == tables(restored)
     assert core.state.digest() == restored.digest()
