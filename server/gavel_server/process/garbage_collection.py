@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
+from typing import Any, Final
+
+_OLDEST_GENERATION: Final = 2
 
 
 def collect_less() -> None:
-    """Collect less often. Call once, after start-up.
+    """Collect less often, and look at each object once. Call once, after start-up.
 
-    Objects created during start-up live as long as the process, so the collector skips them. Deciding creates many small objects
-    next to a large state: fewer collections save about a quarter of the time of a batched decision (ADR 0010). The middle generation is
-    small, since collecting it holds up all callers.
+    Deciding creates many small objects next to a large state. An object that outlives its first collection is usually a part of the
+    state, so later ones skip it, as they skip the objects of start-up. The collection of the oldest generation, which is rare, looks at all
+    of them, so that no cycle stays forever (ADR 0010, docs/performance.md#garbage-collection).
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 500)
+    if _set_survivors_aside not in gc.callbacks:
+        gc.callbacks.append(_set_survivors_aside)
+
+
+def _set_survivors_aside(phase: str, info: Mapping[str, Any]) -> None:
+    """Keep the survivors of a collection out of the next ones, until the oldest generation is collected."""
+    if phase == "stop":
+        gc.freeze()
+    elif info["generation"] == _OLDEST_GENERATION:
+        gc.unfreeze()
