@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.state.counters import CounterTable
-from gavel_rules.state.packed_evidence import unpack_evidence
+from gavel_rules.state.packed_evidence import evidence_rows, unpack_evidence
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import ToolRegistry
 
@@ -68,10 +68,7 @@ def digest_parts(store: Store) -> Iterator[str]:
         ),
         "active": _table(store.active_rule_sets, lambda active: _text((*active[:3], active.rule_set.digest))),
         "shadows": _table(store.shadows, lambda shadow: _text((*shadow[:3], shadow.rule_set.digest, *shadow[4:]))),
-        "evidence": _table(
-            {**store.packed_evidence, **store.evidence} if store.packed_evidence else store.evidence,
-            lambda keys: _table(unpack_evidence(keys) if isinstance(keys, bytes) else keys, _candidates),
-        ),
+        "evidence": _evidence(store),
         "open_proposals": _table(store.contest_tables.open_proposals, lambda event: _text(_plain_message(event.envelope))),
         "contests": _table(store.contest_tables.contests, _text),
         "waiting_of_subject": _table(store.contest_tables.open_proposals_by_subject, _text),
@@ -158,6 +155,16 @@ def _list(items: Any) -> Iterator[str]:
     for first in range(0, len(items), CHUNK_ITEMS):
         yield ("," if first else "") + _ENCODER.encode(list(items[first : first + CHUNK_ITEMS]))[1:-1]
     yield "]"
+
+
+def _evidence(store: Store) -> Iterator[str]:
+    """Yield the evidence by subject. That in pages is read row by row."""
+    start = "{"
+    for subject, keys in evidence_rows(store.evidence, store.evidence_pages):
+        yield f"{start}{json.dumps(subject)}:"
+        yield from _table(unpack_evidence(keys) if isinstance(keys, bytes) else keys, _candidates)
+        start = ","
+    yield "{}" if start == "{" else "}"
 
 
 def _candidates(candidates: Iterable[Any]) -> Iterator[str]:

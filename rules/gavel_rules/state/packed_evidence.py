@@ -1,10 +1,14 @@
-"""The evidence about a subject as bytes, as snapshots hold it.
+"""The evidence about subjects as bytes, as snapshots hold it, and pages of it beside a state.
 
-Most subjects of a bus are never needed again. A state that is read from a snapshot therefore keeps their evidence packed until something
-reads it: packed, it takes a tenth of the memory, and reading a snapshot creates no objects for it.
+Most subjects of a bus are never needed again. A state therefore holds in its own tables only the evidence that has changed since a
+snapshot. The rest is in pages: a table of that snapshot, which never changes and is given to the state. Which evidence is in pages
+is no part of the state: it changes neither a decision nor a digest (docs/decisions/0064-evidence-in-pages.md).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from gavel.internal.v1 import state_snapshot_pb2
 from gavel.internal.v1.state_snapshot_pb2 import Evidence
@@ -13,6 +17,45 @@ from gavel_rules.state.records import Candidate
 from gavel_rules.values import python_to_value, value_to_python
 
 KeyCandidates = dict[str, tuple[Candidate, ...]]
+
+
+class EvidencePages:
+    """Packed evidence as it was after one event. It never changes.
+
+    `find` returns the packed evidence about a subject, or None. `rows` yields all of it by subject, sorted.
+    """
+
+    def __init__(self, sequence_number: int, find: Callable[[str], bytes | None], rows: Callable[[], Iterator[tuple[str, bytes]]]) -> None:
+        self.sequence_number: Final = sequence_number
+        self.find: Final = find
+        self.rows: Final = rows
+
+
+def pages_in_memory(sequence_number: int, packed: Mapping[str, bytes]) -> EvidencePages:
+    """Return pages of packed evidence by subject, which must not change any more."""
+    return EvidencePages(sequence_number, packed.get, lambda: iter(sorted(packed.items())))
+
+
+def evidence_rows(evidence: Mapping[str, KeyCandidates], pages: EvidencePages | None) -> Iterator[tuple[str, KeyCandidates | bytes]]:
+    """Yield all evidence by subject, sorted: that in `evidence` as it is, and that of other subjects in the pages, packed."""
+    subjects = iter(sorted(evidence))
+    subject = next(subjects, None)
+    if pages is not None:
+        for paged_subject, packed in pages.rows():
+            while subject is not None and subject < paged_subject:
+                yield subject, evidence[subject]
+                subject = next(subjects, None)
+            if subject == paged_subject:
+                continue  # it has changed since
+            yield paged_subject, packed
+    while subject is not None:
+        yield subject, evidence[subject]
+        subject = next(subjects, None)
+
+
+def newest_number(keys: KeyCandidates) -> int:
+    """Return the sequence number of the last event that has changed the evidence about a subject."""
+    return max([candidate.sequence_number for candidates in keys.values() for candidate in candidates], default=0)
 
 
 def pack_evidence(keys: KeyCandidates) -> bytes:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel.v1.decision_pb2 import Engine
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.replay import (
@@ -29,7 +28,9 @@ from gavel_rules.replay import (
 from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, state_sha256
 from gavel_rules.state.state import State
 
-from gavel_server.history.snapshot_files import SnapshotError, SnapshotFiles
+from gavel_server.history.snapshot_evidence import is_evidence
+from gavel_server.history.snapshot_files import SnapshotFiles
+from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import EventLog, LogError, Record
 from gavel_server.log.stores import connect_log
 
@@ -144,7 +145,7 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
 def _without_evidence(state: State) -> list[bytes]:
     """Return the parts of a snapshot of a state but its evidence, which is nearly all of it and which no drift depends on."""
     parts = (encode_position(state.store, b"", ""), *encode_tables(state.store))
-    return [part for part in parts if not StateSnapshot.FromString(part).evidence]
+    return [part for part in parts if not is_evidence(part)]
 
 
 async def _cite(log: EventLog, recomputation: Recomputation, record: Record) -> None:

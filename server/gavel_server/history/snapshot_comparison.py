@@ -17,7 +17,8 @@ from gavel_rules.state.state import State
 
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.fairness.turns import call_slice
-from gavel_server.history.snapshot_files import SnapshotError, SnapshotFiles
+from gavel_server.history.snapshot_files import SnapshotFiles
+from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import EventLog
 
 # Parts of a state that are hashed before other tasks run; each has some hundred rows.

@@ -22,7 +22,8 @@ from gavel_rules.state.snapshot.encoding import FORMAT_VERSION, encode_position,
 from gavel_rules.state.state import State
 from google.protobuf.message import DecodeError
 
-from gavel_server.errors import GavelServerError
+from gavel_server.history.snapshot_evidence import SnapshotEvidence, is_evidence
+from gavel_server.history.snapshot_parts import SnapshotError, part_places
 from gavel_server.log import Head
 from gavel_server.process.private_files import open_private
 
@@ -33,17 +34,9 @@ NEWEST_MAX: Final = 2
 _SUFFIX: Final = ".snapshot"
 _UNFINISHED: Final = ".new"
 _BUFFER_BYTES: Final = 1 << 20
-# A part holds at most some hundred rows, of which each has a few events of at most 1 MiB.
-_PART_BYTES_MAX: Final = 1 << 31
-_VARINT_BYTES_MAX: Final = 5
-
-
+_PART_START_BYTES: Final = 16
 # What a decoder may raise at a snapshot that another build has written.
 DECODING_ERRORS: Final = (DocumentError, DecodeError, LookupError, TypeError, ValueError)
-
-
-class SnapshotError(GavelServerError):
-    """A snapshot cannot be used; the message says why."""
 
 
 class SnapshotFiles:
@@ -100,15 +93,20 @@ class SnapshotFiles:
             raise SnapshotError("it is damaged: its bytes do not match its hash")
 
     def read_parts(self, number: int) -> Iterator[StateSnapshot]:
-        """Yield the parts of a snapshot, which `check` has passed. Raises SnapshotError."""
+        """Yield the parts of a snapshot, which `check` has passed, but those with evidence. Raises SnapshotError."""
         try:
-            with self.path(number).open("rb", buffering=_BUFFER_BYTES) as file:
+            with self.path(number).open("rb") as file:
                 for content in _parts(file):
-                    yield StateSnapshot.FromString(content)
+                    if not is_evidence(content):
+                        yield StateSnapshot.FromString(content)
         except OSError as error:
             raise SnapshotError(f"it cannot be read: {error.strerror}") from error
         except (DecodeError, ValueError) as error:
             raise SnapshotError(f"this build cannot restore it: {error}") from error
+
+    def open_evidence(self, number: int) -> SnapshotEvidence:
+        """Return the evidence of a snapshot, which `check` has passed, to be read by subject. Raises SnapshotError."""
+        return SnapshotEvidence(self.path(number), number)
 
     def read_digest(self, number: int) -> bytes:
         """Return the hash over the tables of a snapshot. Raises SnapshotError."""
@@ -121,7 +119,7 @@ class SnapshotFiles:
     def read(self, number: int) -> State:
         """Return the state of a snapshot. Raises SnapshotError."""
         self.check(number)
-        decoder = StateDecoder(self.bus)
+        decoder = StateDecoder(self.bus, self.open_evidence(number).pages)
         try:
             for part in self.read_parts(number):
                 decoder.add(part)
@@ -203,19 +201,12 @@ def _end(sha256: bytes) -> bytes:
 
 
 def _parts(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the parts of a file, without their lengths. Raises ValueError, OSError."""
-    while first := file.read(1):
-        size_bytes, shift = first[0] & 127, 7
-        last = first
-        while last[0] & 128:
-            last = file.read(1)
-            if not last or shift > 7 * _VARINT_BYTES_MAX:
-                raise ValueError("the length of a part is cut off")
-            size_bytes |= (last[0] & 127) << shift
-            shift += 7
-        if size_bytes > _PART_BYTES_MAX:
-            raise ValueError(f"a part has {size_bytes} bytes")
-        content = file.read(size_bytes)
-        if len(content) < size_bytes:
-            raise ValueError("a part is cut off")
+    """Yield the parts of a file, of those with evidence only the start. Raises ValueError, OSError."""
+    for place, size_bytes in part_places(file):
+        file.seek(place)
+        content = file.read(min(size_bytes, _PART_START_BYTES))
+        if not is_evidence(content):
+            content += file.read(size_bytes - len(content))
+            if len(content) < size_bytes:
+                raise ValueError("a part is cut off")
         yield content

@@ -1,6 +1,6 @@
 """A forked child: a copy of this process at one moment, which does one piece of work and ends.
 
-The child shares no work with its parent. It has one thread, closes every descriptor that it inherited, such as sockets and locks, and may
+The child shares no work with its parent. It has one thread, closes the descriptors that it inherited, such as sockets and locks, and may
 take no lock that another thread of the parent may have held: it computes and writes files, and neither logs nor calls gRPC or Redis.
 """
 
@@ -11,7 +11,7 @@ import os
 import signal
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gavel_server.process.signals import stop_signals
@@ -24,8 +24,12 @@ _STDERR: Final = 2
 _NICENESS: Final = 10
 
 
-def fork(work: Callable[[], object]) -> int:
-    """Do `work` in a child; return its process id. Its exit status is 0, the errno of an OSError, or EXIT_FAILED."""
+def fork(work: Callable[[], object], descriptors: Iterable[int] = ()) -> int:
+    """Do `work` in a child; return its process id. Its exit status is 0, the errno of an OSError, or EXIT_FAILED.
+
+    The child inherits `descriptors` of files that it reads.
+    """
+    inherited = sorted(descriptors)
     with warnings.catch_warnings():
         # Python 3.12 warns of forks beside threads; what the child may do is written above.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -39,7 +43,11 @@ def fork(work: Callable[[], object]) -> int:
         signal.set_wakeup_fd(-1)  # the parent's
         for number in stop_signals():
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(_STDERR + 1, _DESCRIPTORS_MAX)
+        first = _STDERR + 1
+        for descriptor in inherited:
+            os.closerange(first, descriptor)
+            first = descriptor + 1
+        os.closerange(first, _DESCRIPTORS_MAX)
         os.nice(_NICENESS)
         work()
         status = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
@@ -11,7 +12,7 @@ from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.state.contest_tables import ContestTables
 from gavel_rules.state.counters import CounterTable
-from gavel_rules.state.packed_evidence import unpack_evidence
+from gavel_rules.state.packed_evidence import evidence_rows, pack_evidence, pages_in_memory, unpack_evidence
 from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, Refusals
 from gavel_rules.state.refused_traces import RefusedTraces
 from gavel_rules.state.snapshot.decoding import StateDecoder
@@ -23,8 +24,8 @@ from gavel_rules.state.versions import TraceVersions
 from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
-# Attributes of a store that are not tables of the bus: the undo log, and evidence in its other form.
-_LEFT_OUT = {"undo_log", "evidence", "packed_evidence", "semantics"}
+# Attributes of a store that are not tables of the bus, and evidence, which may be in two places.
+_LEFT_OUT = {"undo_log", "evidence", "evidence_pages", "semantics"}
 
 
 def restore(state: State) -> State:
@@ -35,12 +36,21 @@ def restore(state: State) -> State:
     return decoder.finish()
 
 
+def page_out(state: State, subjects: Iterable[str]) -> None:
+    """Move the evidence about some subjects of a state into new pages, which have all of its evidence."""
+    rows = evidence_rows(state.store.evidence, state.store.evidence_pages)
+    packed = {subject: keys if isinstance(keys, bytes) else pack_evidence(keys) for subject, keys in rows}
+    state.store.use_pages(pages_in_memory(state.head, packed))
+    state.store.page_out(subjects)
+
+
 def tables(state: State) -> dict[str, Any]:
     """Return every table of a state as plain values, derived ones included."""
     store = state.store
     plain = {name: _plain(value) for name, value in _attributes(store).items() if name not in _LEFT_OUT}
-    evidence = {subject: unpack_evidence(packed) for subject, packed in store.packed_evidence.items()}
-    return {**plain, "evidence": _plain({**evidence, **store.evidence}), "semantics": store.semantics.arbiter_version}
+    rows = evidence_rows(store.evidence, store.evidence_pages)
+    evidence = {subject: unpack_evidence(keys) if isinstance(keys, bytes) else keys for subject, keys in rows}
+    return {**plain, "evidence": _plain(evidence), "semantics": store.semantics.arbiter_version}
 
 
 def _attributes(value: object) -> dict[str, Any]:

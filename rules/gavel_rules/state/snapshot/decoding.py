@@ -20,6 +20,7 @@ from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
 from gavel_rules.state.counters import CounterEntry, CounterTable
+from gavel_rules.state.packed_evidence import EvidencePages, pages_in_memory
 from gavel_rules.state.records import (
     ActiveRuleSet,
     ClockAcceptance,
@@ -46,16 +47,21 @@ from gavel_rules.state.versions import BoundVersion, ModelAnswer, ToolSchemas, T
 
 
 class StateDecoder:
-    """Builds a state. Give it every part in order, then `finish`."""
+    """Builds a state. Give it every part in order, then `finish`. Parts with evidence are left out if the state gets pages of it."""
 
-    def __init__(self, bus: str) -> None:
+    def __init__(self, bus: str, pages: EvidencePages | None = None) -> None:
         self._state: Final = State(bus)
+        self._pages: Final = pages
+        self._packed_evidence: Final[dict[str, bytes]] = {}
         self._binds_anonymous: dict[int, bool] = {}  # by version of the grants in force
 
     def add(self, part: StateSnapshot) -> None:
         """Take the rows of a part."""
         store = self._state.store
         for field, value in part.ListFields():
+            if field.name == "evidence":
+                self._packed_evidence.update((row.subject, row.evidence) for row in value)
+                continue
             add = _TABLES.get(field.name)
             if add is not None:
                 for row in value:
@@ -85,6 +91,7 @@ class StateDecoder:
     def finish(self) -> State:
         """Return the state. Raises DocumentError if a rule set or the grants do not compile in this build."""
         store = self._state.store
+        store.use_pages(self._pages or pages_in_memory(store.head, self._packed_evidence))
         for version, binds_anonymous in self._binds_anonymous.items():
             deployed = store.grants_versions[version]
             store.grants_in_force = GrantsInForce(deployed, compile_grants(deployed.canonical_json), binds_anonymous)
@@ -143,10 +150,6 @@ def _add_provider(store: Store, row: snapshot.RegisteredProvider) -> None:
 
 def _add_binding(store: Store, row: snapshot.BoundTool) -> None:
     store.tools.bindings[row.session_id, row.tool_name] = BoundTool(row.provider_id, row.sequence_number)
-
-
-def _add_evidence(store: Store, row: snapshot.SubjectEvidence) -> None:
-    store.packed_evidence[row.subject] = row.evidence
 
 
 def _add_open_proposal(store: Store, content: bytes) -> None:
@@ -367,7 +370,6 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "tool_aliases": _text(lambda store: store.tools.aliases),
     "tool_providers": _add_provider,
     "tool_bindings": _add_binding,
-    "evidence": _add_evidence,
     "open_proposals": _add_open_proposal,
     "open_proposals_by_subject": _list(lambda store: store.contest_tables.open_proposals_by_subject),
     "open_proposals_by_trace": _text_table(lambda store: store.contest_tables.open_proposals_by_trace),

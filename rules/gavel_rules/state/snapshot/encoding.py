@@ -17,14 +17,15 @@ from gavel.v1.decision_pb2 import RejectionCounts
 from google.protobuf.message import Message
 
 from gavel_rules.state.counters import CounterEntry, CounterTable
-from gavel_rules.state.packed_evidence import pack_evidence
+from gavel_rules.state.packed_evidence import evidence_rows, pack_evidence
 from gavel_rules.state.records import EndedDecision, Holder, LiveDecision, OpenContest, Review
 from gavel_rules.state.store import Store
 from gavel_rules.state.versions import TraceVersions
 
 FORMAT_VERSION: Final = 1
-# Rows of one part: a part has some hundred kilobytes.
+# Rows of one part: a part has some hundred kilobytes. A part with evidence has fewer: it is read for each of its subjects.
 ROWS_MAX: Final = 512
+EVIDENCE_ROWS_MAX: Final = 32
 
 
 def encode_position(store: Store, chain_hash: bytes, incarnation: str) -> bytes:
@@ -53,7 +54,8 @@ def encode_tables(store: Store) -> Iterator[bytes]:
     for name, rows in _tables(store).items():
         # The compiled build makes lists of generator expressions.
         remaining = iter(rows)
-        while chunk := list(islice(remaining, ROWS_MAX)):
+        rows_max = EVIDENCE_ROWS_MAX if name == "evidence" else ROWS_MAX
+        while chunk := list(islice(remaining, rows_max)):
             part = StateSnapshot()
             getattr(part, name).extend(chunk)
             yield _serialize(part)
@@ -218,13 +220,8 @@ def _text_tables(table: Mapping[str, Mapping[str, str]]) -> Iterator[snapshot.Te
 
 
 def _evidence(store: Store) -> Iterator[snapshot.SubjectEvidence]:
-    """Yield the evidence by subject. What is still packed stays packed; a reader in another thread may unpack it meanwhile."""
-    packed = store.packed_evidence
-    for subject in sorted({*packed, *store.evidence}):
-        content = packed.get(subject)
-        if content is None:
-            content = pack_evidence(store.evidence[subject])
-        yield snapshot.SubjectEvidence(subject=subject, evidence=content)
+    for subject, keys in evidence_rows(store.evidence, store.evidence_pages):
+        yield snapshot.SubjectEvidence(subject=subject, evidence=keys if isinstance(keys, bytes) else pack_evidence(keys))
 
 
 def _contest(contest: OpenContest) -> snapshot.OpenContest:

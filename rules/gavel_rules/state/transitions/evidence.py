@@ -145,8 +145,7 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
 
 def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -> None:
     """Replace the candidate of the same category, source and tier, unless that one is later."""
-    store.evidence_of(subject)  # unpacks it
-    keys = store.subtable(store.evidence, subject)
+    keys = store.changeable_evidence(subject)
     others = []
     replaced_ref = ""
     for other in keys.get(key, ()):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from gavel_rules.state.records import ToolCallRecord
+from gavel_rules.state.packed_evidence import pack_evidence, pages_in_memory
+from gavel_rules.state.records import Candidate, ToolCallRecord
 from gavel_rules.state.store import Store
+
+from tests.support.driver import Core
 
 
 def changed_store() -> Store:
@@ -59,3 +62,33 @@ def test_commit_forgets_everything() -> None:
     store.undo_log.commit()
     store.undo_log.undo(0)
     assert {"order/1": "a", "order/2": "b"} == store.conflict_keys
+
+
+def test_evidence_in_pages_is_changed_in_a_copy() -> None:
+    """Evidence in pages is changed in the own table of the store; undoing shows the pages again. What they have can be paged out."""
+    candidate, later = candidates(sequence_number=5), candidates(sequence_number=6)
+    store = Store("orders")
+    store.use_pages(pages_in_memory(5, {"order/1": pack_evidence({"order.status": candidate})}))
+    position = store.undo_log.position
+    store.put(store.changeable_evidence("order/1"), "order.status", later)
+    assert 6 == store.evidence_of("order/1")["order.status"][0].sequence_number
+    store.undo_log.undo(position)
+    assert ({}, 5) == (store.evidence, store.evidence_of("order/1")["order.status"][0].sequence_number)
+    store.put(store.changeable_evidence("order/1"), "order.status", later)
+    store.changeable_evidence("order/2")
+    store.undo_log.commit()
+    store.page_out(["order/1", "order/2", "order/3"])
+    assert {"order/1"} == store.evidence.keys()
+    store.use_pages(pages_in_memory(6, {"order/1": pack_evidence(store.evidence["order/1"])}))
+    store.page_out(["order/1"])
+    assert ({}, 6) == (store.evidence, store.evidence_of("order/1")["order.status"][0].sequence_number)
+
+
+def candidates(sequence_number: int) -> tuple[Candidate, ...]:
+    """Return one candidate that an event has stated."""
+    core = Core()
+    for _ in range(sequence_number - core.state.head):
+        core.fact("order.status", "delivered")
+    found = core.state.store.evidence["order/1"]["order.status"]
+    assert sequence_number == found[0].sequence_number
+    return found

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, SubmitProposal
+from gavel.v1.decision_pb2 import Outcome
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, SubmitProposal
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.snapshot_writer import write_if_due
 from gavel_server.bus.snapshots import BusSnapshots
@@ -18,7 +21,7 @@ from gavel_server.history.snapshot_files import SnapshotFiles
 from structlog.testing import capture_logs
 
 from tests.support.driver import BUS, compile_cached, proposal_envelope
-from tests.support.simulation.servers import TEXT, CountingLog, Servers, record_event
+from tests.support.simulation.servers import TEXT, CountingLog, Servers, execute, record_event
 from tests.support.state.snapshots import tables
 
 
@@ -131,6 +134,47 @@ async def test_a_snapshot_of_another_log_is_refused(tmp_path: Path) -> None:
     expected = [(number, foreign.format(number) if number <= head else beyond) for number in numbers]
     assert {number <= head for number in numbers} == {True, False}
     assert (0, expected) == await reads_of_start(others, tmp_path)
+
+
+async def test_evidence_leaves_the_memory(tmp_path: Path) -> None:
+    """Once a snapshot is written, a server holds only later evidence, and decides on the evidence in the file as on any other.
+
+    So does the next snapshot, and a server that starts from it, also after the first file has been removed.
+    """
+    servers = Servers()
+    sequencer, _ = await start(servers, tmp_path, every=1)
+    await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(TEXT), TEXT))
+    await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
+    facts = [await record_event(sequencer, servers.fact(subject=f"order/{number}")) for number in range(3)]
+    snapshots, store = sequencer.replica.snapshots, sequencer.replica.state.store
+    assert snapshots is not None
+    await write_if_due(sequencer)
+    assert {} == store.evidence
+    first = snapshots.files.path(snapshots.files.numbers()[0])
+    await record_event(sequencer, servers.fact(value="lost", subject="order/2"))
+    assert {"order/2"} == store.evidence.keys()
+    await propose(servers, sequencer, facts[0], "APPROVED")
+    first.unlink()
+    snapshots._not_before = 0.0
+    await write_if_due(sequencer)
+    assert {} == store.evidence
+    await propose(servers, sequencer, facts[1], "APPROVED")
+    await propose(servers, sequencer, facts[2], "REJECTED")
+    await sequencer.stop()
+    restarted, _ = await start(servers, tmp_path, every=0)
+    assert {} == restarted.replica.state.store.evidence
+    await propose(servers, restarted, facts[2], "REJECTED", trace_id="again")
+    await restarted.stop()
+    await servers.prove()
+
+
+async def propose(servers: Servers, sequencer: Sequencer, fact: Envelope, outcome: str, *, trace_id: str = "") -> None:
+    """Propose a refund for the subject of a fact, whose decision must have this outcome."""
+    envelope = proposal_envelope([fact], subject=fact.subject, trace_id=trace_id or f"of-{fact.subject}")
+    result = await execute(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(envelope))))
+    assert isinstance(result, CommittedAnswer)
+    assert isinstance(result.answer, EventAnswer)
+    assert f"OUTCOME_{outcome}" == Outcome.Name(result.answer.envelope.decision.outcome)
 
 
 async def test_snapshots_are_due_by_events(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel_rules.codec.fields import length_prefixed
-from gavel_server.history.snapshot_files import SNAPSHOTS_MAX, SnapshotContent, SnapshotError, SnapshotFiles, surplus
+from gavel_server.history.snapshot_files import SNAPSHOTS_MAX, SnapshotContent, SnapshotFiles, surplus
+from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import Head
 from gavel_server.process.fork import fork
 from hypothesis import given
