@@ -2,7 +2,7 @@
 
 Most subjects of a bus are never needed again. A state therefore holds in its own tables only the evidence that has changed since a
 snapshot. The rest is in pages: a table of that snapshot, which never changes and is given to the state. Which evidence is in pages
-is no part of the state: it changes neither a decision nor a digest (docs/decisions/0064-evidence-in-pages.md).
+is no part of the state: it changes neither a decision nor a digest (docs/decisions/0063-evidence-in-pages.md).
 """
 
 from __future__ import annotations
