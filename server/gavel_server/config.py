@@ -29,7 +29,7 @@ from gavel_server.fairness.quotas import (
 )
 from gavel_server.front.programs import FrontSetting
 from gavel_server.identity.settings import Authentication, ClientCertificate, IdentitySettings, JwtIssuer, MtlsName
-from gavel_server.log.redis.acknowledgement import Acknowledgement
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.redis.topology.urls import check_url as check_redis_url
 from gavel_server.log.stores import check_url
 from gavel_server.process.memory import memory_bytes

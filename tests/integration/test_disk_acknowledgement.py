@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 from gavel_server.log import LogUnavailableError, empty_head
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import NotReplicatedError
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.redis.log import RedisLog
 
 from tests.support.entries import NOW_MS, entries_after, head_of

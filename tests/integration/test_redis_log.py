@@ -26,8 +26,8 @@ from gavel_server.log import (
     empty_head,
     genesis_hash,
 )
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.entries import Work
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.script import Script

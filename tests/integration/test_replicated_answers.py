@@ -22,7 +22,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.intake.admission import admit
 from gavel_server.intake.event_ids import new_event_id
-from gavel_server.log.redis.acknowledgement import Acknowledgement
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.process.background import new_supervisor
 from gavel_server.process.clock import GuardedClock

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, runtime_checkable
 
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import EventLog, Growth, LogUnavailableError
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 
 _POSTGRESQL: Final = ("postgresql://", "postgres://")
 _EXTRA: Final = "a log in PostgreSQL needs the package psycopg; install gavel-arbiter[postgresql]"

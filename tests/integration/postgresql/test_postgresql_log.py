@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from gavel_server.log import Head, LogUnavailableError, NotReplicatedError, OutcomeUnknownError, Record, empty_head
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.postgresql.logs import PostgresqlLogs
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 
 from tests.support.entries import NOW_MS, entries_after, head_of, records_of
 from tests.support.postgresql.cluster import Cluster, directories, new_cluster, prepare, running

@@ -8,7 +8,7 @@ import pytest
 from gavel.v1 import fact_pb2
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_server.config import Settings, SettingsError, is_local, load
-from gavel_server.log.redis.acknowledgement import Acknowledgement
+from gavel_server.log.acknowledgement import Acknowledgement
 
 
 @pytest.fixture(autouse=True)

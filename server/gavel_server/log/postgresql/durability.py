@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import volatility_message
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 
 # pg_receivewal, which archives, and a running backup are no standbys. Who may not see what a sender of WAL does must count it.
 STATEMENT: Final = """

@@ -15,6 +15,7 @@ from typing import Any, Final
 from gavel_rules.events.hash_chain import genesis_hash
 from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
 
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.postgresql.announcements import Announcements
 from gavel_server.log.postgresql.connection import TIMEOUT_MS_DEFAULT, Connections
@@ -35,7 +36,6 @@ from gavel_server.log.protocol import (
     empty_head,
     window_days,
 )
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.work.postgresql import PostgresqlWorkQueues
 from gavel_server.log.work.protocol import REQUESTS_MAX
 from gavel_server.process.clock import timely_range_ms

@@ -8,12 +8,12 @@ from typing import Final
 
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.postgresql.announcements import Announcements
 from gavel_server.log.postgresql.connection import TIMEOUT_MS_DEFAULT, Connections
 from gavel_server.log.postgresql.durability import volatility_reasons
 from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.protocol import Growth, LogError
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 
 _EXISTS: Final = "SELECT 1 FROM gavel.heads WHERE bus = %s AND sequence_number > 0"
 _GRANTS: Final = "SELECT grants FROM gavel.heads WHERE bus = %s AND sequence_number > 0"

@@ -20,6 +20,7 @@ from gavel_rules.events.hash_chain import genesis_hash
 from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.redis_keys import checkpoint_key, event_ids_key, head_key, log_key, work_key
 
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.protocol import (
     CHUNK_BYTES,
@@ -37,7 +38,7 @@ from gavel_server.log.protocol import (
     empty_head,
     window_days,
 )
-from gavel_server.log.redis.acknowledgement import Acknowledgement
+from gavel_server.log.redis.acknowledgement import shortfall, version_problem, wait_commands
 from gavel_server.log.redis.connection import REDIS_VERSION_MIN, TIMEOUT_MS_DEFAULT
 from gavel_server.log.redis.durability import COMMANDS, judge
 from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
@@ -99,7 +100,7 @@ class RedisLog:
         self.work = RedisWorkQueues(self._reads, bus, self._answers)
         # Sent after each append on the same connection: WAIT and WAITAOF cover only the writes of their own connection.
         self._wait_ms = connections.timeout_ms if acknowledgement.is_needed else 0
-        self._wait_commands = acknowledgement.commands(connections.timeout_ms)
+        self._wait_commands = wait_commands(acknowledgement, connections.timeout_ms)
         self._confirmed = 0  # the last event that is known to be acknowledged so
         self._confirming: asyncio.Future[None] | None = None
         self._fence = 0
@@ -311,7 +312,7 @@ class RedisLog:
         numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         if numbers < REDIS_VERSION_MIN:
             raise LogUnavailableError(f"Redis at {self._reads.address} is version {version}; Gavel needs 6.2 or later, or Valkey")
-        problem = self._acknowledgement.problem(numbers)
+        problem = version_problem(self._acknowledgement, numbers)
         if problem:
             raise LogUnavailableError(f"Redis at {self._reads.address} is version {version}; {problem}")
 
@@ -391,13 +392,13 @@ class RedisLog:
         self._answers(replies[:1])
         return replies
 
-    def _check_replicas(self, sequence_number: int, waited: list[Any]) -> None:
-        """Raise NotReplicatedError if too few replicas confirmed the events. `waited` holds the reply of WAIT, if it arrived."""
+    def _check_replicas(self, sequence_number: int, replies: list[Any]) -> None:
+        """Raise NotReplicatedError if too few replicas confirmed the events. `replies` holds the reply of WAIT, if it arrived."""
         if not self._acknowledgement.is_needed:
             return
-        shortfall = self._acknowledgement.shortfall(waited, self._wait_ms, f"Redis at {self._reads.address}")
-        if shortfall:
-            raise NotReplicatedError(f"events up to {sequence_number} are in the log, but {shortfall}")
+        problem = shortfall(self._acknowledgement, replies, self._wait_ms, f"Redis at {self._reads.address}")
+        if problem:
+            raise NotReplicatedError(f"events up to {sequence_number} are in the log, but {problem}")
         self._confirmed = max(self._confirmed, sequence_number)
 
     def _refusal(self, expected: Head, status: bytes, details: list[bytes]) -> Exception:

@@ -11,8 +11,8 @@ from typing import Final
 from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.redis_keys import HEAD_KEYS, head_key, log_key
 
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import Growth, LogUnavailableError
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 from gavel_server.log.redis.connection import TIMEOUT_MS_DEFAULT, Connections
 from gavel_server.log.redis.durability import COMMANDS, judge
 from gavel_server.log.redis.log import RedisLog

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.postgresql.durability import Durability, acknowledgement_problem, standby_count, volatility_reasons
-from gavel_server.log.redis.acknowledgement import Acknowledgement
 
 DURABLE = Durability(
     is_standby=False,
