@@ -94,45 +94,45 @@ class _Place:
         return "".join(reversed(names))
 
 
-def _find_problems(value: object, place: _Place, depth: int, found: list[tuple[str, str]]) -> None:
+def _find_problems(value: object, place: _Place, depth: int, problems: list[tuple[str, str]]) -> None:
     if isinstance(value, (dict, list)):  # docs/performance.md#isinstance-tuples
         if depth >= VALUE_DEPTH_MAX:
-            _add_problem(place, f"is nested deeper than {VALUE_DEPTH_MAX} levels", found)
+            _add_problem(place, f"is nested deeper than {VALUE_DEPTH_MAX} levels", problems)
         elif isinstance(value, dict):
-            _find_problems_of_dict(value, place, depth, found)
+            _find_problems_of_dict(value, place, depth, problems)
         else:
-            _find_problems_of_list(value, place, depth, found)
+            _find_problems_of_list(value, place, depth, problems)
         return
     problem = _scalar_problem(value)
     if problem:
-        _add_problem(place, problem, found)
+        _add_problem(place, problem, problems)
 
 
-def _find_problems_of_dict(value: dict[str, object], place: _Place, depth: int, found: list[tuple[str, str]]) -> None:
+def _find_problems_of_dict(value: dict[str, object], place: _Place, depth: int, problems: list[tuple[str, str]]) -> None:
     for name, item in value.items():
         problem = text_problem(name)
         if problem:
-            _add_problem(place, f"a key {problem}", found)
+            _add_problem(place, f"a key {problem}", problems)
         # Only containers need a place of their own.
         if isinstance(item, (dict, list)):
-            _find_problems(item, _Place(place, f".{name}"), depth + 1, found)
+            _find_problems(item, _Place(place, f".{name}"), depth + 1, problems)
         else:
             problem = _scalar_problem(item)
             if problem:
-                _add_problem(_Place(place, f".{name}"), problem, found)
-        if len(found) >= VIOLATIONS_MAX:
+                _add_problem(_Place(place, f".{name}"), problem, problems)
+        if len(problems) >= VIOLATIONS_MAX:
             return
 
 
-def _find_problems_of_list(value: list[object], place: _Place, depth: int, found: list[tuple[str, str]]) -> None:
+def _find_problems_of_list(value: list[object], place: _Place, depth: int, problems: list[tuple[str, str]]) -> None:
     for index, item in enumerate(value):
         if isinstance(item, (dict, list)):
-            _find_problems(item, _Place(place, f"[{index}]"), depth + 1, found)
+            _find_problems(item, _Place(place, f"[{index}]"), depth + 1, problems)
         else:
             problem = _scalar_problem(item)
             if problem:
-                _add_problem(_Place(place, f"[{index}]"), problem, found)
-        if len(found) >= VIOLATIONS_MAX:
+                _add_problem(_Place(place, f"[{index}]"), problem, problems)
+        if len(problems) >= VIOLATIONS_MAX:
             return
 
 
@@ -144,13 +144,13 @@ def _scalar_problem(value: object) -> str:
     return number_problem(value) if isinstance(value, (int, float)) else ""
 
 
-def _add_problem(place: _Place, problem: str, found: list[tuple[str, str]]) -> None:
-    if len(found) >= VIOLATIONS_MAX:
+def _add_problem(place: _Place, problem: str, problems: list[tuple[str, str]]) -> None:
+    if len(problems) >= VIOLATIONS_MAX:
         return
     path = place.path()
-    if found and len(path) > PATH_LENGTH_MAX:
+    if problems and len(path) > PATH_LENGTH_MAX:
         path = path[:PATH_LENGTH_MAX] + "…"
-    found.append((path, problem))
+    problems.append((path, problem))
 
 
 def text_problem(text: str) -> str:

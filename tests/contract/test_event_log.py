@@ -222,7 +222,7 @@ async def test_known_event_id_refuses_the_whole_batch(log: EventLog, bus: str) -
     second = entries_after(head_of(first), 3, "second")
     with pytest.raises(EventIdTakenError) as error_info:
         await log.append(head_of(first), second, NOW_MS, ["second-3", "first-2", "second-4", "first-1"])
-    assert {"first-1": IdEntry(1, 2), "first-2": IdEntry(2, 2)} == error_info.value.taken
+    assert {"first-1": IdEntry(1, 2), "first-2": IdEntry(2, 2)} == error_info.value.entries
     assert head_of(first) == await log.head()
     assert {} == await log.find(["second-3", "second-4"], NOW_MS)
     await log.append(head_of(first), second, NOW_MS, ["second-3", "second-4"])
@@ -263,7 +263,7 @@ async def test_large_batch(log: EventLog, bus: str) -> None:
     second = entries_after(head_of(first), 2000, "second")
     with pytest.raises(EventIdTakenError) as error_info:
         await log.append(head_of(first), second, NOW_MS, [*(entry.event_id for entry in second), "event-2000"])
-    assert {"event-2000": IdEntry(2000, 0)} == error_info.value.taken
+    assert {"event-2000": IdEntry(2000, 0)} == error_info.value.entries
     assert head_of(first) == await log.head()
 
 

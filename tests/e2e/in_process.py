@@ -18,7 +18,7 @@ class UncheckedLog(RedisLog):
     """A log that takes any date, as a Redis whose clock is as wrong as the server's."""
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """See EventLog."""
         await super().append(expected, entries, recorded_at_ms, idempotency_keys)

@@ -51,7 +51,7 @@ class TimedLog(RedisLog):
         return self.clock()
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """See EventLog. The clock of Redis is not compared."""
         await super().append(expected, entries, recorded_at_ms, idempotency_keys)

@@ -49,10 +49,10 @@ class Link:
             await asyncio.get_running_loop().create_future()
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """See EventLog. All calls go over the link."""
-        await self._call(lambda: self._log.append(expected, entries, recorded_at_ms, idempotency_keys, dated_ms))
+        await self._call(lambda: self._log.append(expected, entries, recorded_at_ms, idempotency_keys, date_ms))
 
     async def head(self) -> Head:
         """See EventLog."""

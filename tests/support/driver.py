@@ -487,7 +487,7 @@ def replay_log(
     for record in records:
         integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
     # Compiling is a pure function of the text, and most of the time of a short replay.
-    recomputation = Recomputation(bus, engine=engine, compare_from=compare_from, compiled=compile_cached)
+    recomputation = Recomputation(bus, engine=engine, compare_from=compare_from, compile_document=compile_cached)
     for record in records:
         recomputation.feed(record.sequence_number, record.envelope)
     recomputation.finish(at_head=True)

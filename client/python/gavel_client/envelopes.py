@@ -394,11 +394,11 @@ def _envelope(
     return envelope
 
 
-def _timestamp(moment: datetime | None) -> Timestamp | None:
-    if moment is None:
+def _timestamp(time: datetime | None) -> Timestamp | None:
+    if time is None:
         return None
-    if moment.tzinfo is None:
-        raise ValueError(f"the time {moment.isoformat()} has no time zone; use an aware datetime, e.g. datetime.now(UTC)")
+    if time.tzinfo is None:
+        raise ValueError(f"the time {time.isoformat()} has no time zone; use an aware datetime, e.g. datetime.now(UTC)")
     timestamp = Timestamp()
-    timestamp.FromDatetime(moment)
+    timestamp.FromDatetime(time)
     return timestamp

@@ -312,15 +312,15 @@ def _recorded_citations(proposal: Envelope) -> dict[int, CitedEvent]:
     }
 
 
-def _is_same_proposal(waiting: Envelope, envelope: Envelope) -> bool:
+def _is_same_proposal(open_proposal: Envelope, envelope: Envelope) -> bool:
     """Return whether a proposal repeats one that waits: same producer, subject, cause, and payload as sent."""
     sent = Proposal()
-    sent.CopyFrom(waiting.proposal)
+    sent.CopyFrom(open_proposal.proposal)
     sent.ClearField("contest")
     return (
-        waiting.producer == envelope.producer
-        and waiting.subject == envelope.subject
-        and waiting.causation_id == envelope.causation_id
+        open_proposal.producer == envelope.producer
+        and open_proposal.subject == envelope.subject
+        and open_proposal.causation_id == envelope.causation_id
         and sent == envelope.proposal
     )
 

@@ -157,10 +157,12 @@ def _select_many(state: State, declaration: FactDeclaration, subjects: list[str]
     return [_select(state.evidence_of(subject).get(declaration.key, ()), declaration, subject, max_age_ms, now_ms) for subject in subjects]
 
 
-def _add_values(facts: dict[str, object], declaration: FactDeclaration, many: list[EvidenceSelection]) -> None:
+def _add_values(facts: dict[str, object], declaration: FactDeclaration, selections: list[EvidenceSelection]) -> None:
     """Add what rules see of a fact of many subjects: the list of values, unless a required one is unmet."""
-    if not [selection for selection in many if selection.state]:
-        facts[declaration.name] = [typed(selection.candidate.value, declaration) for selection in many if selection.candidate is not None]
+    if not [selection for selection in selections if selection.state]:
+        facts[declaration.name] = [
+            typed(selection.candidate.value, declaration) for selection in selections if selection.candidate is not None
+        ]
 
 
 def superseded_selections(selections: list[EvidenceSelection], citations: list[CitedEvent]) -> list[EvidenceSelection]:

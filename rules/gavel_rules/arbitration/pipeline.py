@@ -32,17 +32,17 @@ def arbitrate(
     now_ms: int,
     evaluate: Evaluate,
     actions: tuple[CompiledAction, ...] | None = None,
-    into: Decision | None = None,
+    empty_decision: Decision | None = None,
 ) -> Decision:
     """Return the decision on a proposal, without the ids that its place in the log gives.
 
     `cited_events` holds the events that the proposal cites, by sequence number, except those that the log lacks. `actions` replace the
-    active rule sets (dry runs). `into` is an empty decision to fill, which saves a copy. An approval with a `contest` is not final: the
-    proposal has to compete in it first.
+    active rule sets (dry runs). `empty_decision` is filled and returned if it is given, which saves a copy. An approval with a `contest` is
+    not final: the proposal has to compete in it first.
     """
     if actions is None:
         actions = state.active_actions.get(proposal.action_type, ())
-    decision = Decision() if into is None else into
+    decision = Decision() if empty_decision is None else empty_decision
     _walk_all(decision, state, proposal, cited_events, now_ms, evaluate, actions)
     count_rejection(decision, state, proposal.trace_id, proposal.producer_type, proposal.producer_id, now_ms, actions)
     complete(decision, state)

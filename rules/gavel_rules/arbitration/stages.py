@@ -472,13 +472,13 @@ def _has_unmet(context: Context, state: FactRequirementState.ValueType, other: F
     return False
 
 
-def _warn_of_drift(context: Context, bound: TraceVersions) -> bool:
+def _warn_of_drift(context: Context, versions: TraceVersions) -> bool:
     """Warn of drift, unless every rule set ignores it; return whether one refuses the proposal's own versions."""
     if all(action.on_drift == "ignore" for action in context.actions):
         return False
-    own = bound.find_mismatches(context.proposal.envelope.version_binding, 0)
+    own = versions.find_mismatches(context.proposal.envelope.version_binding, 0)
     warnings: list[DecisionWarning] = []
-    warn_of_drift(warnings, [*trace_drifts(context.state, bound), *[mismatch_drift(mismatch) for mismatch in own]])
+    warn_of_drift(warnings, [*trace_drifts(context.state, versions), *[mismatch_drift(mismatch) for mismatch in own]])
     context.decision.warnings.extend(warnings)
     return any(refuses(action, own) for action in context.actions)
 

@@ -36,7 +36,7 @@ def submit(
     answer = recorder.new_decision()
     decision = answer.decision
     evaluate = evaluator(state, state.head + 2, engine)
-    arbitrate(state, proposal, references.cited_events, recorder.now_ms, evaluate, into=decision)
+    arbitrate(state, proposal, references.cited_events, recorder.now_ms, evaluate, empty_decision=decision)
     if _has_field(decision, "contest"):
         return contest.enter(recorder, envelope, decision, references.cited_events)
     differences: list[ShadowDifference] = []

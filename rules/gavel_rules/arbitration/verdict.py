@@ -138,9 +138,9 @@ def bind(decision: Decision, now_ms: int, views: list[ActionView]) -> None:
     merge(decision, views[0].action.retry_policy_fragment + valid_until + _basis_fragments(views))
 
 
-def warn_of_unknown(decision: Decision, unknown: Iterable[Citation]) -> None:
+def warn_of_unknown(decision: Decision, citations: Iterable[Citation]) -> None:
     """Warn of citations that the log does not have as a fact or observation."""
-    for number, event_id in unknown:
+    for number, event_id in citations:
         message = f"{event_id} is no fact or observation at {number}"
         decision.warnings.add(code=reason_codes.UNKNOWN_EVENT, message=message)
 

@@ -79,16 +79,16 @@ class RuleSetDiff(NamedTuple):
         return any(self)
 
 
-def diff_rule_sets(older: CompiledRuleSet, newer: CompiledRuleSet) -> RuleSetDiff:
+def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetDiff:
     """Return the differences between two versions, which may be of different rule sets."""
-    before, after = json.loads(older.canonical_json), json.loads(newer.canonical_json)
-    old_rules, new_rules = _rules(older, before), _rules(newer, after)
+    before, after = json.loads(old.canonical_json), json.loads(new.canonical_json)
+    old_rules, new_rules = _rules(old, before), _rules(new, after)
     both = [rule_id for rule_id in new_rules if rule_id in old_rules]
     changed = tuple(rule_id for rule_id in both if not _is_same(old_rules[rule_id], new_rules[rule_id]))
     edits = [*_edits("", _declarations(before), _declarations(after))]
     for rule_id in changed:
         edits.extend(_rule_edits(rule_id, old_rules[rule_id], new_rules[rule_id]))
-    actions = [_ActionVersions(name, older, newer, before, after) for name in sorted({*older.actions, *newer.actions})]
+    actions = [_ActionVersions(name, old, new, before, after) for name in sorted({*old.actions, *new.actions})]
     edited = [action for action in actions if action.may_differ()]
     work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
     cases = chain.from_iterable(action.case_changes(work_max) for action in edited)
@@ -176,32 +176,30 @@ _EvidenceKey = tuple[str, str]
 class _ActionVersions:
     """An action in two versions, one of which may lack it."""
 
-    def __init__(
-        self, name: str, older: CompiledRuleSet, newer: CompiledRuleSet, before: Mapping[str, Any], after: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, name: str, old: CompiledRuleSet, new: CompiledRuleSet, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         self._name = name
-        self._older = older.actions.get(name)
-        self._newer = newer.actions.get(name)
-        old, new = before["actions"].get(name, {}), after["actions"].get(name, {})
-        self._older_keys, self._newer_keys = _evidence_keys(old), _evidence_keys(new)
-        self._same_declarations = old == new
+        self._old = old.actions.get(name)
+        self._new = new.actions.get(name)
+        old_action, new_action = before["actions"].get(name, {}), after["actions"].get(name, {})
+        self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
+        self._same_declarations = old_action == new_action
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
 
     def may_differ(self) -> bool:
         """Return whether anything that decides was edited."""
-        if self._older is None or self._newer is None:
+        if self._old is None or self._new is None:
             return True
-        return not self._same_declarations or _meanings(self._older) != _meanings(self._newer)
+        return not self._same_declarations or _meanings(self._old) != _meanings(self._new)
 
     def case_changes(self, work_max: int) -> Iterator[CaseChange]:
         """Yield one case for each edited rule and pair of different decisions. `work_max` is in steps of a Budget."""
-        if self._older is None or self._newer is None:
-            version = self._newer or self._older
+        if self._old is None or self._new is None:
+            version = self._new or self._old
             assert version is not None  # noqa: S101  # one of the two has the action
             generator = CaseGenerator(version, budget=Budget(work_max))
             yield from self._changes("", version, generate_cases(version, len(version.rules) + 1, generator))
             return
-        old, new = self._older, self._newer
+        old, new = self._old, self._new
         of_old = CaseGenerator(old, [new], Budget(work_max // 2))
         of_new = CaseGenerator(new, [old], Budget(work_max // 2))
         for generator, version, other in ((of_new, new, old), (of_old, old, new)):
@@ -216,29 +214,29 @@ class _ActionVersions:
         """Yield samples on which the two versions decide differently: one for each edited rule and pair of decisions."""
         for sample in samples:
             evidence = {self._evidence_key(name, version): value for name, value in sample.facts.items()}
-            before = _decide(self._older, self._older_keys, sample, evidence)
-            after = _decide(self._newer, self._newer_keys, sample, evidence)
+            before = _decide(self._old, self._old_keys, sample, evidence)
+            after = _decide(self._new, self._new_keys, sample, evidence)
             if before != after and (rule_id, before, after) not in self._seen:
                 self._seen |= {(rule_id, before, after), ("", before, after)}
                 yield CaseChange(self._name, sample.params, self._facts(evidence), self._context(sample), before, after)
 
     def _evidence_key(self, name: str, version: CompiledAction) -> _EvidenceKey:
-        own, other = (self._newer_keys, self._older_keys) if version is self._newer else (self._older_keys, self._newer_keys)
+        own, other = (self._new_keys, self._old_keys) if version is self._new else (self._old_keys, self._new_keys)
         return own.get(name) or other[name]
 
     def _facts(self, evidence: Mapping[_EvidenceKey, object]) -> dict[str, object]:
-        names = {key: name for keys in (self._older_keys, self._newer_keys) for name, key in keys.items()}
+        names = {key: name for keys in (self._old_keys, self._new_keys) for name, key in keys.items()}
         return {names[key]: value for key, value in evidence.items()}
 
     def _context(self, sample: SampleCase) -> dict[str, object]:
         paths = {
             path
-            for version in (self._older, self._newer)
+            for version in (self._old, self._new)
             if version is not None
             for condition in version.conditions
             for path, _ in find_variables(condition.tree, version.environment.types)
         }
-        reads = [read for version in (self._older, self._newer) if version is not None for read in version.counter_reads]
+        reads = [read for version in (self._old, self._new) if version is not None for read in version.counter_reads]
         return {attribute_name(path, reads): attribute_value(path, sample.case) for path in sorted(paths) if is_attribute(path)}
 
 

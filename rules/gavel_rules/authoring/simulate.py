@@ -77,21 +77,21 @@ class Simulation:
             self._cited_events[sequence_number] = citation
         return change
 
-    def _compare(self, recorded: Envelope) -> ChangedDecision | None:
+    def _compare(self, event: Envelope) -> ChangedDecision | None:
         """Return the change of a recorded first decision; None if the candidate decides the same."""
         self.decisions += 1
         self.replaced += self._candidate.policy_id in self.state.active_rule_sets
-        proposal_id = recorded.decision.proposal_id
+        proposal_id = event.decision.proposal_id
         if proposal_id not in self._simulated:
-            self._simulate_contest(recorded)
+            self._simulate_contest(event)
         simulated = self._simulated.pop(proposal_id)
         proposal = self.state.open_proposals[proposal_id].envelope
         if proposal.proposal.HasField("contest"):
             actions = self._actions.get(simulated.action_type, ())
-            contest.settle(simulated, self.state, proposal, milliseconds(recorded.recorded_at), actions)
-        if same_verdict(recorded.decision, simulated):
+            contest.settle(simulated, self.state, proposal, milliseconds(event.recorded_at), actions)
+        if same_verdict(event.decision, simulated):
             return None
-        return ChangedDecision(recorded.sequence_number, recorded.decision, simulated)
+        return ChangedDecision(event.sequence_number, event.decision, simulated)
 
     def _simulate(self, proposal: Envelope) -> None:
         state = self.state
@@ -105,20 +105,20 @@ class Simulation:
         actions = self._actions.get(action_type, ())
         self._simulated[proposal.event_id] = arbitrate(state, ProposalView(proposal), self._cited_events, now_ms, evaluate, actions)
 
-    def _simulate_contest(self, recorded: Envelope) -> None:
+    def _simulate_contest(self, event: Envelope) -> None:
         """Rank the proposals of the contest that closes with this decision, under the candidate rule set."""
         state = self.state
-        open_contest = state.contest_of(recorded.decision.proposal_id)
+        open_contest = state.contest_of(event.decision.proposal_id)
         if open_contest is None:
             return
         self._update_actions()
         proposals = contest.candidates(state, open_contest)
-        now_ms = milliseconds(recorded.recorded_at)
+        now_ms = milliseconds(event.recorded_at)
         if open_contest.action_type in self._disagreements:
             self._simulated.update((proposal.event_id, self._failed_decision(proposal, now_ms)) for proposal in proposals)
             return
         actions = self._actions.get(open_contest.action_type, ())
-        evaluate = evaluator(state, recorded.sequence_number, decision_pb2.ENGINE_RETE)
+        evaluate = evaluator(state, event.sequence_number, decision_pb2.ENGINE_RETE)
         for proposal, decision in contest.rank(state, proposals, now_ms, evaluate, actions, (), []):
             self._simulated[proposal.event_id] = decision
 

@@ -375,9 +375,9 @@ def _compile_schema(action: ActionPart, path: Path, source: Source, messages: Me
 def _schema_report(path: Path, source: Source, messages: Messages) -> Report:
     """Return what records the mistakes of the schema at a path of the document."""
 
-    def report(inside: Path, code: str, message: str, suggestion: str) -> None:
-        place = source.locate_key((*path, *inside)) if inside else source.locate(path)
-        if (*path, *inside) not in source.broken_paths:
+    def report(part: Path, code: str, message: str, suggestion: str) -> None:
+        place = source.locate_key((*path, *part)) if part else source.locate(path)
+        if (*path, *part) not in source.broken_paths:
             messages.add(place, code, message, suggestion)
 
     return report

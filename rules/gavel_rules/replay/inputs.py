@@ -45,28 +45,28 @@ from gavel_rules.state.state import State
 
 
 def command_of(
-    recorded: Envelope, state: State, cited_events: Mapping[int, CitedEvent], compile_document: Callable[[str], CompiledRuleSet]
+    envelope: Envelope, state: State, cited_events: Mapping[int, CitedEvent], compile_document: Callable[[str], CompiledRuleSet]
 ) -> tuple[Command | None, References]:
     """Return the command that recorded an input event, with its references; None if no command records such an event.
 
     Raises DocumentError if recorded rule sets or grants do not compile.
     """
     sent = Envelope()
-    sent.CopyFrom(recorded)
+    sent.CopyFrom(envelope)
     sent.ClearField("sequence_number")
     sent.ClearField("recorded_at")
     sent.ClearField("attestation")
-    match recorded.WhichOneof("payload"):
-        case "fact" if recorded.fact.WhichOneof("system") is not None:
-            return _system_command(recorded, compile_document), References(cited_events=cited_events)
-        case "agent_diagnostic" if is_late_report(recorded):
-            return _late_report_command(recorded), References()
-        case "agent_diagnostic" if is_refusal_notice(recorded):
-            return RecordRefusals(recorded.event_id, recorded.agent_diagnostic.access_refused), References()
-        case "decision" if recorded.decision.reason_code == reason_codes.RETRY_FACTS_CHANGED:
+    match envelope.WhichOneof("payload"):
+        case "fact" if envelope.fact.WhichOneof("system") is not None:
+            return _system_command(envelope, compile_document), References(cited_events=cited_events)
+        case "agent_diagnostic" if is_late_report(envelope):
+            return _late_report_command(envelope), References()
+        case "agent_diagnostic" if is_refusal_notice(envelope):
+            return RecordRefusals(envelope.event_id, envelope.agent_diagnostic.access_refused), References()
+        case "decision" if envelope.decision.reason_code == reason_codes.RETRY_FACTS_CHANGED:
             # The only decision that a command makes without an input event: the begin of another attempt.
-            return BeginExecution(recorded.decision.previous_decision_id, recorded.producer, 1), References()
-        case _ if recorded.producer.id == GAVEL:
+            return BeginExecution(envelope.decision.previous_decision_id, envelope.producer, 1), References()
+        case _ if envelope.producer.id == GAVEL:
             return None, References()  # no producer publishes in Gavel's name
         case "proposal":
             sent.proposal.ClearField("contest")
@@ -74,111 +74,111 @@ def command_of(
         case "fact" | "observation" | "tool_call" | "tool_result" | "agent_diagnostic":
             return PublishEvent(sent), References()
         case "execution":
-            return _execution_command(recorded, sent, state), References()
+            return _execution_command(envelope, sent, state), References()
     return None, References()
 
 
-def is_consequence(recorded: Envelope) -> bool:
+def is_consequence(envelope: Envelope) -> bool:
     """Return whether Gavel records such an event as the consequence of another one in the same commit."""
-    if recorded.HasField("decision"):
+    if envelope.HasField("decision"):
         return True
     return (
-        recorded.HasField("agent_diagnostic")
-        and recorded.producer.id == GAVEL
-        and not (is_late_report(recorded) or is_refusal_notice(recorded))
+        envelope.HasField("agent_diagnostic")
+        and envelope.producer.id == GAVEL
+        and not (is_late_report(envelope) or is_refusal_notice(envelope))
     )
 
 
-def is_late_report(recorded: Envelope) -> bool:
+def is_late_report(envelope: Envelope) -> bool:
     """Return whether a diagnostic holds the report of a superseded attempt."""
-    return recorded.agent_diagnostic.WhichOneof("detail") == "late_execution"
+    return envelope.agent_diagnostic.WhichOneof("detail") == "late_execution"
 
 
-def is_refusal_notice(recorded: Envelope) -> bool:
+def is_refusal_notice(envelope: Envelope) -> bool:
     """Return whether a diagnostic counts calls that were refused for lack of credentials or rights."""
-    return recorded.agent_diagnostic.WhichOneof("detail") == "access_refused" and recorded.producer.id == GAVEL
+    return envelope.agent_diagnostic.WhichOneof("detail") == "access_refused" and envelope.producer.id == GAVEL
 
 
-def unjudged_candidates(recorded: Envelope) -> frozenset[str]:
+def unjudged_candidates(envelope: Envelope) -> frozenset[str]:
     """Return the candidates whose arbitration failed when a contest closed, from the first decision of the close."""
-    rows = recorded.decision.contest.candidates
+    rows = envelope.decision.contest.candidates
     return frozenset(row.proposal_id for row in rows if row.reason_code == reason_codes.NOT_JUDGED)
 
 
-def _late_report_command(recorded: Envelope) -> Command:
-    late = recorded.agent_diagnostic.late_execution
-    report = Envelope(event_id=recorded.event_id, traceparent=recorded.traceparent, execution=late.execution)
+def _late_report_command(envelope: Envelope) -> Command:
+    late = envelope.agent_diagnostic.late_execution
+    report = Envelope(event_id=envelope.event_id, traceparent=envelope.traceparent, execution=late.execution)
     report.producer.type = common_pb2.PRODUCER_TYPE_EXECUTOR
     report.producer.id = late.executor_id
     report.producer.version = late.executor_version
     return ReportExecution(report)
 
 
-def _execution_command(recorded: Envelope, sent: Envelope, state: State) -> Command:
-    execution = recorded.execution
+def _execution_command(envelope: Envelope, sent: Envelope, state: State) -> Command:
+    execution = envelope.execution
     live = state.decisions.get(execution.decision_id)
     if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
-        lease_ms = milliseconds(execution.lease_until) - milliseconds(recorded.recorded_at)
+        lease_ms = milliseconds(execution.lease_until) - milliseconds(envelope.recorded_at)
         if live is not None and live.attempt == execution.attempt:
             return RenewExecution(
-                execution.decision_id, execution.execution_id, recorded.producer, lease_ms, recorded.traceparent, execution.request_id
+                execution.decision_id, execution.execution_id, envelope.producer, lease_ms, envelope.traceparent, execution.request_id
             )
-        binding = recorded.version_binding if recorded.HasField("version_binding") else None
-        return BeginExecution(execution.decision_id, recorded.producer, lease_ms, recorded.traceparent, execution.request_id, binding)
+        binding = envelope.version_binding if envelope.HasField("version_binding") else None
+        return BeginExecution(execution.decision_id, envelope.producer, lease_ms, envelope.traceparent, execution.request_id, binding)
     if execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and execution.attempt == 0:
-        binding = recorded.version_binding if recorded.HasField("version_binding") else None
-        return BeginExecution(execution.decision_id, recorded.producer, 1, recorded.traceparent, version_binding=binding)
+        binding = envelope.version_binding if envelope.HasField("version_binding") else None
+        return BeginExecution(execution.decision_id, envelope.producer, 1, envelope.traceparent, version_binding=binding)
     return ReportExecution(sent)
 
 
-def _system_command(recorded: Envelope, compile_document: Callable[[str], CompiledRuleSet]) -> Command | None:
+def _system_command(envelope: Envelope, compile_document: Callable[[str], CompiledRuleSet]) -> Command | None:
     """Return the command that recorded a system fact."""
-    fact = recorded.fact
-    trace = recorded.traceparent
+    fact = envelope.fact
+    trace = envelope.traceparent
     match fact.WhichOneof("system"):
         case "bus_opened":
             opened = fact.bus_opened
-            return OpenBus(recorded.event_id, opened.cross_check, opened.idempotency_window_ms, opened.arbiter_version)
+            return OpenBus(envelope.event_id, opened.cross_check, opened.idempotency_window_ms, opened.arbiter_version)
         case "cross_check_changed":
-            return ChangeCrossCheck(recorded.event_id, fact.cross_check_changed.cross_check)
+            return ChangeCrossCheck(envelope.event_id, fact.cross_check_changed.cross_check)
         case "clock_accepted":
             accepted = fact.clock_accepted
-            return AcceptClock(recorded.event_id, milliseconds(accepted.clock), accepted.accepted_by, accepted.reason)
+            return AcceptClock(envelope.event_id, milliseconds(accepted.clock), accepted.accepted_by, accepted.reason)
         case "data_loss_accepted":
-            return AcceptLoss(recorded.event_id, fact.data_loss_accepted)
+            return AcceptLoss(envelope.event_id, fact.data_loss_accepted)
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
-            return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document, deployed.reason, trace)
+            return DeployRuleSet(envelope.event_id, compile_document(deployed.document), deployed.document, deployed.reason, trace)
         case "rule_set_activated":
             activated = fact.rule_set_activated
             is_shadow = _is_shadow(activated)
-            return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, is_shadow, activated.reason, trace)
+            return ActivateRuleSet(envelope.event_id, activated.policy_id, activated.version, None, is_shadow, activated.reason, trace)
         case "counters_opened":
-            return OpenCounters(recorded.event_id, fact.counters_opened.policy_id, fact.counters_opened.version)
+            return OpenCounters(envelope.event_id, fact.counters_opened.policy_id, fact.counters_opened.version)
         case "counter_filled":
-            return FillCounter(recorded.event_id, fact.counter_filled)
+            return FillCounter(envelope.event_id, fact.counter_filled)
         case "rule_set_deactivated":
             deactivated = fact.rule_set_deactivated
             is_shadow = _is_shadow(deactivated)
-            return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, is_shadow, deactivated.reason, trace)
+            return DeactivateRuleSet(envelope.event_id, deactivated.policy_id, None, is_shadow, deactivated.reason, trace)
         case "grants_deployed":
             grants = fact.grants_deployed
-            return DeployGrants(recorded.event_id, compile_grants(grants.document), grants.document, grants.reason, None, trace)
+            return DeployGrants(envelope.event_id, compile_grants(grants.document), grants.document, grants.reason, None, trace)
         case "tool_contract_registered" | "tool_provider_registered" | "tool_bound" | "tool_unbound" as kind:
-            return ChangeTools(_verdict(recorded, Fact(**{kind: getattr(fact, kind)})))
+            return ChangeTools(_verdict(envelope, Fact(**{kind: getattr(fact, kind)})))
         case "review_resolved":
-            return ResolveReview(_verdict(recorded, Fact(review_resolved=fact.review_resolved)))
+            return ResolveReview(_verdict(envelope, Fact(review_resolved=fact.review_resolved)))
         case "review_voted":
             voted = fact.review_voted
             resolved = ReviewResolved(decision_id=voted.decision_id, verdict=voted.verdict, reviewer=voted.reviewer, reason=voted.reason)
-            return ResolveReview(_verdict(recorded, Fact(review_resolved=resolved)))
+            return ResolveReview(_verdict(envelope, Fact(review_resolved=resolved)))
         case "revocation_requested":
-            return RevokeDecision(_verdict(recorded, Fact(revocation_requested=fact.revocation_requested)))
+            return RevokeDecision(_verdict(envelope, Fact(revocation_requested=fact.revocation_requested)))
     return None
 
 
-def _verdict(recorded: Envelope, fact: Fact) -> Envelope:
-    return Envelope(event_id=recorded.event_id, traceparent=recorded.traceparent, fact=fact)
+def _verdict(envelope: Envelope, fact: Fact) -> Envelope:
+    return Envelope(event_id=envelope.event_id, traceparent=envelope.traceparent, fact=fact)
 
 
 def _is_shadow(event: RuleSetActivated | RuleSetDeactivated) -> bool:

@@ -51,8 +51,8 @@ _CITING: Final = (
 class Recomputation:
     """The recomputation of a bus's log. Feed every record from number 1 in order, then call `finish`.
 
-    Records before `compare_from` build the state and are not compared. `compiled` stands in for `compile_rule_set`, for a caller that
-    compiles ahead.
+    Records before `compare_from` build the state and are not compared. `compile_document` returns the rule set of a document; a caller
+    that compiles ahead gives its own.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Recomputation:
         *,
         engine: Engine.ValueType = decision_pb2.ENGINE_RETE,
         compare_from: int = 1,
-        compiled: Callable[[str], CompiledRuleSet] = compile_rule_set,
+        compile_document: Callable[[str], CompiledRuleSet] = compile_rule_set,
         state: State | None = None,
     ) -> None:
         """`state`: begin after this state, which is that of the log at the end of a commit, and feed the record that follows it."""
@@ -69,7 +69,7 @@ class Recomputation:
         self._begins_within_commit = state is None
         self._engine = engine
         self._compare_from = compare_from
-        self._compile_document = compiled
+        self._compile_document = compile_document
         self._expected: deque[RecordedEvent] = deque()
         self._cited_events: dict[int, CitedEvent] = {}
         self._input: Envelope | None = None
@@ -137,9 +137,9 @@ class Recomputation:
             self._cited_events[sequence_number] = citation
         return recorded
 
-    def cite(self, recorded: Envelope) -> None:
+    def cite(self, envelope: Envelope) -> None:
         """Let proposals cite an event from before the state that the recomputation began with."""
-        self._cited_events[recorded.sequence_number] = cited_event(recorded)
+        self._cited_events[envelope.sequence_number] = cited_event(envelope)
 
     def missing_citations(self, envelope_bytes: bytes) -> list[int]:
         """Return the events that an event's command cites, directly or by the reviewed proposal, and that have not been fed or cited."""
@@ -159,54 +159,54 @@ class Recomputation:
             missing = self._expected[0].envelope
             raise self._divergence(missing, "missing-event", f"event {missing.sequence_number} should follow, but the log ends", [])
 
-    def _note_fill(self, recorded: Envelope) -> None:
+    def _note_fill(self, envelope: Envelope) -> None:
         """Note events that open and fill counters."""
-        kind = recorded.fact.WhichOneof("system")
+        kind = envelope.fact.WhichOneof("system")
         if kind == "counters_opened":
-            tables = [self.state.counters[digest] for digest in recorded.fact.counters_opened.digests]
-            self.fills.append(RecordedFill(recorded.sequence_number, [table.counter for table in tables]))
+            tables = [self.state.counters[digest] for digest in envelope.fact.counters_opened.digests]
+            self.fills.append(RecordedFill(envelope.sequence_number, [table.counter for table in tables]))
         elif kind == "counter_filled":
             for fill in self.fills:
-                if fill.awaits(recorded.fact.counter_filled):
-                    fill.events.append(recorded)
+                if fill.awaits(envelope.fact.counter_filled):
+                    fill.events.append(envelope)
 
-    def _predict(self, recorded: Envelope) -> None:
+    def _predict(self, envelope: Envelope) -> None:
         """Handle the command of an input again, or fire a timer that is due before it, and expect the events."""
         self.state.commit()
-        number = recorded.sequence_number
-        now_ms = milliseconds(recorded.recorded_at)
+        number = envelope.sequence_number
+        now_ms = milliseconds(envelope.recorded_at)
         judgements = self._early_judgement.judgements if self._early_judgement is not None else {}
         self._early_judgement = None
         timers = None
-        if recorded.event_name != "DataLossAccepted":  # timers wait until a loss is accepted
-            timers = handle(self.state, Tick(1, unjudged_candidates(recorded), judgements), now_ms=now_ms, engine=self._engine)
+        if envelope.event_name != "DataLossAccepted":  # timers wait until a loss is accepted
+            timers = handle(self.state, Tick(1, unjudged_candidates(envelope), judgements), now_ms=now_ms, engine=self._engine)
         if timers is not None and timers.events:
             self._input = timers.events[0].envelope
             self._expected.extend(timers.events)
             return
         try:
-            command, references = command_of(recorded, self.state, self._cited_events, self._compile_document)
+            command, references = command_of(envelope, self.state, self._cited_events, self._compile_document)
         except DocumentError as error:
-            what, kind = ("grants", "grants-invalid") if recorded.fact.HasField("grants_deployed") else ("rule set", "rule-set-invalid")
+            what, kind = ("grants", "grants-invalid") if envelope.fact.HasField("grants_deployed") else ("rule set", "rule-set-invalid")
             message = f"the {what} of event {number} does not compile: {error}"
-            raise self._divergence(recorded, kind, message, []) from error
+            raise self._divergence(envelope, kind, message, []) from error
         if command is None:
-            message = f"event {number} ({recorded.event_name}) follows from nothing in the log"
-            raise self._divergence(recorded, "unexpected-event", message, [])
-        self._input = recorded
-        handled = handle(self.state, command, references, now_ms, self._engine, principal_of(recorded))
+            message = f"event {number} ({envelope.event_name}) follows from nothing in the log"
+            raise self._divergence(envelope, "unexpected-event", message, [])
+        self._input = envelope
+        handled = handle(self.state, command, references, now_ms, self._engine, principal_of(envelope))
         if not handled.events:
             reason = handled.answer.message if isinstance(handled.answer, Fault) else "it appends nothing"
-            raise self._divergence(recorded, "refused-event", f"event {number} is refused when it is handled again: {reason}", [])
+            raise self._divergence(envelope, "refused-event", f"event {number} is refused when it is handled again: {reason}", [])
         self._expected.extend(handled.events)
 
-    def _compare(self, recorded: Envelope, expected: Envelope) -> None:
-        if recorded == expected:
+    def _compare(self, envelope: Envelope, expected: Envelope) -> None:
+        if envelope == expected:
             return
-        differences = list(field_differences(recorded, expected))
+        differences = list(field_differences(envelope, expected))
         summary = ", ".join(difference.path for difference in differences[:5]) or "its encoding"
-        message = f"event {recorded.sequence_number} ({recorded.event_name}) is recomputed differently: {summary}"
-        raise self._divergence(recorded, "field-mismatch", message, differences)
+        message = f"event {envelope.sequence_number} ({envelope.event_name}) is recomputed differently: {summary}"
+        raise self._divergence(envelope, "field-mismatch", message, differences)
 
     def _divergence(self, event: Envelope, kind: str, message: str, differences: list[FieldDifference]) -> DivergedError:
         inputs = []
@@ -224,9 +224,9 @@ class Recomputation:
             )
         )
 
-    def _count(self, recorded: Envelope) -> None:
+    def _count(self, envelope: Envelope) -> None:
         self.events += 1
-        if recorded.HasField("decision"):
+        if envelope.HasField("decision"):
             self.decisions += 1
-        elif recorded.fact.decision_id:
+        elif envelope.fact.decision_id:
             self.derived_facts += 1

@@ -88,11 +88,11 @@ class CounterTable:
         """Whether the counter counts a log from its beginning, and ignores events that open, fill or drop counters."""
         return self.flags.get("pinned", False)
 
-    def read(self, group: str, now_ms: int, without: str = "") -> Reading | None:
+    def read(self, group: str, now_ms: int, excluded_id: str = "") -> Reading | None:
         """Return the number of a group at `now_ms`, which is not before the last event; None if an entry may be missing, or if a double
         does not hold the number exactly.
 
-        `without` is the event_id of a proposal that is being decided: one that waits for its contest has been counted already.
+        `excluded_id` is the event_id of a proposal that is being decided: one that waits for its contest has been counted already.
         """
         if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.is_full(group, now_ms):
             return None
@@ -101,9 +101,9 @@ class CounterTable:
             return Reading(0, 0)
         lapsed = [entry_id for _, entry_id in lapses.irange(maximum=(now_ms, _HIGHEST))]
         frees_at_ms = lapses[len(lapsed)][0] if len(lapsed) < len(lapses) else 0
-        own = self.entries.get(without)
+        own = self.entries.get(excluded_id)
         if own is not None and own.group == group and own.lapses_at_ms > now_ms:
-            lapsed.append(without)
+            lapsed.append(excluded_id)
         value = self._value(group, lapsed)
         if abs(value) > TOTAL_MAX:
             return None
@@ -144,22 +144,22 @@ class CounterTable:
                 return max(due_ms, now_ms)
         return 0
 
-    def _value(self, group: str, lapsed: list[str]) -> int:
+    def _value(self, group: str, lapsed_ids: list[str]) -> int:
         """Return the value of a group without the entries that have lapsed."""
         aggregate = self.counter.aggregate
         if aggregate in (COUNT, SUM):
             total: int = self.totals[group].total
-            for entry_id in lapsed:
+            for entry_id in lapsed_ids:
                 total -= _amount(self.entries[entry_id])
             return total
         if aggregate == DISTINCT:
             counts = self.values[group]
             lapsed_counts: dict[str, int] = {}
-            for entry_id in lapsed:
+            for entry_id in lapsed_ids:
                 text = str(self.entries[entry_id].value)
                 lapsed_counts[text] = lapsed_counts.get(text, 0) + 1
             return len(counts) - sum(1 for text, count in lapsed_counts.items() if counts[text] == count)
-        outdated = set(lapsed)
+        outdated = set(lapsed_ids)
         for entry_id in _ids(self.order[group], from_end=aggregate in (MAX, LAST)):
             if entry_id not in outdated:
                 return _amount(self.entries[entry_id])

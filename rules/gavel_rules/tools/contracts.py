@@ -47,22 +47,22 @@ def breaking_changes(before: ToolContract, after: ToolContract) -> list[str]:
     return found
 
 
-def _compare(before: Any, after: Any, path: str, found: list[str], *, may_widen: bool) -> None:
+def _compare(before: Any, after: Any, path: str, differences: list[str], *, may_widen: bool) -> None:
     """Note breaking differences of two schemas. With `may_widen`, `after` may accept more values than `before`; else only fewer."""
     before, after = _without_annotations(before), _without_annotations(after)
     if before == after:
         return
     if not isinstance(before, dict) or not isinstance(after, dict):
-        found.append(path)
+        differences.append(path)
         return
     wider, narrower = (after, before) if may_widen else (before, after)
     for keyword in sorted(before.keys() | after.keys()):
         if keyword == "properties":
-            _compare_properties(before, after, path, found, may_widen=may_widen)
+            _compare_properties(before, after, path, differences, may_widen=may_widen)
         elif keyword == "items" and keyword in before and keyword in after:
-            _compare(before[keyword], after[keyword], f"{path}.items", found, may_widen=may_widen)
+            _compare(before[keyword], after[keyword], f"{path}.items", differences, may_widen=may_widen)
         elif before.get(keyword) != after.get(keyword) and not _accepts_more(keyword, wider, narrower):
-            found.append(f"{path}.{keyword}")
+            differences.append(f"{path}.{keyword}")
 
 
 def _accepts_more(keyword: str, wider: Mapping[str, Any], narrower: Mapping[str, Any]) -> bool:
@@ -83,21 +83,21 @@ def _accepts_more(keyword: str, wider: Mapping[str, Any], narrower: Mapping[str,
     return False
 
 
-def _compare_properties(before: Mapping[str, Any], after: Mapping[str, Any], path: str, found: list[str], *, may_widen: bool) -> None:
+def _compare_properties(before: Mapping[str, Any], after: Mapping[str, Any], path: str, differences: list[str], *, may_widen: bool) -> None:
     old, new = before.get("properties", {}), after.get("properties", {})
     if not isinstance(old, dict) or not isinstance(new, dict):
-        found.append(f"{path}.properties")
+        differences.append(f"{path}.properties")
         return
     for name in sorted(old.keys() | new.keys()):
         place = f"{path}.properties.{name}"
         if name in old and name in new:
-            _compare(old[name], new[name], place, found, may_widen=may_widen)
+            _compare(old[name], new[name], place, differences, may_widen=may_widen)
             continue
         # The schema without the property lets it be anything, or forbids it.
         others = (after if name in old else before).get("additionalProperties", True)
         breaks = others is not False if (name in new) == may_widen else others is not True
         if breaks:
-            found.append(place)
+            differences.append(place)
 
 
 def _without_annotations(schema: Any) -> Any:

@@ -99,10 +99,10 @@ def _check_unbinding(registry: ToolRegistry, envelope: Envelope) -> _Outcome:
     return not_found(f"the tool {unbound.tool_name} is not bound {where}", unbound.tool_name, bound)
 
 
-def _limit_fault(table: Sized, size_max: int, what: str) -> Fault | None:
+def _limit_fault(table: Sized, size_max: int, plural: str) -> Fault | None:
     if len(table) < size_max:
         return None
-    return Fault(_WRONG_STATE, f"the bus has {size_max} {what} of tools, which is the limit")
+    return Fault(_WRONG_STATE, f"the bus has {size_max} {plural} of tools, which is the limit")
 
 
 # Places of a schema that a message names.

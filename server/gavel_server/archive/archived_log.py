@@ -61,10 +61,10 @@ class ArchivedLog:
         return await self.live.head()
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """See EventLog."""
-        await self.live.append(expected, entries, recorded_at_ms, idempotency_keys, dated_ms)
+        await self.live.append(expected, entries, recorded_at_ms, idempotency_keys, date_ms)
 
     def is_confirmed(self, sequence_number: int) -> bool:
         """See EventLog."""

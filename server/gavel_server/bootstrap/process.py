@@ -26,28 +26,28 @@ from gavel_server.rpc.wakeups import read_all_wakeups
 _LOG: Final = structlog.get_logger("gavel.server")
 
 
-def run(settings: Settings, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. `ready` is called with the address once the server answers. Raises ServeError, LogError."""
+def run(settings: Settings, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP. `on_ready` is called with the address once the server answers. Raises ServeError, LogError."""
     return_large_blocks()
-    uvloop.run(_run(settings, ready))
+    uvloop.run(_run(settings, on_ready))
 
 
-async def _run(settings: Settings, ready: Callable[[str], None]) -> None:
+async def _run(settings: Settings, on_ready: Callable[[str], None]) -> None:
     read_all_wakeups()
-    await serve(settings, ready=ready)
+    await serve(settings, on_ready=on_ready)
 
 
-async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
+async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP, on the running loop."""
     log_lines = logging.Logging(level=settings.log_level, as_json=settings.log_json)
     log_lines.start()
     try:
-        await _serve_until_signal(settings, ready)
+        await _serve_until_signal(settings, on_ready)
     finally:
         log_lines.close()
 
 
-async def _serve_until_signal(settings: Settings, ready: Callable[[str], None]) -> None:
+async def _serve_until_signal(settings: Settings, on_ready: Callable[[str], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
@@ -63,7 +63,7 @@ async def _serve_until_signal(settings: Settings, ready: Callable[[str], None]) 
     def started(address: str) -> None:
         nonlocal starting
         starting = None
-        ready(address)
+        on_ready(address)
 
     for number in stop_signals():
         loop.add_signal_handler(number, end)

@@ -102,8 +102,8 @@ class Server:
         is_required = self._security.identity.authenticator is not None
         self._health: Final = _register_libraries(self._listener, self._interceptor, self._buses, self._access, is_required=is_required)
 
-    async def serve(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        """Serve until `stop` is set. `ready` is called with the address once the server answers. Raises ServeError."""
+    async def serve(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+        """Serve until `stop` is set. `on_ready` is called with the address once the server answers. Raises ServeError."""
         async with _open_endpoint(self._settings, self._listener, self._security, self._methods, self._supervisor) as endpoint:
             await self._start(endpoint)
             background = self._start_background()
@@ -111,7 +111,7 @@ class Server:
                 endpoint.front.serve()
             collect_less()
             _log_ready(self._settings, endpoint, self._descriptors_max)
-            ready(endpoint.address)
+            on_ready(endpoint.address)
             await stop.wait()
             _LOG.info("server.stopping")
             for task in background:
@@ -218,9 +218,9 @@ class _Health(NamedTuple):
     servicer: HealthServicer
     names: list[str]
 
-    async def set_background(self, is_well: bool) -> None:
+    async def set_background(self, is_healthy: bool) -> None:
         """Report whether all background tasks do their work, under the name BACKGROUND_HEALTH."""
-        status = health_pb2.HealthCheckResponse.SERVING if is_well else health_pb2.HealthCheckResponse.NOT_SERVING
+        status = health_pb2.HealthCheckResponse.SERVING if is_healthy else health_pb2.HealthCheckResponse.NOT_SERVING
         await self.servicer.set(BACKGROUND_HEALTH, status)
 
 

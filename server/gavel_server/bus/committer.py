@@ -43,7 +43,7 @@ class Committer:
         replica: Replica,
         queue: CommandQueue,
         pacing: BatchPacing,
-        repeated: RepeatedRequests,
+        repeated_requests: RepeatedRequests,
         wake_readers: Callable[[], None],
         observer: BatchObserver | None,
     ) -> None:
@@ -51,7 +51,7 @@ class Committer:
         self._replica: Final = replica
         self._queue: Final = queue
         self._pacing: Final = pacing
-        self._repeated: Final = repeated
+        self._repeated_requests: Final = repeated_requests
         self._wake_readers: Final = wake_readers
         self._observer: Final = observer
         self._pending: PendingAppend | None = None
@@ -70,38 +70,38 @@ class Committer:
     @property
     def head(self) -> Head:
         """The head after the append under way, on top of which the next batch is decided."""
-        return self._replica.head if self._pending is None else self._pending.decided.head
+        return self._replica.head if self._pending is None else self._pending.batch.head
 
     def idempotency_keys(self) -> Collection[str]:
         """Return the idempotency keys of the append under way."""
         return () if self._pending is None else self._pending.idempotency_keys
 
-    def send(self, decided: DecidedBatch) -> None:
+    def send(self, batch: DecidedBatch) -> None:
         """Begin to append a batch. The append before it is settled."""
-        self._pending = PendingAppend(self._log, decided)
+        self._pending = PendingAppend(self._log, batch)
 
-    async def settle(self, following: Sequence[Request] = ()) -> bool:
+    async def settle(self, next_requests: Sequence[Request] = ()) -> bool:
         """Wait for the append under way and answer its batch.
 
         Returns False if the append is not in the log. The append is then undone with everything decided on top of it, and
-        `following`, the requests taken after it, return to the queue behind its own requests: the order stays.
+        `next_requests`, the requests taken after it, return to the queue behind its own requests: the order stays.
         """
         append, self._pending = self._pending, None
         if append is None:
             return True
         try:
-            outcome, error = await append.wait(partial(self._on_unknown_outcome, following))
+            outcome, error = await append.wait(partial(self._on_unknown_outcome, next_requests))
         except Exception as bug:  # noqa: BLE001  # a bug: what the log holds now is the outcome
-            self._replica.state.undo(append.decided.mark)
-            self._queue.put_back(following)
+            self._replica.state.undo(append.batch.mark)
+            self._queue.put_back(next_requests)
             self._replica.is_behind = True
-            answer_all(append.batch, self.log_bug(bug))
+            answer_all(append.requests, self.log_bug(bug))
             return False
         if append.is_undone:
             # All callers have their answers. If the batch is in the log, it is read like the events of another server.
             if outcome is AppendOutcome.COMMITTED:
-                decided = append.decided
-                metrics.count_committed(self._replica.bus, len(decided.envelopes), decided.alarm_candidates, decided.lease_lapses)
+                batch = append.batch
+                metrics.count_committed(self._replica.bus, len(batch.envelopes), batch.alarm_candidates, batch.lease_lapses)
             elif error is not None:
                 self._replica.handle_log_error(error)
             self._replica.is_behind = True
@@ -111,12 +111,12 @@ class Committer:
             self._untimely_appends = 0
             if self._observer is not None:
                 self._observer.note_committed(append)
-            self._commit(append.decided, error)
+            self._commit(append.batch, error)
             self._pacing.grow()
             return True
-        self._replica.state.undo(append.decided.mark)
-        self._queue.put_back(following)
-        await self._requeue(append.batch, outcome, error)
+        self._replica.state.undo(append.batch.mark)
+        self._queue.put_back(next_requests)
+        await self._requeue(append.requests, outcome, error)
         return False
 
     def log_bug(self, error: Exception) -> ServiceError:
@@ -131,7 +131,7 @@ class Committer:
             if isinstance(error, UntimelyError):
                 await self._requeue_untimely(batch, error)
             elif isinstance(error, EventIdTakenError):
-                self._queue.put_back(await self._repeated.answer_refused(batch, error))
+                self._queue.put_back(await self._repeated_requests.answer_refused(batch, error))
             elif outcome is AppendOutcome.RETRIABLE:
                 if error is None:
                     _answer_lost_twice(batch)
@@ -153,20 +153,20 @@ class Committer:
             self._untimely_appends = 0
             answer_all(batch, clock_skew(error))
 
-    def _commit(self, decided: DecidedBatch, error: LogError | None) -> None:
+    def _commit(self, batch: DecidedBatch, error: LogError | None) -> None:
         """Keep a batch that is in the log, and answer its callers; with `error`, too few replicas confirmed it."""
-        self._replica.advance(decided)
+        self._replica.advance(batch)
         waiters = self._replica.contest_waiters
         service_error = None if error is None else unconfirmed(error)
-        for request, answer in deliver(decided, service_error):
+        for request, answer in deliver(batch, service_error):
             waiters.add(answer.envelope.event_id, request)
         if waiters:
-            for event, entry in zip(decided.envelopes, decided.entries, strict=True):
+            for event, entry in zip(batch.envelopes, batch.entries, strict=True):
                 if event.event_category == DECISION:
                     waiters.notify(event, entry)
 
-    def _on_unknown_outcome(self, following: Iterable[Request], append: PendingAppend, error: LogError, *, for_long: bool) -> bool:
-        """Refuse queued commands while an append's outcome is unknown. `for_long`: also refuse its own, and those decided on top of it.
+    def _on_unknown_outcome(self, next_requests: Iterable[Request], append: PendingAppend, error: LogError, *, is_overdue: bool) -> bool:
+        """Refuse queued commands while an append's outcome is unknown. `is_overdue`: also refuse its own, and those decided on top of it.
 
         Returns whether to keep asking the log: a stopping server does not wait for a store that stays away.
         """
@@ -176,15 +176,15 @@ class Committer:
             "the log did not answer, so it is unknown whether the event was recorded; retry with the same event_id",
         )
         self._queue.refuse(unknown)
-        if for_long:
-            answer_all(append.batch, unknown)
-            answer_all(following, unknown)
+        if is_overdue:
+            answer_all(append.requests, unknown)
+            answer_all(next_requests, unknown)
             if not append.is_undone:
                 # Reads of the state and of the server's status must not wait until the store comes back.
                 append.is_undone = True
-                self._replica.state.undo(append.decided.mark)
+                self._replica.state.undo(append.batch.mark)
                 self._wake_readers()
-        return not (for_long and self._replica.closing)
+        return not (is_overdue and self._replica.closing)
 
 
 def clock_skew(error: UntimelyError) -> ServiceError:

@@ -44,12 +44,12 @@ class ReferenceResolution:
     def __init__(
         self,
         replica: Replica,
-        repeated: RepeatedRequests,
+        repeated_requests: RepeatedRequests,
         settle: Callable[[], Awaitable[bool]],
         keys_under_way: Callable[[], Collection[str]],
     ) -> None:
         self._replica = replica
-        self._repeated = repeated
+        self._repeated_requests = repeated_requests
         self._settle = settle
         self._keys_under_way = keys_under_way
 
@@ -76,7 +76,7 @@ class ReferenceResolution:
                     continue
                 location = recent_events.location(key)
                 if location is not None:
-                    await self._repeated.answer(request, location)
+                    await self._repeated_requests.answer(request, location)
                     continue
             envelope = command_envelope(command)
             request.named_in_batch = []
@@ -125,7 +125,7 @@ class ReferenceResolution:
                 # The cause may have been in the append under way.
                 location = await replica.recent_events.find_location(envelope.causation_id, replica.now_ms())
             if location is None:
-                if await self._repeated.answer_known(request):
+                if await self._repeated_requests.answer_known(request):
                     return None
                 message = f"causation_id {envelope.causation_id} names no event of bus {replica.bus} within the idempotency window"
                 request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
@@ -150,7 +150,7 @@ class ReferenceResolution:
             if location is None and await self._settle():
                 location = await replica.recent_events.find_location(event_id, replica.now_ms())
             if location is None:
-                if not await self._repeated.answer_known(request):
+                if not await self._repeated_requests.answer_known(request):
                     message = f"graph_transition names {event_id}, which is no event of bus {replica.bus} within the idempotency window"
                     request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
                 return False

@@ -171,28 +171,28 @@ class Replica:
             self._note_checkpoint()
         self.unblock_writes()
 
-    def advance(self, decided: DecidedBatch) -> None:
+    def advance(self, batch: DecidedBatch) -> None:
         """Keep a batch that is now in the log: its changes of the state are committed."""
-        self.state.commit(decided.end)
-        if decided.entries:
-            self.head = decided.head
-            if self.lost_head is not None and decided.envelopes[0].event_name == "DataLossAccepted":
+        self.state.commit(batch.end)
+        if batch.entries:
+            self.head = batch.head
+            if self.lost_head is not None and batch.envelopes[0].event_name == "DataLossAccepted":
                 self._end_loss()
-            if decided.entries[0].sequence_number == 1:
-                self.incarnation = decided.entries[0].event_id
+            if batch.entries[0].sequence_number == 1:
+                self.incarnation = batch.entries[0].event_id
             self._note_checkpoint()
-            self.recent_events.add_batch(decided.entries, decided.trace_ids)
-            for request, answer in decided.answers:
+            self.recent_events.add_batch(batch.entries, batch.trace_ids)
+            for request, answer in batch.answers:
                 command = request.command
                 if isinstance(command, SubmitProposal) and not isinstance(answer, Fault):
                     proposal = command.proposal
                     party = TraceParty(proposal.producer_type, proposal.producer_id, request.principal)
-                    self.trace_owners.note(proposal.trace_id, party, decided.recorded_at_ms)
-            metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates, decided.lease_lapses)
+                    self.trace_owners.note(proposal.trace_id, party, batch.recorded_at_ms)
+            metrics.count_committed(self.bus, len(batch.envelopes), batch.alarm_candidates, batch.lease_lapses)
             self.wake_followers()
-            if self.on_execution is not None and decided.execution_count:
+            if self.on_execution is not None and batch.execution_count:
                 self.on_execution()
-            if self.work_listeners and (queues := {entry.work for entry in decided.entries} - {""}):
+            if self.work_listeners and (queues := {entry.work for entry in batch.entries} - {""}):
                 self._notify_work(queues)
 
     async def report_loss(self, problem: str) -> ServiceError:

@@ -114,9 +114,9 @@ class Sequencer:
             if error is not None:
                 raise error
             request = Request(self._opening, _ignore, "", 0)
-            decided = decide_batch(replica.state, replica.recent_events, replica.head, [request], replica.clock.now_ms())
-            outcome, log_error = await PendingAppend(self.log, decided).wait()
-            replica.state.undo(decided.mark)
+            batch = decide_batch(replica.state, replica.recent_events, replica.head, [request], replica.clock.now_ms())
+            outcome, log_error = await PendingAppend(self.log, batch).wait()
+            replica.state.undo(batch.mark)
             if outcome is AppendOutcome.FAILED and log_error is not None:
                 raise log_error
             if isinstance(log_error, UntimelyError):
@@ -146,9 +146,9 @@ class Sequencer:
         """Whether the bus has its first event."""
         return self.replica.head.sequence_number > 0
 
-    def watch_opening(self, opened: Callable[[], None], refused: Callable[[], None]) -> None:
-        """Call `opened` once the bus has its first event, or `refused` once commands were answered and it still has none."""
-        self._on_opening = opened, refused
+    def watch_opening(self, on_open: Callable[[], None], on_refusal: Callable[[], None]) -> None:
+        """Call `on_open` once the bus has its first event, or `on_refusal` once commands were answered and it still has none."""
+        self._on_opening = on_open, on_refusal
 
     @property
     def is_idle(self) -> bool:
@@ -340,13 +340,13 @@ class Sequencer:
             if self.replica.closing and not self._queue and not self._committer.is_appending:
                 return
 
-    def _notify_opening(self, opened: Callable[[], None], refused: Callable[[], None]) -> None:
+    def _notify_opening(self, on_open: Callable[[], None], on_refusal: Callable[[], None]) -> None:
         if self.is_open:
             self._on_opening = None
-            opened()
+            on_open()
         elif self._has_decided and not self._queue and not self._committer.is_appending:
             self._on_opening = None
-            refused()
+            on_refusal()
 
     async def _wait_for_work(self) -> None:
         replica = self.replica
@@ -372,11 +372,11 @@ class Sequencer:
             # Readers run before the state changes again.
             self._wake_readers()
             await asyncio.sleep(0)
-        decided = await self._prepare()
-        following = [request for request, _ in decided.answers] if decided is not None else []
-        if not await self._committer.settle(following) or decided is None:
+        batch = await self._prepare()
+        next_requests = [request for request, _ in batch.answers] if batch is not None else []
+        if not await self._committer.settle(next_requests) or batch is None:
             return
-        self._committer.send(decided)
+        self._committer.send(batch)
         if not self._queue or self._readers:
             await self._committer.settle()
         else:

@@ -177,9 +177,9 @@ class BusSnapshots:
         self.files.write(content)
         self.files.prune()
 
-    def _end(self, head: Head, began: float, status: int, **measured: float) -> None:
+    def _end(self, head: Head, start_seconds: float, status: int, **measures: float) -> None:
         """Note the end of an attempt. `status` is 0, an errno, EXIT_FAILED, or the negative number of the signal that ended the child."""
-        seconds = self._monotonic() - began
+        seconds = self._monotonic() - start_seconds
         self._not_before = self._monotonic() + max(PAUSE_FACTOR * seconds, RETRY_SECONDS if status else 0)
         if status:
             problem = os.strerror(status) if 0 < status < EXIT_FAILED else f"the child that writes it ended with status {status}"
@@ -194,7 +194,7 @@ class BusSnapshots:
             sequence_number=head.sequence_number,
             size_bytes=size_bytes,
             seconds=round(seconds, 3),
-            **measured,
+            **measures,
         )
 
     def _note_newest(self, number: int) -> None:

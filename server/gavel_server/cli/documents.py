@@ -122,19 +122,19 @@ def read_tools(name: str) -> tuple[list[ToolContract], list[ToolProvider], list[
     return contracts, providers, bindings
 
 
-def _to_message(document: Any, message: _Message, place: str, name: str, what: str) -> _Message:
-    """Fill a message with JSON data. `what` is its type for messages, e.g. "an Envelope". Raises InvalidInputError."""
+def _to_message(document: Any, message: _Message, place: str, name: str, type_phrase: str) -> _Message:
+    """Fill a message with JSON data. `type_phrase` is its type for messages, e.g. "an Envelope". Raises InvalidInputError."""
     from google.protobuf.json_format import ParseDict, ParseError
 
     if not isinstance(document, dict):
-        raise InvalidInputError(f"{place} is not a mapping; give the fields of {what} as a mapping")
+        raise InvalidInputError(f"{place} is not a mapping; give the fields of {type_phrase} as a mapping")
     _check_exact(document, "", name)
     if mistakes := list(_unknown_names(document, message.DESCRIPTOR, "")):  # type: ignore[arg-type]  # the stubs of protobuf have two classes for its one Descriptor
-        raise InvalidInputError("\n  ".join([f"{place} is not {what} of gavel.v1:", *mistakes]))
+        raise InvalidInputError("\n  ".join([f"{place} is not {type_phrase} of gavel.v1:", *mistakes]))
     try:
         return ParseDict(document, message)
     except (ParseError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidInputError(f"{place} is not {what} of gavel.v1: {error}") from error
+        raise InvalidInputError(f"{place} is not {type_phrase} of gavel.v1: {error}") from error
 
 
 def display_name(name: str) -> str:

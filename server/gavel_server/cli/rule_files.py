@@ -91,8 +91,8 @@ def find_files(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
     return list(files)
 
 
-def _is_hidden(file: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(below).parts)
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _is_rule_set(file: Path) -> bool:

@@ -59,21 +59,21 @@ class Compiler:
         self._running: set[asyncio.Future[bytes]] = set()
         self._answers: OrderedDict[bytes, bytes] = OrderedDict()
 
-    async def check(self, document: str, caller: str = INTERNAL, *, analysed: bool = False) -> ValidateRuleSetResponse:
+    async def check(self, document: str, caller: str = INTERNAL, *, with_analysis: bool = False) -> ValidateRuleSetResponse:
         """Compile a document in a child process and run it on generated cases; return all errors and warnings.
 
-        `analysed` adds warnings about the relations between its rules, which takes longer. `caller` names the caller whose share of the
-        pool it uses. Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
+        `with_analysis` adds warnings about the relations between its rules, which takes longer. `caller` names the caller whose share of
+        the pool it uses. Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
         """
         encoded = document.encode()
         if not encoded:
             raise invalid([("document", "is required: a rule set in YAML or JSON")])
         if len(encoded) > MESSAGE_BYTES_MAX:
             raise invalid([("document", f"is larger than {MESSAGE_BYTES_MAX} bytes")])
-        key = hashlib.sha256(bytes([analysed]) + encoded).digest()
+        key = hashlib.sha256(bytes([with_analysis]) + encoded).digest()
         answer = self._answers.get(key)
         if answer is None:
-            answer = await self._query_child(encoded, analysed, caller)
+            answer = await self._query_child(encoded, with_analysis, caller)
         if len(answer) <= ANSWER_BYTES_MAX:
             self._answers[key] = answer
             self._answers.move_to_end(key)
@@ -102,11 +102,11 @@ class Compiler:
         finally:
             self._pool.leave()
 
-    async def _query_child(self, encoded: bytes, analysed: bool, caller: str) -> bytes:
+    async def _query_child(self, encoded: bytes, with_analysis: bool, caller: str) -> bytes:
         """Return a child's answer, a serialized ValidateRuleSetResponse. Raises the errors of `check`."""
         await self._pool.enter(caller)
         # A cancelled caller does not end its child, which occupies its place until it exits.
-        running = asyncio.ensure_future(self._run_child(encoded, analysed))
+        running = asyncio.ensure_future(self._run_child(encoded, with_analysis))
         self._running.add(running)
         running.add_done_callback(self._leave)
         return await asyncio.shield(running)
@@ -115,13 +115,13 @@ class Compiler:
         self._running.discard(running)
         self._pool.leave()
 
-    async def _run_child(self, document: bytes, analysed: bool) -> bytes:
+    async def _run_child(self, document: bytes, with_analysis: bool) -> bytes:
         # `subprocess` starts the child by vfork, which runs no fork handlers. asyncio would run those of gRPC, in a process whose
         # other threads are inside gRPC.
         try:
             child = await asyncio.to_thread(
                 subprocess.run,
-                (*_COMMAND, *((ANALYSED,) if analysed else ())),
+                (*_COMMAND, *((ANALYSED,) if with_analysis else ())),
                 input=document,
                 capture_output=True,
                 timeout=self._time_limit_ms / 1000,
@@ -207,8 +207,8 @@ def _answer(status: int, answer: bytes, errors: bytes) -> bytes:
     raise internal(error_id)
 
 
-def _limit_exceeded(what: str) -> ServiceError:
-    message = f"the rule set {what}; make it smaller or simpler"
+def _limit_exceeded(problem: str) -> ServiceError:
+    message = f"the rule set {problem}; make it smaller or simpler"
     return ServiceError(error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED, message, retry_after_ms=RETRY_AFTER_MS)
 
 

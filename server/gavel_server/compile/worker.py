@@ -29,7 +29,7 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 
-ANALYSED: Final = "analysed"
+ANALYSED: Final = "with_analysis"
 PROCESSOR_SECONDS_MAX: Final = 10
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
 # Bounds for one document: the cases for the engines, and the work to find them, in steps of about half a microsecond.
@@ -51,7 +51,7 @@ def main() -> int:
     answer = os.dup(1)
     os.dup2(2, 1)
     try:
-        report = report_on(sys.stdin.buffer.read().decode(), analysed=ANALYSED in sys.argv[1:])
+        report = report_on(sys.stdin.buffer.read().decode(), with_analysis=ANALYSED in sys.argv[1:])
     except MemoryError:
         return EXIT_MEMORY
     with os.fdopen(answer, "wb") as output:
@@ -59,15 +59,15 @@ def main() -> int:
     return 0
 
 
-def report_on(document: str, analysed: bool) -> ValidateRuleSetResponse:
-    """Compile a document, run it on generated cases, and return all errors and warnings; `analysed` adds those of the analysis."""
+def report_on(document: str, with_analysis: bool) -> ValidateRuleSetResponse:
+    """Compile a document, run it on generated cases, and return all errors and warnings; `with_analysis` adds those of the analysis."""
     try:
         rule_set = compile_rule_set(document)
     except DocumentError as error:
         return ValidateRuleSetResponse(errors=map(_message, error.messages))
     faults = [*_size_faults(document, rule_set), *_cost_faults(document, rule_set), *_engine_faults(rule_set)]
     warnings = rule_set.warnings
-    if analysed and not faults:
+    if with_analysis and not faults:
         warnings = tuple(sorted((*warnings, *lint_rule_set(rule_set, ANALYSIS_WORK_MAX))))
     return ValidateRuleSetResponse(
         valid=not faults, errors=faults, warnings=map(_message, warnings), digest="" if faults else rule_set.digest

@@ -138,8 +138,8 @@ class Quotas:
         account = accounts[caller] = Account(self._calls_max, self._bytes_max, now)
         return account
 
-    def _refusal(self, caller: str, account: Account, quota: str, limit: int, missing: float, rate: float) -> ServiceError:
-        """Return the error for a call; `missing` is what the bucket lacks and `rate` how much it gains in a second."""
+    def _refusal(self, caller: str, account: Account, quota: str, limit: int, deficit: float, rate: float) -> ServiceError:
+        """Return the error for a call; `deficit` is what the bucket lacks and `rate` how much it gains in a second."""
         now = self._monotonic()
         if now - account.refused_at >= THROTTLED_SECONDS:
             account.refused = 0
@@ -147,7 +147,7 @@ class Quotas:
         account.refused_at = now
         account.refused_quota = quota
         metrics.QUOTA_REFUSALS.labels(quota).inc()
-        retry_after_ms = int(missing / rate * 1000.0) + 1 if rate else STREAM_RETRY_AFTER_MS
+        retry_after_ms = int(deficit / rate * 1000.0) + 1 if rate else STREAM_RETRY_AFTER_MS
         return ServiceError(
             error_pb2.ERROR_REASON_QUOTA_EXCEEDED,
             f"the caller has used up its quota {quota} of {limit}; try again later",

@@ -118,7 +118,7 @@ def replay_part(
     """Return a recomputation that compares from a sequence number on (0: the start), and what to await before each event is fed."""
     precompiler = Precompiler(documents=True)
     recomputation = Recomputation(
-        bus, engine=engine or decision_pb2.ENGINE_RETE, compare_from=max(compare_from, 1), compiled=precompiler.compile_document
+        bus, engine=engine or decision_pb2.ENGINE_RETE, compare_from=max(compare_from, 1), compile_document=precompiler.compile_document
     )
 
     async def before(envelope: bytes) -> None:

@@ -157,12 +157,12 @@ class SnapshotFiles:
 class SnapshotContent:
     """The source of a snapshot. Create it before a fork: it creates the hash objects, and creating one takes locks of OpenSSL."""
 
-    def __init__(self, state: State, head: Head, incarnation: str, further: Iterable[StateSnapshot] = ()) -> None:
-        """`incarnation` is the event_id of the first event; `further` are parts that follow the state."""
+    def __init__(self, state: State, head: Head, incarnation: str, more_parts: Iterable[StateSnapshot] = ()) -> None:
+        """`incarnation` is the event_id of the first event; `more_parts` are parts that follow the state."""
         self.head: Final = head
         self._state: Final = state
         self._incarnation: Final = incarnation
-        self._further: Final = further
+        self._further: Final = more_parts
         self._digest: Final = hashlib.sha256()
         self._state_digest: Final = hashlib.sha256()
 
@@ -185,11 +185,11 @@ class SnapshotContent:
             yield further.SerializeToString(deterministic=True)
 
 
-def surplus(numbers: Iterable[int], kept_max: int = SNAPSHOTS_MAX) -> list[int]:
+def surplus(numbers: Iterable[int], count_max: int = SNAPSHOTS_MAX) -> list[int]:
     """Return the snapshots to remove: again and again the one with the smallest gap between its neighbours, never the newest ones."""
     remaining = [0, *sorted(numbers)]  # the start of the log is a neighbour of the first
     removed = []
-    while len(remaining) - 1 > kept_max:
+    while len(remaining) - 1 > count_max:
         index = min(range(1, len(remaining) - NEWEST_MAX), key=lambda index: remaining[index + 1] - remaining[index - 1])
         removed.append(remaining.pop(index))
     return removed

@@ -82,12 +82,12 @@ class Identity:
                     await self._reload.wait()
             except TimeoutError:
                 pass
-            stamps, is_asked = self._look(), self._reload.is_set()
+            stamps, reloads_all = self._look(), self._reload.is_set()
             self._reload.clear()
             changed = stamps != self._stamps
-            if changed or is_asked:
+            if changed or reloads_all:
                 self._stamps = stamps
-                await self._load(is_asked=is_asked)
+                await self._load(reloads_all=reloads_all)
             await self._refresh_keys()
 
     def _authenticator(self) -> Authenticator:
@@ -107,7 +107,7 @@ class Identity:
             UserAuthenticator(settings.unix_users),
         )
 
-    async def _load(self, *, is_asked: bool) -> None:
+    async def _load(self, *, reloads_all: bool) -> None:
         # Each by itself: an expired certificate must not keep a deleted token in force.
         problem = "; ".join(filter(None, (_problem_of(self._load_tokens), _problem_of(self._load_tls))))
         authenticator = self.authenticator
@@ -115,7 +115,7 @@ class Identity:
         if authenticator is not None:
             if authenticator.json_web_tokens is not None:
                 for key_set in authenticator.json_web_tokens.key_sets.values():
-                    if is_asked or key_set.file is not None:
+                    if reloads_all or key_set.file is not None:
                         await key_set.reload()
             ended = authenticator.end_revoked()
         self._problem = problem

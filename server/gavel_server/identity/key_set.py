@@ -135,12 +135,12 @@ class _Deadline:
         self._timer.daemon = True
         self._timer.start()
 
-    def watch(self, connected: socket.socket) -> None:
+    def watch(self, connection: socket.socket) -> None:
         """Shut a connection down at the deadline. Its duplicate is kept: TLS takes the socket over. Raises TimeoutError."""
         with self._lock:
             if self.is_over:
                 raise TimeoutError("timed out")
-            self._sockets.append(connected.dup())
+            self._sockets.append(connection.dup())
 
     def close(self) -> None:
         """End the watch."""

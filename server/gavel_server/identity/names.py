@@ -26,25 +26,25 @@ def name_problem(name: object) -> str:
     return ""
 
 
-def checked_name(name: object, what: str) -> str:
-    """Return a principal's name; `what` describes it. Raises ServiceError UNAUTHENTICATED."""
+def checked_name(name: object, noun: str) -> str:
+    """Return a principal's name; `noun` describes it. Raises ServiceError UNAUTHENTICATED."""
     problem = name_problem(name)
     if problem or not isinstance(name, str):
-        raise unauthenticated(f"{what} {problem}")
+        raise unauthenticated(f"{noun} {problem}")
     return name
 
 
-def checked_groups(groups: object, what: str) -> tuple[str, ...]:
+def checked_groups(groups: object, noun: str) -> tuple[str, ...]:
     """Return groups, sorted and each once. Raises ServiceError UNAUTHENTICATED."""
     if groups is None:
         return ()
     if isinstance(groups, str):
         groups = [groups]
     if not isinstance(groups, list | tuple):
-        raise unauthenticated(f"{what} is not a list of texts")
+        raise unauthenticated(f"{noun} is not a list of texts")
     if len(groups) > GROUPS_MAX:
-        raise unauthenticated(f"{what} has more than {GROUPS_MAX} groups")
+        raise unauthenticated(f"{noun} has more than {GROUPS_MAX} groups")
     for group in groups:
         if not isinstance(group, str) or not 0 < len(group) <= NAME_CHARACTERS_MAX or not group.isprintable():
-            raise unauthenticated(f"{what} has a group that is not a text of 1 to {NAME_CHARACTERS_MAX} printable characters")
+            raise unauthenticated(f"{noun} has a group that is not a text of 1 to {NAME_CHARACTERS_MAX} printable characters")
     return tuple(sorted({*groups}))

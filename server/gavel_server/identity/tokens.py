@@ -133,25 +133,25 @@ def add_token(path: Path, name: str, groups: tuple[str, ...], expires_at: dateti
     return token
 
 
-def _entry(table: Any, where: str) -> TokenEntry:
+def _entry(table: Any, place: str) -> TokenEntry:
     if not isinstance(table, dict):
-        raise IdentityFileError(f"{where} is not a table; make entries with gavel token create")
+        raise IdentityFileError(f"{place} is not a table; make entries with gavel token create")
     unknown = sorted(table.keys() - _KEYS)
     if unknown:
-        raise IdentityFileError(f"{where} holds unknown keys ({', '.join(unknown)}); known are: {', '.join(sorted(_KEYS))}")
+        raise IdentityFileError(f"{place} holds unknown keys ({', '.join(unknown)}); known are: {', '.join(sorted(_KEYS))}")
     name, groups, digest, expires_at = (table.get(key) for key in ("name", "groups", "sha256", "expires_at"))
     problem = name_problem(name)
     if problem or not isinstance(name, str):
-        raise IdentityFileError(f"{where}: name {problem}")
+        raise IdentityFileError(f"{place}: name {problem}")
     if not isinstance(groups or [], list) or not all(isinstance(group, str) and group for group in groups or []):
-        raise IdentityFileError(f"{where}: groups is not a list of texts")
+        raise IdentityFileError(f"{place}: groups is not a list of texts")
     if len(groups or []) > GROUPS_MAX:
-        raise IdentityFileError(f"{where}: groups has more than {GROUPS_MAX} items")
+        raise IdentityFileError(f"{place}: groups has more than {GROUPS_MAX} items")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise IdentityFileError(f"{where}: sha256 is not 64 lower-case hexadecimal digits; make entries with gavel token create")
+        raise IdentityFileError(f"{place}: sha256 is not 64 lower-case hexadecimal digits; make entries with gavel token create")
     if not isinstance(table.get("id"), str) or not table["id"]:
-        raise IdentityFileError(f"{where}: id is missing; make entries with gavel token create")
+        raise IdentityFileError(f"{place}: id is missing; make entries with gavel token create")
     if expires_at is not None and (not isinstance(expires_at, datetime) or expires_at.tzinfo is None):
-        raise IdentityFileError(f"{where}: expires_at is not a date and time with a time zone, e.g. 2027-01-31T00:00:00Z")
+        raise IdentityFileError(f"{place}: expires_at is not a date and time with a time zone, e.g. 2027-01-31T00:00:00Z")
     seconds = math.inf if expires_at is None else expires_at.timestamp()
     return TokenEntry(table["id"], name, tuple(sorted({*(groups or [])})), bytes.fromhex(digest), seconds)

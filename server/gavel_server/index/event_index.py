@@ -73,7 +73,7 @@ class EventIndex:
         except sqlite3.Error as error:
             _LOG.error("event_index.damaged", bus=bus, problem=str(error), note="reads scan the log until it is written anew")
             if self._heads.pop(bus, 0):
-                self._order(bus=bus, anew=True)
+                self._order(bus=bus, rewrite=True)
             self._close_reader(bus)
             return None
 
@@ -81,7 +81,7 @@ class EventIndex:
         """Let the index of a bus be written anew, because the log lacks events that it may have."""
         if bus in self._followed:
             self._heads.pop(bus, None)
-            self._order(bus=bus, anew=True)
+            self._order(bus=bus, rewrite=True)
             self._close_reader(bus)
 
     def _select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int]:

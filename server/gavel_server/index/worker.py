@@ -128,31 +128,31 @@ class _Worker:
     def take(self, line: bytes) -> None:
         """Take a line of input: follow a bus, or write its index anew."""
         order = json.loads(line)
-        bus, anew = order["bus"], order.get("anew", False)
-        if bus in self._tasks and not anew:
+        bus, rewrites = order["bus"], order.get("rewrite", False)
+        if bus in self._tasks and not rewrites:
             return
-        former = self._tasks.pop(bus, None)
-        if former is not None:
-            former.cancel()
-        self._tasks[bus] = asyncio.create_task(self._follow(bus, former, anew=anew))
+        previous = self._tasks.pop(bus, None)
+        if previous is not None:
+            previous.cancel()
+        self._tasks[bus] = asyncio.create_task(self._follow(bus, previous, rewrites=rewrites))
 
-    async def _follow(self, bus: str, former: asyncio.Task[None] | None, *, anew: bool) -> None:
-        if former is not None:
-            await asyncio.wait([former])
+    async def _follow(self, bus: str, previous: asyncio.Task[None] | None, *, rewrites: bool) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
         while True:
             writer = None
             try:
                 writer = IndexWriter(await self._open(bus), index_path(self._data, bus))
-                if anew:
+                if rewrites:
                     writer.remove()
-                    anew = False
+                    rewrites = False
                 removed = await writer.open()
                 if removed:
                     _say(bus=bus, removed=removed)
                 await self._write_forever(writer)
             except LogCorruptError as error:
                 _say(bus=bus, problem=str(error))
-                anew = True  # the log may have been emptied or restored
+                rewrites = True  # the log may have been emptied or restored
             except (LogError, OSError, sqlite3.Error) as error:
                 _say(bus=bus, problem=str(error))
             finally:

@@ -94,31 +94,31 @@ def binding_violations(binding: VersionBinding, path: str) -> Violations:
     ]
 
 
-def _check_category(category: EventCategory.ValueType, payload: str | None, found: Violations) -> None:
+def _check_category(category: EventCategory.ValueType, payload: str | None, violations: Violations) -> None:
     if category not in _CATEGORIES:
-        found.append(("envelope.event_category", f"{category} is unknown"))
+        violations.append(("envelope.event_category", f"{category} is unknown"))
     elif payload is not None and CATEGORY_OF_PAYLOAD[payload] != category:
-        found.append(("envelope.event_category", f"does not match the payload, which is a {payload}"))
+        violations.append(("envelope.event_category", f"does not match the payload, which is a {payload}"))
 
 
-def _check_header(envelope: Envelope, header: EnvelopeHeader, payload: str | None, found: Violations) -> None:
+def _check_header(envelope: Envelope, header: EnvelopeHeader, payload: str | None, violations: Violations) -> None:
     event_id = header.event_id
     if event_id:
         derived = payload == "fact" and bool(envelope.fact.decision_id)
         problem = ("" if is_uuid(event_id) else "is not a UUID in canonical form") if derived else uuid_problem(event_id)
         if problem:
-            found.append(("envelope.event_id", problem))
+            violations.append(("envelope.event_id", problem))
     trace_id = header.trace_id
     if trace_id and not is_plain(trace_id):
-        found.append(("envelope.trace_id", "is not 1 to 128 printable ASCII characters"))
+        violations.append(("envelope.trace_id", "is not 1 to 128 printable ASCII characters"))
     causation_id = header.causation_id
     if causation_id and not is_uuid(causation_id):
-        found.append(("envelope.causation_id", "is not a UUID in canonical form"))
+        violations.append(("envelope.causation_id", "is not a UUID in canonical form"))
     event_name = header.event_name
     if event_name and not EVENT_NAME.match(event_name):
-        found.append(("envelope.event_name", "is not PascalCase of at most 128 characters"))
+        violations.append(("envelope.event_name", "is not PascalCase of at most 128 characters"))
     subject = header.subject
     if payload == "execution" and not subject:
         pass  # the subject is the decision's
     elif not is_subject(subject):
-        found.append(("envelope.subject", NOT_A_SUBJECT))
+        violations.append(("envelope.subject", NOT_A_SUBJECT))

@@ -60,15 +60,15 @@ def clock_acceptance(request: AcceptClockRequest, clock_ms: int, principal: Prin
     return AcceptClock(new_event_id(), clock_ms, accepted_by, request.reason)
 
 
-def loss_acceptance(request: AcceptLossRequest, lost: Head, head: Head, principal: Principal = ANONYMOUS) -> AcceptLoss:
-    """Return the command to accept the loss of `lost` by a log that ends at `head`. Raises ServiceError with every violation."""
+def loss_acceptance(request: AcceptLossRequest, lost_head: Head, head: Head, principal: Principal = ANONYMOUS) -> AcceptLoss:
+    """Return the command to accept the loss of `lost_head` by a log that ends at `head`. Raises ServiceError with every violation."""
     accepted_by = request.accepted_by or _name_of(principal)
     violations = list(_person_violations(("accepted_by", accepted_by), request.reason, principal))
     if violations:
         raise invalid(violations)
     accepted = DataLossAccepted(
-        acknowledged_sequence_number=lost.sequence_number,
-        acknowledged_chain_hash=lost.chain_hash,
+        acknowledged_sequence_number=lost_head.sequence_number,
+        acknowledged_chain_hash=lost_head.chain_hash,
         accepted_by=accepted_by,
         reason=request.reason,
         head_sequence_number=request.head_sequence_number,

@@ -79,155 +79,157 @@ def proposal_violations(proposal: ProposalView) -> Violations:
     return found
 
 
-def _check_fact(envelope: Envelope, found: Violations) -> None:
+def _check_fact(envelope: Envelope, violations: Violations) -> None:
     fact = envelope.fact
     path = "envelope.fact"
-    _check_key(fact.key, f"{path}.key", found)
+    _check_key(fact.key, f"{path}.key", violations)
     if not fact.HasField("value") or fact.value.WhichOneof("kind") is None:
-        found.append((f"{path}.value", "is required; null retracts the key"))
+        violations.append((f"{path}.value", "is required; null retracts the key"))
     else:
-        found.extend(value_problems(fact.value, f"{path}.value"))
+        violations.extend(value_problems(fact.value, f"{path}.value"))
     if fact.observed_from not in _CHANNELS:
-        found.append((f"{path}.observed_from", f"{fact.observed_from} is unknown"))
+        violations.append((f"{path}.observed_from", f"{fact.observed_from} is unknown"))
     if not 0 <= fact.max_age_ms <= INTEGER_MAX:
-        found.append((f"{path}.max_age_ms", "is not from 0 to 2^53"))
+        violations.append((f"{path}.max_age_ms", "is not from 0 to 2^53"))
     if is_derived(fact):
         if not is_uuid(fact.decision_id):
-            found.append((f"{path}.decision_id", "is required for a derived fact: the decision's UUID"))
+            violations.append((f"{path}.decision_id", "is required for a derived fact: the decision's UUID"))
         for field, value in (
             ("execution_id", fact.execution_id),
             ("derivation_rule_id", fact.derivation_rule_id),
         ):
             if not NAME.match(value):
-                found.append((f"{path}.{field}", "is required for a derived fact"))
+                violations.append((f"{path}.{field}", "is required for a derived fact"))
         if not envelope.event_id:
-            found.append(("envelope.event_id", "is required for a derived fact"))
+            violations.append(("envelope.event_id", "is required for a derived fact"))
 
 
-def _check_observation(envelope: Envelope, found: Violations) -> None:
+def _check_observation(envelope: Envelope, violations: Violations) -> None:
     observation = envelope.observation
     path = "envelope.observation"
     if not NAME.match(observation.source_tool):
-        found.append((f"{path}.source_tool", "is required: 1 to 128 printable ASCII characters"))
+        violations.append((f"{path}.source_tool", "is required: 1 to 128 printable ASCII characters"))
     if not 0.0 < observation.confidence <= 1.0:
-        found.append((f"{path}.confidence", "is required: above 0, at most 1"))
+        violations.append((f"{path}.confidence", "is required: above 0, at most 1"))
     if not 1 <= len(observation.extracted_fields) <= limits.EXTRACTED_FIELDS_MAX:
-        found.append((f"{path}.extracted_fields", f"does not have 1 to {limits.EXTRACTED_FIELDS_MAX} keys"))
+        violations.append((f"{path}.extracted_fields", f"does not have 1 to {limits.EXTRACTED_FIELDS_MAX} keys"))
     else:
         for key in sorted(observation.extracted_fields):
-            _check_key(key, f"{path}.extracted_fields", found)
-            found.extend(value_problems(observation.extracted_fields[key], f"{path}.extracted_fields.{key}"))
+            _check_key(key, f"{path}.extracted_fields", violations)
+            violations.extend(value_problems(observation.extracted_fields[key], f"{path}.extracted_fields.{key}"))
     if not is_uuid(observation.evidence_ref):
-        found.append((f"{path}.evidence_ref", "is required: the UUID of the event that the observation rests on"))
+        violations.append((f"{path}.evidence_ref", "is required: the UUID of the event that the observation rests on"))
     for field, sent in (("trust_tier", observation.trust_tier), ("evidence_recorded_at", observation.HasField("evidence_recorded_at"))):
         if sent:
-            found.append((f"{path}.{field}", SET_BY_SERVER))
-    _check_hashes(path, found, evidence_hash=observation.evidence_hash)
-    _check_texts(observation, path, found, skip=("extracted_fields",))
+            violations.append((f"{path}.{field}", SET_BY_SERVER))
+    _check_hashes(path, violations, evidence_hash=observation.evidence_hash)
+    _check_texts(observation, path, violations, skip=("extracted_fields",))
 
 
-def _check_tool_call(envelope: Envelope, found: Violations) -> None:
+def _check_tool_call(envelope: Envelope, violations: Violations) -> None:
     call = envelope.tool_call
     path = "envelope.tool_call"
-    _check_tool(call, path, found)
-    _check_hashes(path, found, arguments_hash=call.arguments_hash)
-    _check_schema_hash(f"{path}.request_schema_hash", call.request_schema_hash, found)
+    _check_tool(call, path, violations)
+    _check_hashes(path, violations, arguments_hash=call.arguments_hash)
+    _check_schema_hash(f"{path}.request_schema_hash", call.request_schema_hash, violations)
     if call.decision_id and not is_uuid(call.decision_id):
-        found.append((f"{path}.decision_id", "is not a UUID in canonical form"))
+        violations.append((f"{path}.decision_id", "is not a UUID in canonical form"))
     if bool(call.decision_id) != bool(call.attempt) or call.attempt < 0:
-        found.append((f"{path}.attempt", "is required with decision_id, and only then: the number of the attempt, from 1"))
-    _check_texts(call, path, found)
+        violations.append((f"{path}.attempt", "is required with decision_id, and only then: the number of the attempt, from 1"))
+    _check_texts(call, path, violations)
 
 
-def _check_tool_result(envelope: Envelope, found: Violations) -> None:
+def _check_tool_result(envelope: Envelope, violations: Violations) -> None:
     result = envelope.tool_result
     path = "envelope.tool_result"
-    _check_tool(result, path, found)
+    _check_tool(result, path, violations)
     if not result.is_error and not result.content_hash:
-        found.append((f"{path}.content_hash", "is required unless is_error"))
-    _check_hashes(path, found, content_hash=result.content_hash, evidence_hash=result.evidence_hash)
-    _check_schema_hash(f"{path}.response_schema_hash", result.response_schema_hash, found)
+        violations.append((f"{path}.content_hash", "is required unless is_error"))
+    _check_hashes(path, violations, content_hash=result.content_hash, evidence_hash=result.evidence_hash)
+    _check_schema_hash(f"{path}.response_schema_hash", result.response_schema_hash, violations)
     if result.reproducible:
         for field, value in (("query_ref", result.query_ref), ("snapshot_ref", result.snapshot_ref)):
             if not value:
-                found.append((f"{path}.{field}", "is required for a reproducible result"))
+                violations.append((f"{path}.{field}", "is required for a reproducible result"))
     if result.duration_ms < 0:
-        found.append((f"{path}.duration_ms", "is negative"))
-    _check_texts(result, path, found)
+        violations.append((f"{path}.duration_ms", "is negative"))
+    _check_texts(result, path, violations)
 
 
-def _check_tool(event: ToolCall | ToolResult, path: str, found: Violations) -> None:
+def _check_tool(event: ToolCall | ToolResult, path: str, violations: Violations) -> None:
     """Check what a tool call and its result have in common."""
     if not NAME.match(event.tool_name):
-        found.append((f"{path}.tool_name", "is required: 1 to 128 printable ASCII characters"))
+        violations.append((f"{path}.tool_name", "is required: 1 to 128 printable ASCII characters"))
     if event.execution_id and not EXECUTION_ID.match(event.execution_id):
-        found.append((f"{path}.execution_id", 'is not "exec_" and 12 hex digits'))
+        violations.append((f"{path}.execution_id", 'is not "exec_" and 12 hex digits'))
 
 
-def _check_diagnostic(envelope: Envelope, found: Violations) -> None:
+def _check_diagnostic(envelope: Envelope, violations: Violations) -> None:
     diagnostic = envelope.agent_diagnostic
     path = "envelope.agent_diagnostic"
     if not EVENT_NAME.match(diagnostic.kind):
-        found.append((f"{path}.kind", "is required: PascalCase of at most 128 characters"))
-    found.extend(struct_problems(diagnostic.attributes, f"{path}.attributes"))
+        violations.append((f"{path}.kind", "is required: PascalCase of at most 128 characters"))
+    violations.extend(struct_problems(diagnostic.attributes, f"{path}.attributes"))
     detail = diagnostic.WhichOneof("detail")
     if detail is not None:
-        _check_texts(getattr(diagnostic, detail), f"{path}.{detail}", found)
+        _check_texts(getattr(diagnostic, detail), f"{path}.{detail}", violations)
     if detail == "graph_transition":
         for name in ("input_event_ids", "output_event_ids"):
-            _check_event_ids(getattr(diagnostic.graph_transition, name), f"{path}.{detail}.{name}", found)
+            _check_event_ids(getattr(diagnostic.graph_transition, name), f"{path}.{detail}.{name}", violations)
     if detail == "llm_invocation" or diagnostic.kind == LLM_INVOCATION_COMMITTED:
-        _check_invocation(diagnostic, f"{path}.llm_invocation", found)
+        _check_invocation(diagnostic, f"{path}.llm_invocation", violations)
 
 
-def _check_invocation(diagnostic: AgentDiagnostic, path: str, found: Violations) -> None:
+def _check_invocation(diagnostic: AgentDiagnostic, path: str, violations: Violations) -> None:
     """Check the metadata of a model's call; the kind LlmInvocationCommitted requires the names of models and provider."""
     invocation = diagnostic.llm_invocation
     if diagnostic.kind == LLM_INVOCATION_COMMITTED:
         required = {"requested_model": invocation.requested_model, "prompt_hash": invocation.prompt_hash}
         if not invocation.attempts or not invocation.attempts[-1].error_code:
             required |= {"llm_model": invocation.llm_model, "llm_provider": invocation.llm_provider}
-        found.extend((f"{path}.{field}", f"is required for {LLM_INVOCATION_COMMITTED}") for field, value in required.items() if not value)
+        violations.extend(
+            (f"{path}.{field}", f"is required for {LLM_INVOCATION_COMMITTED}") for field, value in required.items() if not value
+        )
     hashes = {"prompt_hash": invocation.prompt_hash, "output_hash": invocation.output_hash, "evidence_hash": invocation.evidence_hash}
-    _check_hashes(path, found, **hashes)
+    _check_hashes(path, violations, **hashes)
     for field in ("duration_ms", "token_count", "input_token_count", "output_token_count"):
         if getattr(invocation, field) < 0:
-            found.append((f"{path}.{field}", "is negative"))
-    found.extend(struct_problems(invocation.settings, f"{path}.settings"))
+            violations.append((f"{path}.{field}", "is negative"))
+    violations.extend(struct_problems(invocation.settings, f"{path}.settings"))
     if len(invocation.attempts) > limits.LLM_ATTEMPTS_MAX:
-        found.append((f"{path}.attempts", f"has more than {limits.LLM_ATTEMPTS_MAX} items"))
+        violations.append((f"{path}.attempts", f"has more than {limits.LLM_ATTEMPTS_MAX} items"))
         return
     for index, attempt in enumerate(invocation.attempts):
-        _check_texts(attempt, f"{path}.attempts[{index}]", found)
+        _check_texts(attempt, f"{path}.attempts[{index}]", violations)
         if attempt.duration_ms < 0:
-            found.append((f"{path}.attempts[{index}].duration_ms", "is negative"))
+            violations.append((f"{path}.attempts[{index}].duration_ms", "is negative"))
 
 
-def _check_event_ids(event_ids: Sequence[str], path: str, found: Violations) -> None:
+def _check_event_ids(event_ids: Sequence[str], path: str, violations: Violations) -> None:
     if len(event_ids) > limits.TRANSITION_EVENTS_MAX:
-        found.append((path, f"has more than {limits.TRANSITION_EVENTS_MAX} items"))
+        violations.append((path, f"has more than {limits.TRANSITION_EVENTS_MAX} items"))
         return
     for index, event_id in enumerate(event_ids):
         if not is_uuid(event_id):
-            found.append((f"{path}[{index}]", "is not a UUID in canonical form"))
+            violations.append((f"{path}[{index}]", "is not a UUID in canonical form"))
 
 
-def _check_execution(envelope: Envelope, found: Violations) -> None:
+def _check_execution(envelope: Envelope, violations: Violations) -> None:
     execution = envelope.execution
     path = "envelope.execution"
     if not is_uuid(execution.decision_id):
-        found.append((f"{path}.decision_id", "is required: the approved decision's UUID"))
+        violations.append((f"{path}.decision_id", "is required: the approved decision's UUID"))
     if not EXECUTION_ID.match(execution.execution_id):
-        found.append((f"{path}.execution_id", 'is required: "exec_" and 12 hex digits, from BeginExecution'))
+        violations.append((f"{path}.execution_id", 'is required: "exec_" and 12 hex digits, from BeginExecution'))
     if execution.status not in _REPORTABLE:
-        found.append((f"{path}.status", "is not SUCCESS, FAILED, PARTIAL, TIMEOUT or ABORTED"))
+        violations.append((f"{path}.status", "is not SUCCESS, FAILED, PARTIAL, TIMEOUT or ABORTED"))
     if execution.attempt < 0:
-        found.append((f"{path}.attempt", "is negative"))
+        violations.append((f"{path}.attempt", "is negative"))
     if not REASON_CODE.match(execution.reason_code):
-        found.append((f"{path}.reason_code", "is not UPPER_SNAKE_CASE of at most 128 characters"))
-    found.extend(struct_problems(execution.result, f"{path}.result"))
+        violations.append((f"{path}.reason_code", "is not UPPER_SNAKE_CASE of at most 128 characters"))
+    violations.extend(struct_problems(execution.result, f"{path}.result"))
     if len(execution.completed_steps) > limits.COMPLETED_STEPS_MAX:
-        found.append((f"{path}.completed_steps", f"has more than {limits.COMPLETED_STEPS_MAX} items"))
+        violations.append((f"{path}.completed_steps", f"has more than {limits.COMPLETED_STEPS_MAX} items"))
         skip: tuple[str, ...] = ("result", "completed_steps")
     else:
         skip = ("result",)
@@ -237,48 +239,48 @@ def _check_execution(envelope: Envelope, found: Violations) -> None:
         ("request_id", execution.request_id),
     ):
         if sent:
-            found.append((f"{path}.{field}", SET_BY_SERVER))
-    _check_texts(execution, path, found, skip=skip)
-    _check_texts(execution.error, f"{path}.error", found)
+            violations.append((f"{path}.{field}", SET_BY_SERVER))
+    _check_texts(execution, path, violations, skip=skip)
+    _check_texts(execution.error, f"{path}.error", violations)
 
 
-def _check_key(key: str, field: str, found: Violations) -> None:
+def _check_key(key: str, field: str, violations: Violations) -> None:
     if len(key) > limits.FACT_KEY_LENGTH_MAX or not is_dotted_name(key):
-        found.append((field, 'is not a dotted fact key of at most 256 characters, e.g. "order.status"'))
+        violations.append((field, 'is not a dotted fact key of at most 256 characters, e.g. "order.status"'))
 
 
-def _check_hashes(path: str, found: Violations, **hashes: str) -> None:
+def _check_hashes(path: str, violations: Violations, **hashes: str) -> None:
     """Check hashes by field name; each may be empty."""
     for field, value in hashes.items():
         if value and not SHA256.match(value):
-            found.append((f"{path}.{field}", _NO_HASH))
+            violations.append((f"{path}.{field}", _NO_HASH))
 
 
-def _check_schema_hash(field: str, value: str, found: Violations) -> None:
+def _check_schema_hash(field: str, value: str, violations: Violations) -> None:
     """Check the hash of a schema, which may be empty, or have half its digits (constitution 000)."""
     if value and not SCHEMA_SHA256.match(value):
-        found.append((field, f"{_NO_HASH}; half of the digits are accepted too"))
+        violations.append((field, f"{_NO_HASH}; half of the digits are accepted too"))
 
 
-def _check_texts(message: Message, path: str, found: Violations, skip: Sequence[str] = ()) -> None:
+def _check_texts(message: Message, path: str, violations: Violations, skip: Sequence[str] = ()) -> None:
     """Check a message's own strings, floats and times, except those of the fields `skip`, until there are VIOLATIONS_MAX violations."""
     for field, value in message.ListFields():
         if field.name in skip:
             continue
         items = [value] if isinstance(value, str | float | Timestamp) else [item for item in _items(value) if isinstance(item, str)]
         for item in items:
-            if len(found) >= limits.VIOLATIONS_MAX:
+            if len(violations) >= limits.VIOLATIONS_MAX:
                 return
             if isinstance(item, Timestamp):
                 if not is_time(item):
-                    found.append((f"{path}.{field.name}", "is not a time between 1970 and 9999"))
+                    violations.append((f"{path}.{field.name}", "is not a time between 1970 and 9999"))
             elif isinstance(item, float):
                 if not -INTEGER_MAX <= item <= INTEGER_MAX:
-                    found.append((f"{path}.{field.name}", "is not a finite number within 2^53"))
+                    violations.append((f"{path}.{field.name}", "is not a finite number within 2^53"))
             else:
                 problem = text_problem(item)
                 if problem:
-                    found.append((f"{path}.{field.name}", problem))
+                    violations.append((f"{path}.{field.name}", problem))
 
 
 def _items(value: Any) -> list[Any]:

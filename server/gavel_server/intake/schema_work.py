@@ -82,17 +82,17 @@ class _Measurement:
             self._apply(self._schemas[number], times, frozenset(), found)
         return found
 
-    def _apply(self, schema: object, times: int, around: frozenset[int], found: _Counts) -> None:
-        if not isinstance(schema, dict) or id(schema) in around:
+    def _apply(self, schema: object, times: int, ancestors: frozenset[int], counts: _Counts) -> None:
+        if not isinstance(schema, dict) or id(schema) in ancestors:
             return
         self._spend()
-        self._note(found, schema, times)
-        if found.total() > TOOL_SCHEMA_PARTS_MAX:
+        self._note(counts, schema, times)
+        if counts.total() > TOOL_SCHEMA_PARTS_MAX:
             raise _TooMuchWorkError(f"may check one value by more than {TOOL_SCHEMA_PARTS_MAX} parts, with references followed")
-        around |= {id(schema)}
+        ancestors |= {id(schema)}
         times *= _EVALUATIONS if schema.keys() & _UNEVALUATED else 1
         for part in self._same_value(schema):
-            self._apply(part, times, around, found)
+            self._apply(part, times, ancestors, counts)
 
     def _same_value(self, schema: Mapping[str, Any]) -> Iterator[object]:
         for key in _REFERENCES:

@@ -109,52 +109,52 @@ def _event_id_violations(event_id: str) -> Violations:
     return [("event_id", problem)] if problem else []
 
 
-def _check_name(name: str, path: str, found: Violations) -> None:
+def _check_name(name: str, path: str, violations: Violations) -> None:
     if not NAME.match(name):
-        found.append((path, _NOT_A_NAME))
+        violations.append((path, _NOT_A_NAME))
 
 
-def _check_version(version: str, path: str, found: Violations) -> None:
+def _check_version(version: str, path: str, violations: Violations) -> None:
     if not 1 <= len(version) <= VERSION_LENGTH_MAX:
-        found.append((path, f"is required: 1 to {VERSION_LENGTH_MAX} characters"))
+        violations.append((path, f"is required: 1 to {VERSION_LENGTH_MAX} characters"))
     elif problem := text_problem(version):
-        found.append((path, problem))
+        violations.append((path, problem))
 
 
-def _check_names(names: Iterable[str], count_max: int, path: str, found: Violations) -> None:
+def _check_names(names: Iterable[str], count_max: int, path: str, violations: Violations) -> None:
     all_names = list(names)
     if len(all_names) > count_max:
-        found.append((path, f"has more than {count_max} items"))
+        violations.append((path, f"has more than {count_max} items"))
         return
     for index, name in enumerate(all_names):
-        _check_name(name, f"{path}[{index}]", found)
+        _check_name(name, f"{path}[{index}]", violations)
     if len(set(all_names)) < len(all_names):
-        found.append((path, "names something twice"))
+        violations.append((path, "names something twice"))
 
 
-def _check_redactions(pointers: Sequence[str], found: Violations) -> None:
+def _check_redactions(pointers: Sequence[str], violations: Violations) -> None:
     if len(pointers) > TOOL_REDACTIONS_MAX:
-        found.append(("contract.redactions", f"has more than {TOOL_REDACTIONS_MAX} items"))
+        violations.append(("contract.redactions", f"has more than {TOOL_REDACTIONS_MAX} items"))
         return
     for index, pointer in enumerate(pointers):
         if not _REDACTION.match(pointer):
-            found.append((f"contract.redactions[{index}]", 'is not a JSON Pointer under /arguments or /result, e.g. "/result/token"'))
+            violations.append((f"contract.redactions[{index}]", 'is not a JSON Pointer under /arguments or /result, e.g. "/result/token"'))
         elif problem := text_problem(pointer):
-            found.append((f"contract.redactions[{index}]", problem))
+            violations.append((f"contract.redactions[{index}]", problem))
 
 
-def _check_schema(schema: Struct, path: str, found: Violations) -> None:
+def _check_schema(schema: Struct, path: str, violations: Violations) -> None:
     """Check that a schema is JSON Schema 2020-12. A reference to another document is an error: nothing is read or fetched for a caller."""
     problems = struct_problems(schema, path)
     if problems:
-        found.extend(problems)
+        violations.extend(problems)
         return
     document = struct_to_dict(schema)
     problem = work_problem(document)
     if problem:
-        found.append((path, problem))
+        violations.append((path, problem))
         return
     try:
         jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=_PATTERNS)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-        found.append((path, f"is not a JSON Schema 2020-12: {clip(str(error).splitlines()[0], _PROBLEM_LENGTH_MAX)}"))
+        violations.append((path, f"is not a JSON Schema 2020-12: {clip(str(error).splitlines()[0], _PROBLEM_LENGTH_MAX)}"))

@@ -47,14 +47,14 @@ class MemoryLog:
         return self._head
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """See EventLog."""
         check_sequence(expected, entries)
         if expected != self._head:
             raise HeadMovedError(expected, self._head)
-        if dated_ms is not None and not is_timely(dated_ms, self._clock()):
-            raise UntimelyError(dated_ms, self._clock())
+        if date_ms is not None and not is_timely(date_ms, self._clock()):
+            raise UntimelyError(date_ms, self._clock())
         if taken := self._known_ids(idempotency_keys, recorded_at_ms):
             raise EventIdTakenError(taken)
         self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)

@@ -45,21 +45,21 @@ class HeadMovedError(LogError):
 
 
 class EventIdTakenError(LogError):
-    """Some event_ids are in the log already: nothing was appended. `taken` holds their entries."""
+    """Some event_ids are in the log already: nothing was appended. `entries` holds theirs."""
 
-    def __init__(self, taken: dict[str, IdEntry]) -> None:
-        self.taken = taken
-        first_id, first = next(iter(taken.items()))
-        others = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+    def __init__(self, entries: dict[str, IdEntry]) -> None:
+        self.entries = entries
+        first_id, first = next(iter(entries.items()))
+        others = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
         super().__init__(f"event_id {first_id} is already event {first.sequence_number}{others}; answer from the log")
 
 
 class UntimelyError(LogError):
     """The batch is not dated by the store's clock: nothing was appended. Compare the clocks and decide again."""
 
-    def __init__(self, dated_ms: int, store_ms: int) -> None:
-        side = "after" if dated_ms > store_ms else "before"
-        super().__init__(f"the batch is dated {abs(dated_ms - store_ms)} ms {side} the log store's time")
+    def __init__(self, date_ms: int, store_ms: int) -> None:
+        side = "after" if date_ms > store_ms else "before"
+        super().__init__(f"the batch is dated {abs(date_ms - store_ms)} ms {side} the log store's time")
 
 
 class OutcomeUnknownError(LogError):
@@ -115,12 +115,12 @@ class EventLog(Protocol):
         """
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """Append `entries`, which follow `expected` without a gap, all or nothing.
 
         `recorded_at_ms` is the time recorded in them. `idempotency_keys` are event_ids that producers chose: if the log has one of
-        them within the idempotency window, nothing is appended. `dated_ms` is the writer's clock when it dated the batch; unless the
+        them within the idempotency window, nothing is appended. `date_ms` is the writer's clock when it dated the batch; unless the
         store's clock agrees (`clock.is_timely`), nothing is appended. None: the clocks are not compared.
         Raises HeadMovedError, UntimelyError, EventIdTakenError, OutcomeUnknownError, NotReplicatedError (the only one after which the
         entries are in the log), or ValueError if the entries leave a gap.

@@ -39,17 +39,17 @@ def elapsed_ms() -> int:
     return time.clock_gettime_ns(_ELAPSED) // 1_000_000
 
 
-def is_timely(dated_ms: int, store_ms: int) -> bool:
+def is_timely(date_ms: int, store_ms: int) -> bool:
     """Return whether a batch that a server dated by its clock may be appended at the store's time."""
-    earliest_ms, latest_ms = timely_range_ms(dated_ms)
+    earliest_ms, latest_ms = timely_range_ms(date_ms)
     return earliest_ms <= store_ms <= latest_ms
 
 
-def timely_range_ms(dated_ms: int | None) -> tuple[int, int]:
+def timely_range_ms(date_ms: int | None) -> tuple[int, int]:
     """Return the earliest and the latest time of the store at which a batch with this date may be appended; None: at any time."""
-    if dated_ms is None:
+    if date_ms is None:
         return 0, TIME_MS_MAX
-    return dated_ms - SKEW_MS_MAX, dated_ms + SKEW_MS_MAX + DELAY_MS_MAX
+    return date_ms - SKEW_MS_MAX, date_ms + SKEW_MS_MAX + DELAY_MS_MAX
 
 
 def lag_problem(now_ms: int, head_recorded_at_ms: int) -> str:

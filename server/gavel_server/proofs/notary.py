@@ -67,7 +67,7 @@ class Notary:
         self._range: Final = CompactRange()
         self._integrity: Final = Integrity(log.bus)
         self._precompiler: Final = Precompiler(documents=True)
-        self._recomputation: Final = Recomputation(log.bus, compiled=self._precompiler.compile_document) if replays else None
+        self._recomputation: Final = Recomputation(log.bus, compile_document=self._precompiler.compile_document) if replays else None
         self._cosigned_sizes: dict[str, int] = {}
         self.checkpoint: Checkpoint | None = self._read_checkpoint()
 

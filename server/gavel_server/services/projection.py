@@ -203,7 +203,7 @@ def _place(item: PendingDecision | PendingReview) -> tuple[int]:
     return (item.sequence_number,)
 
 
-def _throttled(throttled: ThrottledAccount) -> ThrottledCaller:
-    since_ms = int(throttled.since_seconds * 1000)
-    caller = throttled.caller if throttled.principal.is_anonymous else throttled.principal.name
-    return ThrottledCaller(caller=caller, quota=throttled.quota, refused=throttled.refused, since_ms=since_ms)
+def _throttled(account: ThrottledAccount) -> ThrottledCaller:
+    since_ms = int(account.since_seconds * 1000)
+    caller = account.caller if account.principal.is_anonymous else account.principal.name
+    return ThrottledCaller(caller=caller, quota=account.quota, refused=account.refused, since_ms=since_ms)

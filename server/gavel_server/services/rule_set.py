@@ -64,7 +64,7 @@ class RuleSetServicer:
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
         """Compile a document and report every mistake. The bus need not exist yet: a document is validated on its own."""
         self._buses.check_name(request.bus)
-        return await self._compiler.check(request.document, context.caller, analysed=True)
+        return await self._compiler.check(request.document, context.caller, with_analysis=True)
 
     async def DeployRuleSet(self, request: DeployRuleSetRequest, context: CallContext) -> DeployRuleSetResponse:
         """Record a version."""

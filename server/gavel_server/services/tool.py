@@ -136,15 +136,15 @@ class ToolServicer:
     async def _list(
         self,
         request: ListContractsRequest | ListProvidersRequest | ListBindingsRequest,
-        what: str,
+        plural: str,
         context: CallContext,
         items_of: Callable[[ToolRegistry], Iterable[_Item]],
         position_of: Callable[[_Item], Position],
     ) -> tuple[list[_Item], str]:
         """Return the page of a request. `items_of` gives the items in order of their positions."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        names = (str, str) if what == "bindings" else (str,)
-        page = page_of(request.page_size, request.page_token, (what, sequencer.bus), names)
+        names = (str, str) if plural == "bindings" else (str,)
+        page = page_of(request.page_size, request.page_token, (plural, sequencer.bus), names)
         state = await sequencer.confirmed_state()
         after = page.after
         candidates = (item for item in items_of(state.tools) if after is None or position_of(item) > after)

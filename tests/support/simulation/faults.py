@@ -40,7 +40,7 @@ class FaultyLog:
         self._rival = rival
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """Append, or fail."""
         names = ("applied_but_unknown", "lost_and_unknown", "unavailable", "head_moved")
@@ -53,7 +53,7 @@ class FaultyLog:
             raise LogUnavailableError("injected: connection refused")
         if fault == "head_moved" and self._rival is not None:
             await self._rival(self._log)
-        await self._log.append(expected, entries, recorded_at_ms, idempotency_keys, dated_ms)
+        await self._log.append(expected, entries, recorded_at_ms, idempotency_keys, date_ms)
         if fault == "applied_but_unknown":
             raise OutcomeUnknownError("injected: the answer was lost")
 

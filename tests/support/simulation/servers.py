@@ -51,13 +51,13 @@ class CountingLog:
         self._log = log
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """Append, or raise the next error."""
         await asyncio.sleep(self.pause_seconds)
         if self.errors_before:
             raise self.errors_before.pop(0)
-        await self._log.append(expected, entries, recorded_at_ms, idempotency_keys, dated_ms)
+        await self._log.append(expected, entries, recorded_at_ms, idempotency_keys, date_ms)
         self.appended.append(len(entries))
         if self.errors_after:
             raise self.errors_after.pop(0)

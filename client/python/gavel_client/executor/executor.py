@@ -363,18 +363,16 @@ async def _run_in_thread(handler: ActionHandler, context: ExecutionContext, thre
             _logger.info("execution=%s must stop; its thread is asked to", context.execution_id)
 
 
-async def _finish(
-    handling: asyncio.Future[HandlerResult], context: ExecutionContext, default: HandlerResult | None
-) -> HandlerResult | None:
+async def _finish(task: asyncio.Future[HandlerResult], context: ExecutionContext, default: HandlerResult | None) -> HandlerResult | None:
     """Return the handler's result. Cancel a handler that still runs; if it then returns no HandlerResult, return `default`."""
-    if handling.done():
-        return handler_result(handling)
+    if task.done():
+        return handler_result(task)
     context.cancellation.set()
-    handling.cancel()
-    await asyncio.wait({handling}, timeout=CANCEL_GRACE_MS / 1000)
-    if not handling.done():
+    task.cancel()
+    await asyncio.wait({task}, timeout=CANCEL_GRACE_MS / 1000)
+    if not task.done():
         _logger.error("a handler ignores its cancellation and still runs")
         return default
-    if handling.cancelled() or handling.exception() is not None or not isinstance(handling.result(), HandlerResult):
+    if task.cancelled() or task.exception() is not None or not isinstance(task.result(), HandlerResult):
         return default
-    return handling.result()
+    return task.result()

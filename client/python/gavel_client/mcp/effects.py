@@ -125,9 +125,9 @@ class Effects:
             return Turn(trace, caller.turn)
         return self._open_calls.open(call.agent.id, call.definition.name, call.arguments, trace)
 
-    async def _to_its_end(self, making: Coroutine[Any, Any, CallAnswer], call: EffectCall) -> CallAnswer:
+    async def _to_its_end(self, call_coroutine: Coroutine[Any, Any, CallAnswer], call: EffectCall) -> CallAnswer:
         """Await a call in a task of its own. If the client cancels it, the task learns of that, and goes on."""
-        task = asyncio.create_task(making)
+        task = asyncio.create_task(call_coroutine)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:

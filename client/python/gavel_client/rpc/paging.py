@@ -76,13 +76,13 @@ def sync_whole_projection(call: Callable[..., GetProjectionResponse], **argument
             return _combine(read)
 
 
-def _has_moved(read: list[GetProjectionResponse]) -> bool:
-    return read[0].projection.projection_version != read[-1].projection.projection_version
+def _has_moved(pages: list[GetProjectionResponse]) -> bool:
+    return pages[0].projection.projection_version != pages[-1].projection.projection_version
 
 
-def _combine(read: list[GetProjectionResponse]) -> GetProjectionResponse:
+def _combine(pages: list[GetProjectionResponse]) -> GetProjectionResponse:
     response = GetProjectionResponse()
-    for page in read:
+    for page in pages:
         response.projection.MergeFrom(page.projection)
-    response.projection.projection_version = min(page.projection.projection_version for page in read)
+    response.projection.projection_version = min(page.projection.projection_version for page in pages)
     return response

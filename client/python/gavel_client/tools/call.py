@@ -208,9 +208,9 @@ class Call:
             raise ToolError(TOOL, f"the result does not match the contract: {problem}")
         return replace(answer, data=data)
 
-    async def _await_hook(self, hooking: Coroutine[Any, Any, _Answer]) -> _Answer:
+    async def _await_hook(self, hook: Coroutine[Any, Any, _Answer]) -> _Answer:
         """Await a hook. Raises ToolError; any other exception of the hook becomes E_TOOL, without its text."""
-        self._step = step = asyncio.create_task(_run(hooking))
+        self._step = step = asyncio.create_task(_run(hook))
         try:
             return await step
         except (ToolError, asyncio.CancelledError):

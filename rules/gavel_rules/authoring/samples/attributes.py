@@ -70,22 +70,22 @@ def attribute_schema(path: str, kind: str = "") -> dict[str, Any]:
     return {"type": "integer" if domain.integer else "number", "minimum": domain.low, "maximum": domain.high}
 
 
-def complete_attributes(assigned: Mapping[str, object], facts: int) -> dict[str, Any] | None:
+def complete_attributes(assignment: Mapping[str, object], facts: int) -> dict[str, Any] | None:
     """Return all attributes of a case with `facts` facts: those assigned, and defaults. None if they contradict each other."""
-    attributes: dict[str, Any] = {path: assigned.get(path, default) for path, (default, _) in ATTRIBUTES.items()}
-    attributes.update({path: value for path, value in assigned.items() if path.startswith(f"{COUNTER_READS}.")})
-    if _SUBJECT not in assigned:
+    attributes: dict[str, Any] = {path: assignment.get(path, default) for path, (default, _) in ATTRIBUTES.items()}
+    attributes.update({path: value for path, value in assignment.items() if path.startswith(f"{COUNTER_READS}.")})
+    if _SUBJECT not in assignment:
         attributes[_SUBJECT] = f"{attributes['subject.type']}/{attributes['subject.id']}"
     kind, _, identity = attributes[_SUBJECT].partition("/")
     parts = {"subject.type": kind, "subject.id": identity}
-    if not kind or not identity or "/" in identity or any(assigned.get(name, part) != part for name, part in parts.items()):
+    if not kind or not identity or "/" in identity or any(assignment.get(name, part) != part for name, part in parts.items()):
         return None
-    if "evidence.count" not in assigned:
+    if "evidence.count" not in assignment:
         attributes["evidence.count"] = facts
     if attributes["evidence.count"] < facts:
         return None
     if attributes["evidence.count"] == 0:
-        if any(assigned.get(name, value) != value for name, value in _NO_EVIDENCE.items()):
+        if any(assignment.get(name, value) != value for name, value in _NO_EVIDENCE.items()):
             return None
         attributes.update(_NO_EVIDENCE)
     return attributes

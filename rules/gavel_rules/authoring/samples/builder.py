@@ -120,10 +120,10 @@ class CaseBuilder:
         typed_facts = {name: case_value(value, structured[name]) if name in structured else value for name, value in facts.items()}
         return SampleCase(params, facts, build_case(self.action.typed_params(params), typed_facts, attributes), dict(assignment))
 
-    def _set(self, whole: dict[str, object], path: str, value: object) -> None:
+    def _set(self, container_data: dict[str, object], path: str, value: object) -> None:
         """Set or remove a path of params or facts. Missing objects around it are created as the schema requires."""
         root, *steps = path.split(".")
-        container: Any = whole
+        container: Any = container_data
         for depth, step in enumerate(steps[:-1]):
             if not isinstance(container.get(step), dict):
                 if value is ABSENT:

@@ -79,8 +79,8 @@ class CaseGenerator:
                 return Witness(sample, False)
         return Witness(None, is_empty and not budget.exhausted and not self.budget.exhausted)
 
-    def find_decided_case(self, index: int, also: Sequence[Formula] = ()) -> Witness:
-        """Return a case that rule `index` decides and in which the formulas `also` hold, or the proof that there is none.
+    def find_decided_case(self, index: int, other_formulas: Sequence[Formula] = ()) -> Witness:
+        """Return a case that rule `index` decides and in which the formulas `other_formulas` hold, or the proof that there is none.
 
         Another rule is considered only if it decides a case found so far, so that a proof names few rules.
         """
@@ -88,7 +88,7 @@ class CaseGenerator:
             return Witness(None, False)
         formulas = {index: self.formula(self.action, index, True)}
         while True:
-            witness = self.find_case([*formulas.values(), *also])
+            witness = self.find_case([*formulas.values(), *other_formulas])
             if witness.sample is None:
                 return witness._replace(others=tuple(sorted(formulas.keys() - {index})))
             self.budget.take(self._builder.steps_per_case + len(self.action.rules))

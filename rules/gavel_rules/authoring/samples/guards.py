@@ -86,35 +86,35 @@ class GuardProbe:
         return answers[0] if answers is not None and isinstance(answers[0], bool) else None
 
 
-def find_flips(outcome: Callable[[float], bool | None], points: Sequence[float], whole: bool) -> list[float]:
+def find_flips(outcome: Callable[[float], bool | None], points: Sequence[float], is_integer: bool) -> list[float]:
     """Return the two values next to each change of the outcome: the last one before it, and the first one after. `points` ascend."""
     outcomes = [(point, result) for point in points for result in [outcome(point)] if result is not None]
     flips: list[float] = []
     for (low, before), (high, after) in pairwise(outcomes):
         if before is not after:
-            flips.extend(_bisect(outcome, low, high, before, whole))
+            flips.extend(_bisect(outcome, low, high, before, is_integer))
         if len(flips) >= FLIPS_MAX:
             break
     return flips
 
 
-def _bisect(outcome: Callable[[float], bool | None], low: float, high: float, before: bool, whole: bool) -> Iterator[float]:
-    while (high - low > 1) if whole else (high - low > 1e-9 * max(1.0, abs(high))):
-        middle = (low + high) // 2 if whole else (low + high) / 2
+def _bisect(outcome: Callable[[float], bool | None], low: float, high: float, before: bool, is_integer: bool) -> Iterator[float]:
+    while (high - low > 1) if is_integer else (high - low > 1e-9 * max(1.0, abs(high))):
+        middle = (low + high) // 2 if is_integer else (low + high) / 2
         if outcome(middle) is before:
             low = middle
         else:
             high = middle
-    if not whole:
-        yield from neighbours(round_fraction(round(high, 6)), whole)
+    if not is_integer:
+        yield from neighbours(round_fraction(round(high, 6)), is_integer)
     yield from (low, high)
 
 
-def _number_points(values: Sequence[object], whole: bool) -> list[float]:
+def _number_points(values: Sequence[object], is_integer: bool) -> list[float]:
     """Return numbers to test, ascending: sample values, multiples of them, and powers of ten."""
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     points = {*numbers, *(factor * value for value in numbers for factor in (0.5, 2, 10, 100)), 1, 10, 100, 1_000, 100_000, 1_000_000}
-    return sorted({math.floor(point) for point in points} if whole else points)
+    return sorted({math.floor(point) for point in points} if is_integer else points)
 
 
 def _time_points(constants: Sequence[object]) -> list[float]:

@@ -160,9 +160,9 @@ def value_key(value: object) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def neighbours(value: float, whole: bool) -> tuple[float, ...]:
+def neighbours(value: float, is_integer: bool) -> tuple[float, ...]:
     """Return a threshold, and the values next to it on both sides."""
-    if whole:
+    if is_integer:
         return (math.floor(value), math.floor(value) + 1, math.ceil(value) - 1)
     return (value, round_fraction(value + STEP), round_fraction(value - STEP))
 
@@ -172,18 +172,18 @@ def round_fraction(value: float) -> float:
     return round(value, 9)
 
 
-def _numbers(schema: Mapping[str, Any], hints: Hints, whole: bool) -> Iterator[float]:
+def _numbers(schema: Mapping[str, Any], hints: Hints, is_integer: bool) -> Iterator[float]:
     bounds = [schema[name] for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum") if name in schema]
     numbers: list[float] = [1, 0]
     for value in (*hints.constants, *bounds):
         if isinstance(value, int | float):
-            numbers.extend(neighbours(value, whole))
+            numbers.extend(neighbours(value, is_integer))
     multiple = schema.get("multipleOf")
     if multiple and max(map(abs, numbers)) / multiple < INTEGER_MAX:
         numbers = [multiple, *numbers, *(math.floor(value / multiple) * multiple for value in numbers)]
         numbers.extend([value + multiple for value in numbers])
     if not hints.constants:
-        numbers.extend((-1, 1000) if whole else (-1, 0.5, 1000))
+        numbers.extend((-1, 1000) if is_integer else (-1, 0.5, 1000))
     for value in numbers:
         if (
             value >= schema.get("minimum", value)

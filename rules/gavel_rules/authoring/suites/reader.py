@@ -175,13 +175,13 @@ class _SuiteReader:
             part = part_below(part, step)
         return steps
 
-    def _read_row(self, data: object, columns: list[tuple[str, ...]], shared: MergedCase, table: str, path: Path) -> None:
+    def _read_row(self, data: object, columns: list[tuple[str, ...]], shared_case: MergedCase, table: str, path: Path) -> None:
         cells = self._list(data, path)
         if len(cells) != len(columns):
             message = f"the row has {len(cells)} cells, but the table has {len(columns)} columns"
             self._add(path, "wrong-row", message, "write null in a cell that has no value")
             return
-        merged = shared.copy()
+        merged = shared_case.copy()
         name = f"row {int(path[-1]) + 1}"
         for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
             if column == ("name",):
@@ -190,9 +190,9 @@ class _SuiteReader:
                 merged.patch(column, cell, (*path, index))
         self._add_case(f"{table}: {name}", merged, path, path)
 
-    def _add_case(self, name: object, merged: MergedCase, path: Path, place: Path) -> None:
+    def _add_case(self, name: object, case_data: MergedCase, path: Path, place: Path) -> None:
         """Check a merged case and add it to the suite."""
-        full = merged.with_full_earlier()
+        full = case_data.with_full_earlier()
         if not isinstance(name, str) or not name or len(name) > NAME_LENGTH_MAX or "\n" in name:
             message = f"the name is not one line of 1 to {NAME_LENGTH_MAX} characters"
             self._add(place, "wrong-type", message, "say in a few words what must hold", value=True)

@@ -14,14 +14,14 @@ from gavel_server.errors import ServiceError, of_fault
 _WITH_EVENT: Final = (EventAnswer, LeasedAttempt)
 
 
-def deliver(decided: DecidedBatch, error: ServiceError | None = None) -> list[tuple[Request, ContestEntry]]:
+def deliver(batch: DecidedBatch, error: ServiceError | None = None) -> list[tuple[Request, ContestEntry]]:
     """Answer the callers of a committed batch, all with `error` if it is given.
 
     Returns the requests whose proposals wait for a contest: their callers are not answered yet.
     """
     waiting: list[tuple[Request, ContestEntry]] = []
-    for request, answer in decided.answers:
-        result = result_of(decided, answer) if error is None else error
+    for request, answer in batch.answers:
+        result = result_of(batch, answer) if error is None else error
         if result is not None:
             request.answer(result)
         elif isinstance(answer, ContestEntry):
@@ -29,10 +29,10 @@ def deliver(decided: DecidedBatch, error: ServiceError | None = None) -> list[tu
     return waiting
 
 
-def result_of(decided: DecidedBatch, answer: Answer) -> CommittedAnswer | ServiceError | None:
+def result_of(batch: DecidedBatch, answer: Answer) -> CommittedAnswer | ServiceError | None:
     """Return the result of a committed command; None if its caller must wait for a contest."""
     if isinstance(answer, _WITH_EVENT):
-        return CommittedAnswer(answer, decided.entries[answer.envelope.sequence_number - decided.expected_head.sequence_number - 1])
+        return CommittedAnswer(answer, batch.entries[answer.envelope.sequence_number - batch.expected_head.sequence_number - 1])
     if isinstance(answer, Fault):
         return of_fault(answer)
     return None if isinstance(answer, ContestEntry) else CommittedAnswer(answer, None)

@@ -53,7 +53,7 @@ class DecidedBatch(NamedTuple):
 
     expected_head: Head
     head: Head  # after the append
-    dated_ms: int  # the clock when the batch was dated; the head may be later
+    date_ms: int  # the clock when the batch was dated; the head may be later
     recorded_at_ms: int
     envelopes: list[Envelope]
     entries: list[Entry]
@@ -67,20 +67,20 @@ class DecidedBatch(NamedTuple):
 
 
 class BatchDecision:
-    """A batch that is being decided at `now_ms`, command by command. `dated_ms` is the server's clock then.
+    """A batch that is being decided at `now_ms`, command by command. `date_ms` is the server's clock then.
 
     Every command changes the state. Undo the state to `mark` if the batch is not appended. Other tasks may run between two
     commands but must not change the state.
     """
 
-    def __init__(self, state: State, recent_events: RecentEvents, expected_head: Head, now_ms: int, dated_ms: int) -> None:
+    def __init__(self, state: State, recent_events: RecentEvents, expected_head: Head, now_ms: int, date_ms: int) -> None:
         self.mark = state.mark()
         self._state = state
         self._bus_subject = f"bus/{state.bus}"
         self._recent_events = recent_events
         self._expected_head = expected_head
         self._now_ms = now_ms
-        self._dated_ms = dated_ms
+        self._dated_ms = date_ms
         self._chain_hash = expected_head.chain_hash
         self._envelopes: list[Envelope] = []
         self._entries: list[Entry] = []

@@ -34,13 +34,13 @@ class BatchObserver:
         for request in requests:
             request.times = RequestTimes(now_ns, trace)
 
-    def note_taken(self, requests: Iterable[Request], queued: int) -> None:
-        """Note that requests have left the queue, which holds `queued` others.
+    def note_taken(self, requests: Iterable[Request], queue_length: int) -> None:
+        """Note that requests have left the queue, which holds `queue_length` others.
 
         If a request was put back, only its first wait is measured.
         """
         now_ns = time.monotonic_ns()
-        self._queued_commands.set(queued)
+        self._queued_commands.set(queue_length)
         for request in requests:
             times = request.times
             if times is not None and not times.taken_ns:
@@ -51,10 +51,10 @@ class BatchObserver:
         """Note that a batch is in the log. Its callers are answered next."""
         now_ns = time.monotonic_ns()
         ended_ns = append.ended_ns or now_ns
-        decided = append.decided
-        if decided.entries:
+        batch = append.batch
+        if batch.entries:
             self._append_seconds.observe((ended_ns - append.sent_ns) / _NANOSECONDS)
-        for request, answer in decided.answers:
+        for request, answer in batch.answers:
             times = request.times
             if times is None:
                 continue
@@ -67,7 +67,7 @@ class BatchObserver:
 
     def _trace(self, times: RequestTimes, request: Request, answer: Answer, append: PendingAppend, ended_ns: int) -> None:
         """Add the spans of one request to the trace of its call."""
-        trace, decided = times.trace, append.decided
+        trace, batch = times.trace, append.batch
         assert trace is not None  # noqa: S101  # the caller has checked it
         bus: Attributes = {"gavel.bus": self._bus}
         trace.add("gavel.queue", times.queued_ns, times.taken_ns, bus)
@@ -81,9 +81,9 @@ class BatchObserver:
         trace.add("gavel.core", times.decision_began_ns, times.decision_ended_ns, core)
         attributes: Attributes = {
             **bus,
-            "gavel.batch_events": len(decided.entries),
-            "gavel.batch_commands": len(decided.answers),
-            "gavel.head_sequence_number": decided.head.sequence_number,
+            "gavel.batch_events": len(batch.entries),
+            "gavel.batch_commands": len(batch.answers),
+            "gavel.head_sequence_number": batch.head.sequence_number,
         }
         trace.add("gavel.append", append.sent_ns, ended_ns, attributes)
 

@@ -41,11 +41,11 @@ class BatchPacing:
         if self.limit < self._limit_max:
             self.limit = min(self._limit_max, self.limit + max(1, self.limit // 8))
 
-    def notify_queued(self, queued: int) -> None:
-        """End the sleep after a command was queued, or the linger once `queued` commands are enough."""
+    def notify_queued(self, queue_length: int) -> None:
+        """End the sleep after a command was queued, or the linger once `queue_length` commands are enough."""
         if self._lingerer is None:
             self.wake()
-        elif queued >= self._target:
+        elif queue_length >= self._target:
             _release(self._lingerer)
 
     def wake(self) -> None:

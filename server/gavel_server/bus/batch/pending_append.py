@@ -36,18 +36,18 @@ class AppendOutcome(Enum):
 
 
 class OnUnknownOutcome(Protocol):
-    """Called while an outcome is unknown; `for_long` after UNKNOWN_ANSWER_SECONDS."""
+    """Called while an outcome is unknown; `is_overdue` after UNKNOWN_ANSWER_SECONDS."""
 
-    def __call__(self, append: PendingAppend, error: LogError, *, for_long: bool) -> bool:
+    def __call__(self, append: PendingAppend, error: LogError, *, is_overdue: bool) -> bool:
         """Handle the error; return whether to keep asking the log."""
 
 
 class PendingAppend:
     """A decided batch on its way into the log. The constructor sends it; call `wait` once."""
 
-    def __init__(self, log: EventLog, decided: DecidedBatch) -> None:
-        self.decided = decided
-        self.batch: list[Request] = [request for request, _ in decided.answers]
+    def __init__(self, log: EventLog, batch: DecidedBatch) -> None:
+        self.batch = batch
+        self.requests: list[Request] = [request for request, _ in batch.answers]
         # Whether the state lacks the batch although the log may have it: the outcome was unknown for too long.
         self.is_undone = False
         self._log = log
@@ -55,11 +55,11 @@ class PendingAppend:
         self.sent_ns: Final = time.monotonic_ns()
         self.ended_ns = 0  # 0: the log has not replied
         # The event_ids of the batch that producers chose: their requests have no answer yet.
-        self.idempotency_keys: Final = dict.fromkeys(request.idempotency_key for request in self.batch if request.idempotency_key)
+        self.idempotency_keys: Final = dict.fromkeys(request.idempotency_key for request in self.requests if request.idempotency_key)
         keys = list(self.idempotency_keys)
         self._append = asyncio.ensure_future(
-            log.append(decided.expected_head, decided.entries, decided.recorded_at_ms, keys, decided.dated_ms)
-            if decided.entries
+            log.append(batch.expected_head, batch.entries, batch.recorded_at_ms, keys, batch.date_ms)
+            if batch.entries
             else self._confirm(keys)
         )
         self._append.add_done_callback(self._note_end)
@@ -94,9 +94,9 @@ class PendingAppend:
     async def _confirm(self, idempotency_keys: Sequence[str]) -> None:
         """Confirm answers without events: they hold only at the expected head, and not for event_ids that the log has."""
         actual = await self._log.head()
-        if actual != self.decided.expected_head:
-            raise HeadMovedError(self.decided.expected_head, actual)
-        taken = await self._log.find(idempotency_keys, self.decided.recorded_at_ms) if idempotency_keys else {}
+        if actual != self.batch.expected_head:
+            raise HeadMovedError(self.batch.expected_head, actual)
+        taken = await self._log.find(idempotency_keys, self.batch.recorded_at_ms) if idempotency_keys else {}
         if taken:
             raise EventIdTakenError(taken)
         await self._log.confirm(actual.sequence_number)
@@ -108,7 +108,7 @@ class PendingAppend:
         pause_seconds = PAUSE_SECONDS_MIN
         error = first
         while True:
-            if on_unknown is not None and not on_unknown(self, error, for_long=loop.time() >= deadline):
+            if on_unknown is not None and not on_unknown(self, error, is_overdue=loop.time() >= deadline):
                 return AppendOutcome.FAILED, error
             try:
                 if not await self._is_in_log():
@@ -125,14 +125,14 @@ class PendingAppend:
     async def _confirm_batch(self) -> tuple[AppendOutcome, LogError | None]:
         """Return COMMITTED, with an error if too few replicas confirm the batch, which is in the log."""
         try:
-            await self._log.confirm(self.decided.head.sequence_number)
+            await self._log.confirm(self.batch.head.sequence_number)
         except LogError as error:
             return AppendOutcome.COMMITTED, error
         return AppendOutcome.COMMITTED, None
 
     async def _is_in_log(self) -> bool:
         """Return whether the log has the batch. Final: after `head` has replied, a lost append can no longer arrive."""
-        last = self.decided.head
+        last = self.batch.head
         head = await self._log.head()
         if head.sequence_number < last.sequence_number:
             return False

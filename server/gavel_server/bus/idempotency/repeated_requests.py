@@ -59,7 +59,7 @@ class RepeatedRequests:
         """Answer the requests of a refused batch whose event_ids the index knows; return the others. Raises LogError."""
         others: list[Request] = []
         for request in batch:
-            entry = error.taken.get(request.idempotency_key) if request.idempotency_key else None
+            entry = error.entries.get(request.idempotency_key) if request.idempotency_key else None
             if entry is None:
                 others.append(request)
             else:

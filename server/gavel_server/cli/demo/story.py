@@ -251,8 +251,8 @@ class Story:
         if head > self._shown:
             await self._show_until(lambda event: event.sequence_number >= head)
 
-    async def _show_until(self, reached: Callable[[Envelope], bool]) -> None:
-        """Print the log as it grows, up to the event for which `reached` is true."""
+    async def _show_until(self, is_last: Callable[[Envelope], bool]) -> None:
+        """Print the log as it grows, up to the event for which `is_last` is true."""
         responses = self._client.subscribe_events(from_sequence_number=self._shown + 1, timeout_ms=STEP_TIMEOUT_MS)
         async with aclosing(responses):
             async for response in responses:
@@ -260,7 +260,7 @@ class Story:
                     continue
                 self._timeline.event(response.envelope)
                 self._shown = response.envelope.sequence_number
-                if reached(response.envelope):
+                if is_last(response.envelope):
                     return
 
     def _order(self, number: int) -> str:

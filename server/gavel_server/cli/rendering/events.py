@@ -303,8 +303,8 @@ def _cause(principal: str, reason: str) -> str:
     return f"{by}{f': {printable(_cut(reason))}' if reason else ''}"
 
 
-def _person_line(person: str, what: str, reason: str) -> str:
-    return printable(f"{person} said {what}{f': {_cut(reason)}' if reason else ''}")
+def _person_line(person: str, statement: str, reason: str) -> str:
+    return printable(f"{person} said {statement}{f': {_cut(reason)}' if reason else ''}")
 
 
 def _proposal(proposal: Proposal) -> str:

@@ -70,7 +70,7 @@ async def simulate_on_server(
         raise command_error(error, server, bus, file) from error
 
 
-def _print_table(changed: list[ChangedDecision]) -> None:
+def _print_table(changes: list[ChangedDecision]) -> None:
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rendering.events import format_struct, outcome_line
 
@@ -83,16 +83,16 @@ def _print_table(changed: list[ChangedDecision]) -> None:
                 outcome_line(change.recorded),
                 outcome_line(change.simulated),
             )
-            for change in changed
+            for change in changes
         ),
     )
 
 
-def _print_summary(summary: SimulationSummary, candidate: CompiledRuleSet, shown: int) -> None:
+def _print_summary(summary: SimulationSummary, candidate: CompiledRuleSet, row_count: int) -> None:
     from gavel_server.cli.rendering import output
 
-    if summary.changed > shown:
-        output.print_note(f"gavel: {summary.changed - shown} more would change; --json lists all of them")
+    if summary.changed > row_count:
+        output.print_note(f"gavel: {summary.changed - row_count} more would change; --json lists all of them")
     name = f"{candidate.policy_id} version {candidate.version}"
     output.print_line(f"{name} would change {summary.changed} of {summary.decisions} decisions")
     if summary.decisions and not summary.replaced:

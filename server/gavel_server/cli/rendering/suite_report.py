@@ -93,8 +93,8 @@ def explanation_lines(result: CaseResult) -> Iterator[str]:
             yield f"      {printable(term.expression)}  is  {printable(term.value)}"
 
 
-def coverage_lines(file: str, coverage: Coverage, *, full: bool) -> Iterator[str]:
-    """Yield the coverage of a rule set and its gaps; with `full`, also every rule and every part of its condition."""
+def coverage_lines(file: str, coverage: Coverage, *, with_rules: bool) -> Iterator[str]:
+    """Yield the coverage of a rule set and its gaps; with `with_rules`, also every rule and every part of its condition."""
     rules, branches = coverage.rule_ratio(), coverage.branch_ratio()
     consequences = coverage.consequence_ratio()
     after = f", derivations and compensations {consequences.covered} of {consequences.total} ({consequences.percent} %)"
@@ -109,14 +109,14 @@ def coverage_lines(file: str, coverage: Coverage, *, full: bool) -> Iterator[str
             for outcome, count in (("true", branch.true), ("false", branch.false))
             if not count
         ]
-        if full:
+        if with_rules:
             yield f"  {rule.rule_id}: matched {rule.matched}, decided {rule.decided}"
             yield from (f"      true {branch.true:>4}, false {branch.false:>4}  {printable(branch.expression)}" for branch in rule.branches)
         if not rule.decided:
             yield f"  {rule.rule_id} never decided"
         yield from missing
     for one in coverage.consequences():
-        if full:
+        if with_rules:
             yield f"  {one.name}: made {one.made}, failed {one.failed}"
         if not one.made:
             yield f"  {one.name}: no case has a report that triggers it"

@@ -47,21 +47,21 @@ def standby_count(names: str) -> int:
     return 1 if names.strip() else 0
 
 
-def volatility_reasons(found: Durability) -> list[str]:
+def volatility_reasons(durability: Durability) -> list[str]:
     """Return the reasons why a PostgreSQL may lose acknowledged events, a sentence each; [] if they survive kill -9 and power loss."""
     reasons = []
-    if found.is_standby:
+    if durability.is_standby:
         reasons.append("it is a standby, which nothing can be written to; name the primary")
-    if found.fsync != "on":
+    if durability.fsync != "on":
         reasons.append("fsync is off, so a power cut may lose acknowledged events; set it to on")
-    if found.full_page_writes != "on":
+    if durability.full_page_writes != "on":
         reasons.append("full_page_writes is off, so a power cut may damage the log; set it to on")
-    if found.synchronous_commit == "off":
+    if durability.synchronous_commit == "off":
         reasons.append("synchronous_commit is off, so a crash may lose acknowledged events; set it to on")
-    if found.unlogged_tables:
-        reasons.append(f"the tables {found.unlogged_tables} are unlogged, so a crash empties them; ALTER TABLE … SET LOGGED")
-    copies = max(found.standbys, found.slots)
-    if copies and not found.synchronous_standbys and not found.is_standby:
+    if durability.unlogged_tables:
+        reasons.append(f"the tables {durability.unlogged_tables} are unlogged, so a crash empties them; ALTER TABLE … SET LOGGED")
+    copies = max(durability.standbys, durability.slots)
+    if copies and not durability.synchronous_standbys and not durability.is_standby:
         reasons.append(
             f"{copies} standby(s) or physical replication slot(s), and commits wait for none of them, so a failover may lose acknowledged "
             "events; set synchronous_standby_names, and synchronous_commit to on"
@@ -69,20 +69,20 @@ def volatility_reasons(found: Durability) -> list[str]:
     return reasons
 
 
-def acknowledgement_problem(found: Durability, acknowledgement: Acknowledgement) -> str:
+def acknowledgement_problem(durability: Durability, acknowledgement: Acknowledgement) -> str:
     """Return why commits do not wait for as many standbys as `--ack` promises, or ""."""
     replicas = acknowledgement.replicas
     if acknowledgement.is_synced:
         return f"--ack aof:{replicas} is for Redis; use replicas:{replicas}, which waits for the disks of standbys here"
-    if found.synchronous_standbys >= replicas:
+    if durability.synchronous_standbys >= replicas:
         return ""
     return (
-        f"--ack replicas:{replicas} needs commits that wait for {replicas} standby(s), but they wait for {found.synchronous_standbys}: "
-        f"synchronous_commit is {found.synchronous_commit} and synchronous_standby_names is {found.synchronous_standby_names!r}; set "
-        f"them to on and e.g. 'ANY {replicas} (*)'"
+        f"--ack replicas:{replicas} needs commits that wait for {replicas} standby(s), but they wait for "
+        f"{durability.synchronous_standbys}: synchronous_commit is {durability.synchronous_commit} and synchronous_standby_names is "
+        f"{durability.synchronous_standby_names!r}; set them to on and e.g. 'ANY {replicas} (*)'"
     )
 
 
-def volatility(found: Durability) -> str:
+def volatility(durability: Durability) -> str:
     """Return the message about a PostgreSQL that may lose acknowledged events, or ""."""
-    return volatility_message(volatility_reasons(found))
+    return volatility_message(volatility_reasons(durability))

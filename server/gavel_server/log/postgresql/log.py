@@ -209,11 +209,11 @@ class PostgresqlLog:
             raise LogCorruptError(f"the head of bus {self.bus} is {describe(head)}, but {wrong} in gavel.events; restore the database")
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """See EventLog. One round trip."""
         check_sequence(expected, entries)
-        arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys, dated_ms)
+        arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys, date_ms)
         for _ in range(FENCED_MAX):
             row, is_replicated = await self._run_append((self.bus, *expected, self._fence, self._genesis, *arguments))
             status, number, chain_hash, *taken = row
@@ -221,8 +221,8 @@ class PostgresqlLog:
                 break
             # Another server has raised the fence. This append was refused, so sending it again is safe.
             self._fence = number
-        if status == "UNTIMELY" and dated_ms is not None:
-            raise UntimelyError(dated_ms, number)
+        if status == "UNTIMELY" and date_ms is not None:
+            raise UntimelyError(date_ms, number)
         if status != "OK":
             raise self._refusal(expected, status, Head(number, bytes(chain_hash)), taken, idempotency_keys)
         last = entries[-1].sequence_number
@@ -240,7 +240,7 @@ class PostgresqlLog:
         return row, is_replicated
 
     def _append_arguments(
-        self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None
+        self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None
     ) -> tuple[Any, ...]:
         window = window_days(recorded_at_ms, self.idempotency_window_ms)
         return (
@@ -253,15 +253,15 @@ class PostgresqlLog:
             recorded_at_ms // DAY_MS,
             window.start,
             [_sha256(event_id) for event_id in idempotency_keys] or None,
-            *timely_range_ms(dated_ms),
+            *timely_range_ms(date_ms),
             REQUESTS_MAX,
         )
 
-    def _refusal(self, expected: Head, status: str, head: Head, taken: Sequence[Any], idempotency_keys: Sequence[str]) -> Exception:
+    def _refusal(self, expected: Head, status: str, head: Head, row: Sequence[Any], idempotency_keys: Sequence[str]) -> Exception:
         if status == "MOVED":
             return HeadMovedError(expected, head)
         if status == "TAKEN":
-            return EventIdTakenError(_id_entries(idempotency_keys, zip(*taken, strict=True)))
+            return EventIdTakenError(_id_entries(idempotency_keys, zip(*row, strict=True)))
         if status == "CORRUPT":
             return LogCorruptError(f"bus {self.bus}: gavel.events lacks the event of the head, {describe(head)}; nothing was appended")
         return LogUnavailableError(f"PostgreSQL at {self._reads.address} lost the replies to {FENCED_MAX} servers in a row; try again")

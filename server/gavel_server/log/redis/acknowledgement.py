@@ -21,16 +21,16 @@ def wait_commands(acknowledgement: Acknowledgement, timeout_ms: int) -> tuple[Co
     return (("WAIT", acknowledgement.replicas, timeout_ms),) if acknowledgement.replicas else ()
 
 
-def shortfall(acknowledgement: Acknowledgement, replies: list[Any], timeout_ms: int, where: str) -> str:
-    """Return what is missing at the Redis named `where`, or "". `replies` holds the reply of the command, if it arrived."""
+def shortfall(acknowledgement: Acknowledgement, replies: list[Any], timeout_ms: int, server: str) -> str:
+    """Return what is missing at the Redis named `server`, or "". `replies` holds the reply of the command, if it arrived."""
     if not replies:
-        return f"{where} did not report whether replicas have them"
+        return f"{server} did not report whether replicas have them"
     if isinstance(replies[0], Exception):
         remedy = f"; {_UPGRADE}" if acknowledgement.is_synced and "unknown command" in str(replies[0]).lower() else ""
-        return f"{where} refuses to wait for replicas: {reason(replies[0])}{remedy}"
+        return f"{server} refuses to wait for replicas: {reason(replies[0])}{remedy}"
     local, count = map(int, replies[0]) if acknowledgement.is_synced else (1, int(replies[0]))
     if not local:
-        return f"{where} did not write them to its disk within {timeout_ms} ms"
+        return f"{server} did not write them to its disk within {timeout_ms} ms"
     if count < acknowledgement.replicas:
         how = "wrote them to their disks, for which they need appendonly yes," if acknowledgement.is_synced else "confirmed"
         return f"only {count} of {acknowledgement.replicas} replicas {how} within {timeout_ms} ms"

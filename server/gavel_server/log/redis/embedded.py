@@ -195,12 +195,12 @@ class EmbeddedRedis:
                 return
 
 
-def _failure(what: str, log_path: Path, log_start: int) -> str:
-    """Return `what` with the last lines that this run wrote to the log of Redis."""
+def _failure(problem: str, log_path: Path, log_start: int) -> str:
+    """Return `problem` with the last lines that this run wrote to the log of Redis."""
     with log_path.open("rb") as log:
         log.seek(max(log_start, log_path.stat().st_size - LOG_TAIL_BYTES))
         lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    return f"{what}; the end of {log_path}:\n" + "\n".join(f"  {line}" for line in lines)
+    return f"{problem}; the end of {log_path}:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 async def _ping(connections: ConnectionPool) -> str:

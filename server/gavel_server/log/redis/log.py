@@ -176,19 +176,19 @@ class RedisLog:
         return head
 
     async def append(
-        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None = None
     ) -> None:
         """See EventLog. One round trip."""
         check_sequence(expected, entries)
-        keys, arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys, dated_ms)
+        keys, arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys, date_ms)
         for _ in range(FENCED_MAX):
             (status, *details), *waited = await self._run_append((len(keys), *keys, *expected, self._fence, *arguments))
             if status != b"FENCED":
                 break
             # Another server has raised the fence. Redis refused this append, so sending it again is safe.
             self._fence = _number(details[0], f"{self._head_key} fence")
-        if status == b"UNTIMELY" and dated_ms is not None:
-            raise UntimelyError(dated_ms, int(details[0]))
+        if status == b"UNTIMELY" and date_ms is not None:
+            raise UntimelyError(date_ms, int(details[0]))
         if status != b"OK":
             raise self._refusal(expected, status, details)
         for problem in details:
@@ -364,7 +364,7 @@ class RedisLog:
         return head
 
     def _append_arguments(
-        self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None
+        self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], date_ms: int | None
     ) -> tuple[list[Argument], ...]:
         """Return the script's arguments before the expected head (keys) and after it (flags, hashes, entries, ids, ids to check)."""
         day = recorded_at_ms // DAY_MS
@@ -376,7 +376,7 @@ class RedisLog:
         # An event_id written at the end of its day stays known until one day after the window.
         ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
         fixed: list[Argument] = [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes]
-        fixed += [*timely_range_ms(dated_ms), REQUESTS_MAX]
+        fixed += [*timely_range_ms(date_ms), REQUESTS_MAX]
         return keys, [*fixed, *of_entries, *idempotency_keys]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:

@@ -19,13 +19,17 @@ class Script:
         self.digest: Final = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     async def run(
-        self, send: Callable[..., Awaitable[list[Any]]], body: tuple[Argument, ...], following: tuple[Command, ...] = (), extra_ms: int = 0
+        self,
+        send: Callable[..., Awaitable[list[Any]]],
+        body: tuple[Argument, ...],
+        next_commands: tuple[Command, ...] = (),
+        extra_ms: int = 0,
     ) -> list[Any]:
-        """Run the script and the commands `following` it; return all replies.
+        """Run the script and the commands `next_commands` it; return all replies.
 
         `send` is `Channel.read` or `write`. `body` is the number of keys, the keys and the arguments.
         """
-        replies = await send(("EVALSHA", self.digest, *body), *following, extra_ms=extra_ms)
+        replies = await send(("EVALSHA", self.digest, *body), *next_commands, extra_ms=extra_ms)
         if replies and isinstance(replies[0], Exception) and reason(replies[0]).startswith("NOSCRIPT"):
-            replies = await send(("EVAL", self._text, *body), *following, extra_ms=extra_ms)
+            replies = await send(("EVAL", self._text, *body), *next_commands, extra_ms=extra_ms)
         return replies

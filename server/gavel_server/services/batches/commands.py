@@ -52,7 +52,7 @@ async def admit_all(
 
 async def execute_all(
     open_bus: Callable[[], Awaitable[Sequencer]],
-    admitted: Sequence[AdmittedCommand | ServiceError],
+    commands: Sequence[AdmittedCommand | ServiceError],
     caller: str,
     principal: Principal = ANONYMOUS,
 ) -> list[CommittedAnswer | ServiceError]:
@@ -60,15 +60,15 @@ async def execute_all(
 
     The bus is opened only if there is a command. They use `caller`'s share of the queue.
     """
-    refused = {index: item for index, item in enumerate(admitted) if isinstance(item, ServiceError)}
+    refused = {index: item for index, item in enumerate(commands) if isinstance(item, ServiceError)}
     results: dict[int, CommittedAnswer | ServiceError] = {**refused}
-    if len(results) < len(admitted):
+    if len(results) < len(commands):
         sequencer = await open_bus()
         complete = asyncio.get_running_loop().create_future()
 
         def answer(index: int, result: CommittedAnswer | ServiceError) -> None:
             results[index] = result
-            if len(results) == len(admitted) and not complete.done():
+            if len(results) == len(commands) and not complete.done():
                 complete.set_result(None)
 
         def submit(index: int, item: AdmittedCommand) -> None:
@@ -84,8 +84,8 @@ async def execute_all(
             except ServiceError as error:
                 answer(index, error)
 
-        for index, item in enumerate(admitted):
+        for index, item in enumerate(commands):
             if not isinstance(item, ServiceError):
                 submit(index, item)
         await complete
-    return [results[index] for index in range(len(admitted))]
+    return [results[index] for index in range(len(commands))]

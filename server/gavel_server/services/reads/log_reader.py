@@ -84,16 +84,16 @@ def envelope_of(record: Record) -> Envelope:
     return envelope
 
 
-def committed_envelope(completed: CommittedAnswer) -> Envelope:
+def committed_envelope(answer: CommittedAnswer) -> Envelope:
     """Return the committed event that answers a command, with its chain hash."""
-    return envelope_of(record_of(completed))
+    return envelope_of(record_of(answer))
 
 
-def record_of(completed: CommittedAnswer) -> Record:
+def record_of(answer: CommittedAnswer) -> Record:
     """Return the record of the committed event that answers a command."""
-    if completed.record is None:
-        raise TypeError(f"a command was answered with {type(completed.answer).__name__}, which is not an event of the log")
-    return completed.record
+    if answer.record is None:
+        raise TypeError(f"a command was answered with {type(answer.answer).__name__}, which is not an event of the log")
+    return answer.record
 
 
 def category_violations(categories: Sequence[int]) -> list[tuple[str, str]]:

@@ -182,7 +182,7 @@ class DecisionHistory:
     def _has_verdict(self) -> bool:
         return not self._review_id
 
-    async def _read_events(self, first: int, last: int, is_enough: Callable[[], bool]) -> None:
+    async def _read_events(self, first: int, last: int, is_complete: Callable[[], bool]) -> None:
         """Note the events of the trace from `first` to `last` until it is enough."""
         async with aclosing(read_chunks(self._sequencer.log, first, last, self._caller)) as chunks:
             async for records in chunks:
@@ -190,11 +190,11 @@ class DecisionHistory:
                 for event in EventFilter(trace_id=self._trace_id).select(records):
                     number = event.envelope.sequence_number
                     self._read_to = number - 1
-                    if is_enough():
+                    if is_complete():
                         return
                     self._note_event(envelope_of(by_number[number]))
                 self._read_to = records[-1].sequence_number
-                if is_enough():
+                if is_complete():
                     return
 
     def _note_event(self, event: Envelope) -> None:

@@ -206,9 +206,9 @@ async def test_compiler_answers_are_cached(monkeypatch: pytest.MonkeyPatch) -> N
         patched.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))
         assert answers == [await compiling.check(RULE_SET), await compiling.check(invalid)]
         with pytest.raises(ServiceError, match="internal error"):
-            await compiling.check(RULE_SET, analysed=True)
+            await compiling.check(RULE_SET, with_analysis=True)
 
-    assert (await compiling.check(RULE_SET, analysed=True)).valid
+    assert (await compiling.check(RULE_SET, with_analysis=True)).valid
 
 
 async def test_cache_of_compiler_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_costly_action_is_not_deployed() -> None:
     assert "of them in rule " in message
     assert "declare max_length for facts.status" == suggestion
     assert [(COSTLY, message)] == [(one.code, one.message) for one in lint_rule_set(compiled) if one.code == COSTLY]
-    report = report_on(document, analysed=False)
+    report = report_on(document, with_analysis=False)
     assert (False, "", [COSTLY]) == (report.valid, report.digest, [error.code for error in report.errors])
     assert [(1, suggestion)] == [(error.line, error.suggestion) for error in report.errors]
 
@@ -47,7 +47,7 @@ def test_declared_length_bounds_the_cost() -> None:
     """With a declared length of the fact the same rules are deployed."""
     document = searching(max_length=500)
     assert [] == find_costly_actions(compile_rule_set(document))
-    report = report_on(document, analysed=True)
+    report = report_on(document, with_analysis=True)
     assert (True, []) == (report.valid, [*report.errors])
 
 

@@ -185,4 +185,4 @@ def test_a_timely_batch() -> None:
     timely = partial(is_timely, store_ms=NOW_MS)
     behind_ms = SKEW_MS_MAX + DELAY_MS_MAX
     dates = (NOW_MS - behind_ms - 1, NOW_MS - behind_ms, NOW_MS, NOW_MS + SKEW_MS_MAX, NOW_MS + SKEW_MS_MAX + 1)
-    assert [False, True, True, True, False] == [timely(dated_ms) for dated_ms in dates]
+    assert [False, True, True, True, False] == [timely(date_ms) for date_ms in dates]

@@ -114,9 +114,9 @@ class _Transport:
         except ValueError as error:
             raise LLMProviderError(self._name, "malformed", f"a part of the stream is not text ({type(error).__name__})") from error
 
-    def _object(self, read: Any) -> JsonObject:
+    def _object(self, value: Any) -> JsonObject:
         try:
-            answer = read()
+            answer = value()
         except ValueError as error:
             raise LLMProviderError(self._name, "malformed", "its answer is not JSON") from error
         if not isinstance(answer, dict):

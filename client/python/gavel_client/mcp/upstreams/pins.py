@@ -154,16 +154,16 @@ class Pins:
         fields = ", ".join(dict.fromkeys(violation.field for violation in error.violations))
         return Closed(f"{definition.name} is closed: Gavel refuses its definition ({fields or error.reason})")
 
-    async def _drift(self, definition: ToolDefinition, pinned: str, what: str) -> Closed:
+    async def _drift(self, definition: ToolDefinition, pin: str, change: str) -> Closed:
         """Record a drift, once for each definition, and return it."""
         if (definition.name, definition.digest) not in self._noted:
             envelope = diagnostic_envelope(
                 f"tool/{definition.name}",
                 self._producer,
                 kind=DRIFT,
-                attributes={"tool": definition.name, "pinned": pinned, "listed": definition.digest, "change": what},
+                attributes={"tool": definition.name, "pinned": pin, "listed": definition.digest, "change": change},
                 event_name=DRIFT,
-                event_id=str(uuid.uuid5(_DRIFTS, f"{self._client.bus}/{definition.name}/{pinned}/{definition.digest}")),
+                event_id=str(uuid.uuid5(_DRIFTS, f"{self._client.bus}/{definition.name}/{pin}/{definition.digest}")),
             )
             try:
                 await self._client.publish_event(envelope)
@@ -171,7 +171,7 @@ class Pins:
                 if error.reason != "EVENT_ID_REUSED":  # another proxy has recorded it
                     raise
             self._noted.add((definition.name, definition.digest))
-        reason = f"{definition.name} is closed: {what}. A person has to accept it: gavel mcp accept {definition.name}"
+        reason = f"{definition.name} is closed: {change}. A person has to accept it: gavel mcp accept {definition.name}"
         return Closed(reason, drifted=True)
 
     async def _contracts(self) -> AsyncIterator[ToolContract]:

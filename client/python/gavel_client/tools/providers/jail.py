@@ -129,16 +129,16 @@ class Jail:
         finally:
             os.close(directory)
 
-    def _check_ordinary(self, found: os.stat_result, path: str) -> None:
-        if stat.S_ISDIR(found.st_mode):
+    def _check_ordinary(self, status: os.stat_result, path: str) -> None:
+        if stat.S_ISDIR(status.st_mode):
             raise ToolError(PATH, f"{path} is a directory")
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             raise ToolError(PERMISSION, f"{path} is a symbolic link")
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ToolError(PERMISSION, f"{path} is not an ordinary file")
-        if found.st_nlink > 1:
+        if status.st_nlink > 1:
             raise ToolError(PERMISSION, f"{path} has another name (a hard link), which may lie outside")
-        if found.st_dev != self._device:
+        if status.st_dev != self._device:
             raise ToolError(PERMISSION, f"{path} lies on another file system")
 
 

@@ -248,15 +248,15 @@ async def _show_progress(responses: AsyncGenerator[VerifyReplayResponse, None]) 
 
 
 async def read_verdict(
-    responses: AsyncGenerator[VerifyReplayResponse, None], show: Callable[[ReplayProgress], None] | None = None
+    responses: AsyncGenerator[VerifyReplayResponse, None], on_progress: Callable[[ReplayProgress], None] | None = None
 ) -> ReplayVerdict:
-    """Return the verdict at the end of a replay; call `show` with each progress report. Raises CommandError if there is no verdict."""
+    """Return the verdict at the end of a replay; call `on_progress` with each progress report. Raises CommandError if there is none."""
     async with aclosing(responses):
         async for response in responses:
             if response.HasField("verdict"):
                 return response.verdict
-            if show is not None:
-                show(response.progress)
+            if on_progress is not None:
+                on_progress(response.progress)
     raise CommandError("the replay ended without a verdict; try again, or replay the log without a server with --data or --log")
 
 

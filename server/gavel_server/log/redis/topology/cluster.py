@@ -92,9 +92,9 @@ class Cluster:
         """See Topology."""
         self._suspects.update(address for address, known in self._nodes.items() if known is node)
 
-    async def follow(self, moved: MovedError) -> None:
+    async def follow(self, redirection: MovedError) -> None:
         """Note that a slot has moved to another master, as a node says."""
-        await self._client.nodes_manager.move_slot(moved)
+        await self._client.nodes_manager.move_slot(redirection)
 
     async def ping(self) -> None:
         """See Topology."""

@@ -112,6 +112,6 @@ def _print_run(run: TestRun, *, short: bool, coverage: bool) -> None:
         output.print_line(f"{suite.file}: {passed} of {len(suite.results)} passed")
     if coverage:
         for file, of_file in run.coverage.items():
-            for line in suite_report.coverage_lines(file, of_file, full=True):
+            for line in suite_report.coverage_lines(file, of_file, with_rules=True):
                 output.print_line(line)
     output.print_line(suite_report.summary(run))
