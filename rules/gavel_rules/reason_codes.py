@@ -223,9 +223,9 @@ REMEDIES_OF_RULES: Final = (_REVISE,)
 
 _TABLE: Final[Mapping[str, ReasonCode]] = {row.code: row for row in REASON_CODES}
 
-RESERVED: Final = frozenset(_TABLE)
+RESERVED_CODES: Final = frozenset(_TABLE)
 # Reviews of a trace that no rule demands: a person's approval lets the trace go on and approves no action.
-RELEASING: Final = frozenset([row.code for row in REASON_CODES if Arms.TRACE_REVIEW in row.arms])
+RELEASING_CODES: Final = frozenset([row.code for row in REASON_CODES if Arms.TRACE_REVIEW in row.arms])
 # Faults of a rule set or of Gavel: operators are alarmed.
 ALARMING: Final = frozenset([row.code for row in REASON_CODES if Release.REPAIR in row.releases])
 
@@ -254,7 +254,7 @@ def arms_fingerprint(reason_code: str) -> bool:
 
 def calls_person(reason_code: str) -> bool:
     """Return whether a first decision with a reason code of Gavel's asks for a person instead of refusing."""
-    return reason_code in RELEASING
+    return reason_code in RELEASING_CODES
 
 
 def is_retryable(reason_code: str) -> bool:

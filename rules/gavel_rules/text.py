@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Final
 
 SUGGESTED_MAX: Final = 100
-KNOWN_MAX: Final = 250
+KNOWN_NAMES_MAX: Final = 250
 NAME_LENGTH_MAX: Final = 64
 
 
@@ -18,7 +18,7 @@ def suggestion(name: str, known: Sequence[str], reported: int = 0) -> str:
     """
     if reported >= SUGGESTED_MAX:
         return ""
-    ordinary = [one for one in known[:KNOWN_MAX] if len(one) <= NAME_LENGTH_MAX]
+    ordinary = [one for one in known[:KNOWN_NAMES_MAX] if len(one) <= NAME_LENGTH_MAX]
     near = get_close_matches(name, ordinary, n=1, cutoff=0.6) if len(name) <= NAME_LENGTH_MAX else []
     if near:
         return f"did you mean {near[0]}?"

@@ -24,7 +24,7 @@ def test_every_reason_code_has_a_scenario() -> None:
     NOT_JUDGED is the exception: only a bug causes it, so tests of the core break an engine instead.
     """
     expected = {code for scenario in load_scenarios() for step in scenario.steps for code in _codes(step)}
-    assert set(reason_codes.RESERVED) - {reason_codes.NOT_JUDGED} == expected & reason_codes.RESERVED
+    assert set(reason_codes.RESERVED_CODES) - {reason_codes.NOT_JUDGED} == expected & reason_codes.RESERVED_CODES
 
 
 def test_every_gate_has_a_scenario() -> None:

@@ -1,7 +1,7 @@
 """The supervisor of background tasks: it runs each again whenever it fails, for ever.
 
 Nobody awaits a background task, so nobody could handle its failure. A task that fails is logged with its traceback and runs again
-after a pause that grows to `Backoff.maximum_ms`. Its problem stays visible until it has run for SETTLED_S without another failure.
+after a pause that grows to `Backoff.maximum_ms`. Its problem stays visible until it has run for SETTLEMENT_SECONDS without another failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.errors import describe_error
 
 # How long a task must run after a failure to count as healthy again.
-SETTLED_S: Final = 5.0
+SETTLEMENT_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class SupervisedTask:
     @property
     def problem(self) -> str:
         """The reason why the task cannot work now, as a sentence, or ""."""
-        if self._failure and (self._running_since is None or time.monotonic() - self._running_since < SETTLED_S):
+        if self._failure and (self._running_since is None or time.monotonic() - self._running_since < SETTLEMENT_SECONDS):
             return self._failure
         return self._own_problem()
 
@@ -46,7 +46,7 @@ class SupervisedTask:
 
     def note_failure(self, error: Exception) -> int:
         """Note that the task has failed; return how often it has failed in a row."""
-        if self._running_since is not None and time.monotonic() - self._running_since >= SETTLED_S:
+        if self._running_since is not None and time.monotonic() - self._running_since >= SETTLEMENT_SECONDS:
             self._failures_in_a_row = 0
         self._failures_in_a_row += 1
         self._running_since = None

@@ -18,7 +18,7 @@ from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 _FACTS: Final = "facts."
 _COLOURS: Final = {"approve": "#d9f2d9", "reject": "#f7d9d9", "review": "#fdf0cf"}
 # Characters of groups' names that stand for themselves in both languages.
-_DRAWN: Final = re.compile(r"[^A-Za-z0-9._:/@+-]")
+_UNSAFE_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._:/@+-]")
 _BREAK: Final = r"\n"  # Graphviz's escape for the end of a line
 
 
@@ -157,7 +157,7 @@ def _review_data(policy: ReviewPolicy) -> dict[str, object]:
 
 def _plain(groups: Iterable[str]) -> str:
     """Return names of groups without characters that mean something in a drawing."""
-    return " or ".join(_DRAWN.sub("_", group) for group in groups)
+    return " or ".join(_UNSAFE_CHARACTER.sub("_", group) for group in groups)
 
 
 def _subject_facts(action: CompiledAction, fact: str) -> list[str]:

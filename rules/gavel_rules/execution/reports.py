@@ -25,7 +25,7 @@ from gavel_rules.state.records import UNDER_REVIEW, LiveDecision
 from gavel_rules.values import python_to_value
 
 # Final statuses that leave the work undone.
-_UNDONE: Final = (execution_pb2.EXECUTION_STATUS_PARTIAL, execution_pb2.EXECUTION_STATUS_ABORTED)
+_INCOMPLETE: Final = (execution_pb2.EXECUTION_STATUS_PARTIAL, execution_pb2.EXECUTION_STATUS_ABORTED)
 _RETRIABLE: Final = (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT)
 
 
@@ -106,7 +106,7 @@ def _record_report(recorder: Recorder, live: LiveDecision, envelope: Envelope) -
     elif execution.status in _RETRIABLE and not execution.will_retry:
         call_person(recorder, live, reason_codes.ATTEMPTS_EXHAUSTED, envelope, "attempts-exhausted")
     current = recorder.state.decisions[live.decision_id]
-    if current.unreported_attempts and current.phase != UNDER_REVIEW and execution.status in _UNDONE:
+    if current.unreported_attempts and current.phase != UNDER_REVIEW and execution.status in _INCOMPLETE:
         # An earlier attempt that never reported may have acted, or may still act; this report says nothing about that attempt.
         call_person(recorder, live, reason_codes.EXECUTION_ABANDONED, envelope, "unreported")
     return EventAnswer(envelope)

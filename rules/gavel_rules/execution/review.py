@@ -143,7 +143,7 @@ def _release_trace(recorder: Recorder, review: Review, cause: Envelope) -> Event
 
 def _only_releases_trace(review: Review, live: LiveDecision | None) -> bool:
     """Return whether an approval lets the trace go on and approves no action."""
-    return live is None and review.decision.decision.reason_code in reason_codes.RELEASING
+    return live is None and review.decision.decision.reason_code in reason_codes.RELEASING_CODES
 
 
 def _rejection(recorder: Recorder, review: Review, cause: Envelope, reason_code: str) -> Decision:

@@ -41,7 +41,7 @@ from gavel_rules.state.state import State
 
 DATA_LOSSES_MAX: Final = 100
 # Bytes that every event whose command cites others contains: the category of proposals, or the key of a verdict or vote.
-_CITING: Final = (
+_CITING_EVENTS: Final = (
     Field(Envelope, "event_category").number(PROPOSAL),
     SYSTEM_FACT_KEY["ReviewResolved"].encode(),
     SYSTEM_FACT_KEY["ReviewVoted"].encode(),
@@ -143,7 +143,7 @@ class Recomputation:
 
     def missing_citations(self, envelope_bytes: bytes) -> list[int]:
         """Return the events that an event's command cites, directly or by the reviewed proposal, and that have not been fed or cited."""
-        if not any(kind in envelope_bytes for kind in _CITING):
+        if not any(kind in envelope_bytes for kind in _CITING_EVENTS):
             return []
         recorded = Envelope.FromString(envelope_bytes)
         proposal = recorded.proposal

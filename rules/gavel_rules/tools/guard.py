@@ -12,14 +12,14 @@ from gavel.v1.tool_pb2 import ToolContract
 from gavel.v1.tool_service_pb2 import ToolGuard
 
 # Effects inside the agent's own workspace, and processes that its provider lists one by one.
-_INSIDE: Final = "workspace."
+_WORKSPACE_PREFIX: Final = "workspace."
 _PROCESS: Final = "process"
 _READ: Final = ".read"
 
 
 def stays_inside(effect: str) -> bool:
     """Return whether an effect is a read, or stays in the agent's workspace."""
-    return effect.startswith(_INSIDE) or effect.endswith(_READ) or effect == _PROCESS
+    return effect.startswith(_WORKSPACE_PREFIX) or effect.endswith(_READ) or effect == _PROCESS
 
 
 def guard(contract: ToolContract) -> ToolGuard:

@@ -61,7 +61,7 @@ def _check_contract(registry: ToolRegistry, envelope: Envelope) -> _Outcome:
             return Fault(
                 error_pb2.ERROR_REASON_VERSION_REUSED,
                 f"version {contract.version} of {contract.name} is registered with schemas that this contract breaks, at "
-                f"{', '.join(breaking[:_NAMED_MAX])}: give it a new version",
+                f"{', '.join(breaking[:_PLACES_MAX])}: give it a new version",
             )
     return None
 
@@ -106,7 +106,7 @@ def _limit_fault(table: Sized, size_max: int, plural: str) -> Fault | None:
 
 
 # Places of a schema that a message names.
-_NAMED_MAX: Final = 5
+_PLACES_MAX: Final = 5
 # By the field of the fact: the event's name, the check, and the subject.
 _CHANGES: Final[Mapping[str, tuple[str, Callable[[ToolRegistry, Envelope], _Outcome], Callable[[Envelope], str]]]] = {
     "tool_contract_registered": ("ToolContractRegistered", _check_contract, lambda one: f"tool/{one.fact.tool_contract_registered.name}"),

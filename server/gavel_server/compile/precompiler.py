@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from gavel_server.compile.compiler import compile_in_thread, ensure_compiled
 
 # Bytes that these events contain. Other events that contain them are parsed in vain.
-_ACTIVATED: Final = SYSTEM_FACT_KEY["RuleSetActivated"].encode()
-_DEPLOYED: Final = SYSTEM_FACT_KEY["RuleSetDeployed"].encode()
+_ACTIVATION_KEY: Final = SYSTEM_FACT_KEY["RuleSetActivated"].encode()
+_DEPLOYMENT_KEY: Final = SYSTEM_FACT_KEY["RuleSetDeployed"].encode()
 
 
 class Precompiler:
@@ -31,7 +31,7 @@ class Precompiler:
 
     async def before(self, state: State, envelope_bytes: bytes) -> None:
         """Compile the rule set that the state's next event needs, if it is not cached."""
-        if _ACTIVATED not in envelope_bytes and not (self._documents and _DEPLOYED in envelope_bytes):
+        if _ACTIVATION_KEY not in envelope_bytes and not (self._documents and _DEPLOYMENT_KEY in envelope_bytes):
             return
         try:
             fact = Envelope.FromString(envelope_bytes).fact

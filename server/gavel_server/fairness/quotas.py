@@ -27,7 +27,7 @@ ACCOUNTS_MAX: Final = 4_096
 STREAM_RETRY_AFTER_MS: Final = 1_000
 # How long a refused caller counts as throttled, and how many GetStatus shows.
 THROTTLED_SECONDS: Final = 60.0
-THROTTLED_MAX: Final = 100
+THROTTLED_CALLERS_MAX: Final = 100
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Quotas:
             for caller, account in self._accounts.items()
             if now - account.refused_at < THROTTLED_SECONDS and (is_visible is None or is_visible(account.principal))
         ]
-        return sorted(found, key=lambda one: (-one.refused, one.caller))[:THROTTLED_MAX]
+        return sorted(found, key=lambda one: (-one.refused, one.caller))[:THROTTLED_CALLERS_MAX]
 
     def _open(self, caller: str, now: float) -> Account:
         accounts = self._accounts

@@ -20,7 +20,7 @@ from gavel_server.process.private_files import open_private
 VALID_DAYS: Final = 30
 HOSTS_DEFAULT: Final = ("localhost", "127.0.0.1", "::1")
 # Clocks of other machines may be behind.
-_BACKDATED: Final = timedelta(minutes=5)
+_CLOCK_SKEW: Final = timedelta(minutes=5)
 _CRITICAL: Final = True
 
 
@@ -130,7 +130,7 @@ def _builder(
     valid_from: datetime | None = None,
     valid_days: float = VALID_DAYS,
 ) -> x509.CertificateBuilder:
-    start = valid_from or datetime.now(UTC) - _BACKDATED
+    start = valid_from or datetime.now(UTC) - _CLOCK_SKEW
     return (
         x509.CertificateBuilder()
         .subject_name(_name(subject))

@@ -22,7 +22,7 @@ from gavel_server.process.private_files import PRIVATE_MODE
 FORMAT_VERSION: Final = 1
 # How long a reader waits for a lock, which a writer holds only when it opens or closes the database.
 _BUSY_SECONDS: Final = 5.0
-_CACHE_KIB: Final = 32 * 1024
+_CACHE_SIZE_KIB: Final = 32 * 1024
 
 _SCHEMA: Final = """
 CREATE TABLE events (
@@ -70,7 +70,7 @@ class IndexDatabase:
         execute("PRAGMA journal_mode = WAL")
         # A power cut may lose the last rows, which are then read from the log again.
         execute("PRAGMA synchronous = NORMAL")
-        execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        execute(f"PRAGMA cache_size = -{_CACHE_SIZE_KIB}")
         (version,) = execute("PRAGMA user_version").fetchone()
         (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and version != FORMAT_VERSION:

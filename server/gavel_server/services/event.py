@@ -62,8 +62,8 @@ from gavel_server.services.reads.event_numbers import number_of
 from gavel_server.services.reads.log_reader import (
     FOLLOWED,
     FOUND,
-    LISTED,
-    TRACED,
+    LIST_ENVELOPES,
+    TRACE_ENVELOPES,
     action_type_violations,
     category_violations,
     committed_envelope,
@@ -92,8 +92,8 @@ CALLER_FOLLOW_BYTES_MAX: Final = FOLLOW_BYTES_MAX // 2
 TRACE_BYTES_MAX: Final = 3 * 1024 * 1024
 
 # The fields of the answer to a batch that hold a result, and its event.
-_PUBLISHED: Final = Field(BatchPublishEventsResponse, "results")
-_PUBLISHED_EVENT: Final = Field(PublishResult, "envelope")
+_RESULTS: Final = Field(BatchPublishEventsResponse, "results")
+_RESULT_ENVELOPE: Final = Field(PublishResult, "envelope")
 
 # Events that the index lacks, up to which a filtered read needs no slot for scans of the log.
 NEAR_EVENTS_MAX: Final = 1_024
@@ -136,10 +136,10 @@ class EventServicer:
         for envelope, result in zip(request.envelopes, results, strict=True):
             if isinstance(result, ServiceError):
                 self._refusals.note(_BATCH_METHOD, bus, context.principal, result, envelope)
-                parts.append(_PUBLISHED.content(PublishResult(error=refuse(_BATCH_METHOD, result).status()).SerializeToString()))
+                parts.append(_RESULTS.content(PublishResult(error=refuse(_BATCH_METHOD, result).status()).SerializeToString()))
             else:
                 record = record_of(result)
-                parts.append(_PUBLISHED.content(_PUBLISHED_EVENT.content(with_chain_hash(record.envelope, record.chain_hash))))
+                parts.append(_RESULTS.content(_RESULT_ENVELOPE.content(with_chain_hash(record.envelope, record.chain_hash))))
         return EncodedResponse(b"".join(parts))
 
     async def GetEvent(self, request: GetEventRequest, context: CallContext) -> EncodedResponse[GetEventResponse]:
@@ -312,7 +312,7 @@ async def _list(
                 size_bytes += len(event.content)
                 if parts and (len(parts) == page.size or size_bytes > PAGE_BYTES_MAX):
                     return _page(parts, page.token((event.envelope.sequence_number, last)))
-                parts.append(LISTED.content(event.content))
+                parts.append(LIST_ENVELOPES.content(event.content))
             events_read += found.events_read
             bytes_read += found.bytes_read
             if found.reached < last and (events_read >= SCAN_EVENTS_MAX or bytes_read >= SCAN_BYTES_MAX):
@@ -339,7 +339,7 @@ async def _trace(
                 truncated = len(parts) == TRACE_EVENTS_MAX or size_bytes > TRACE_BYTES_MAX
                 if truncated:
                     break
-                parts.append(TRACED.content(event.content))
+                parts.append(TRACE_ENVELOPES.content(event.content))
                 events.append(event.envelope)
             if truncated:
                 break

@@ -52,7 +52,7 @@ async def test_problem_stays_visible_after_a_failure(backoff: Backoff, monkeypat
     await asyncio.wait_for(again.wait(), WAIT_S)
     assert "ValueError" in supervisor.problem
     assert "secret" not in supervisor.problem
-    monkeypatch.setattr("gavel_client.supervision.SETTLED_S", 0.0)
+    monkeypatch.setattr("gavel_client.supervision.SETTLEMENT_SECONDS", 0.0)
     assert "" == supervisor.problem
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -213,9 +213,9 @@ class TriggerSubscription:
             firing = self._windows.due(_now_ms())
             if firing is None:
                 next_due_ms = self._windows.next_due_ms()
-                wait_s = None if next_due_ms is None else max(0.0, next_due_ms - _now_ms()) / 1000
+                wait_seconds = None if next_due_ms is None else max(0.0, next_due_ms - _now_ms()) / 1000
                 with suppress(asyncio.TimeoutError):
-                    async with timeout(wait_s):
+                    async with timeout(wait_seconds):
                         await self._changed.wait()
                 continue
             await retry(partial(self._client.publish_event, self._diagnostic(firing)), self._backoff)

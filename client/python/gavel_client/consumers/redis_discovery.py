@@ -22,7 +22,7 @@ DISCOVERY_SECONDS: Final = 0.5
 
 _SENTINEL_PREFIX: Final = "sentinel_"
 # Replies of a node that does not hold the key any more, or does not serve it now.
-_ELSEWHERE: Final = (redis.exceptions.AskError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
+_MOVED_ERRORS: Final = (redis.exceptions.AskError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
 
 
 def url_options(target: RedisTarget) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class _ClusterConnection(Connection):
         """Read a reply. One of a node that does not serve the key ends the connection, so that the next one finds the master."""
         try:
             return await super().read_response(*arguments, **options)
-        except _ELSEWHERE as error:
+        except _MOVED_ERRORS as error:
             await self.disconnect()
             raise redis.exceptions.ConnectionError(f"the node does not serve this key now: {error}") from error
 

@@ -46,7 +46,7 @@ from gavel_client.timeouts import timeout
 # A consumer that waits for the wakeup event reads at least this often without it.
 WAKEUP_TIMEOUT_MS: Final = 10_000
 # Longer than any command takes; detects a connection to a host that has vanished.
-COMMAND_TIMEOUT_S: Final = 3.0
+COMMAND_TIMEOUT_SECONDS: Final = 3.0
 CLAIM_IDS_MAX: Final = 500
 _RAW_COMMANDS: Final = ("XREADGROUP", "XRANGE", "XAUTOCLAIM", "XCLAIM", "XPENDING")
 
@@ -216,7 +216,7 @@ class WorkQueue:
 
     async def _run_once(self, *command: str | bytes | int) -> Any:
         """Run a command. Create a missing group at the queue's start; the server refuses work that is already done."""
-        async with timeout(COMMAND_TIMEOUT_S):
+        async with timeout(COMMAND_TIMEOUT_SECONDS):
             try:
                 return await self._redis.execute_command(*command)
             except redis.exceptions.ResponseError as error:
@@ -240,7 +240,7 @@ def connection_pool(redis_url: str, bus: str = "", connections_max: int | None =
         "protocol": 2,
         # `_run_once` limits each command. redis-py would use asyncio.wait_for, which may lose a cancellation in Python 3.11.
         "socket_timeout": None,
-        "socket_connect_timeout": COMMAND_TIMEOUT_S,
+        "socket_connect_timeout": COMMAND_TIMEOUT_SECONDS,
         # No retries inside redis-py: a repeated read would leave entries pending with a consumer that never received them.
         "retry": Retry(NoBackoff(), 0),
     }

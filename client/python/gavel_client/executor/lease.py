@@ -46,9 +46,9 @@ async def keep_alive(client: GavelClient, started: ExecutionStarted, producer: P
 
 async def _renew_until_lost(client: GavelClient, started: ExecutionStarted, producer: Producer, lease_ms: int, requested_at: float) -> None:
     decision_id = started.decision.decision.decision_id
-    lease_s = lease_ms / 1000
-    renew_at = requested_at + lease_s * RENEWAL_FRACTION
-    usable_until = requested_at + lease_s * (1 - STOP_FRACTION)
+    lease_seconds = lease_ms / 1000
+    renew_at = requested_at + lease_seconds * RENEWAL_FRACTION
+    usable_until = requested_at + lease_seconds * (1 - STOP_FRACTION)
     failure: GavelError | None = None
     while True:
         await asyncio.sleep(max(0.0, min(renew_at, usable_until) - time.monotonic()))
@@ -73,8 +73,8 @@ async def _renew_until_lost(client: GavelClient, started: ExecutionStarted, prod
                 _logger.error("decision=%s execution=%s lease refused: %s", decision_id, started.execution_id, describe_error(error))
                 return
             failure = error
-            renew_at = time.monotonic() + lease_s * RETRY_FRACTION
+            renew_at = time.monotonic() + lease_seconds * RETRY_FRACTION
         else:
             failure = None
-            renew_at = requested_at + lease_s * RENEWAL_FRACTION
-            usable_until = requested_at + lease_s * (1 - STOP_FRACTION)
+            renew_at = requested_at + lease_seconds * RENEWAL_FRACTION
+            usable_until = requested_at + lease_seconds * (1 - STOP_FRACTION)

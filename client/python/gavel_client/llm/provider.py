@@ -105,11 +105,11 @@ class WireFormat(Protocol):
 class Transport(Protocol):
     """Sends JSON through an SDK. Both methods raise LLMProviderError."""
 
-    async def post(self, body: Mapping[str, Any], timeout_s: float) -> JsonObject:
+    async def post(self, body: Mapping[str, Any], timeout_seconds: float) -> JsonObject:
         """Return the body of the answer."""
         ...
 
-    def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[JsonObject, None]:
+    def events(self, body: Mapping[str, Any], timeout_seconds: float) -> AsyncGenerator[JsonObject, None]:
         """Yield the events of a streamed answer."""
         ...
 

@@ -149,17 +149,17 @@ class RetryBudget:
         self._tries_max = 1 if _IS_RETRIED.get() else tries_max
         self._failures = 0
 
-    def timeout_s(self) -> float:
+    def timeout_seconds(self) -> float:
         """Return the time left for the next try, in seconds."""
         return max(0.0, self._ends_at - time.monotonic())
 
-    def pause_s(self, rpc_error: grpc.RpcError, *, closed: bool = False) -> float:
+    def pause_seconds(self, rpc_error: grpc.RpcError, *, closed: bool = False) -> float:
         """Return the pause before the next try, in seconds. Raises GavelError if no retry follows, or if the client is `closed`."""
         error = GavelError.from_rpc_error(rpc_error, None if closed else self._ends_at)
         self._failures += 1
         lost = error.code in LOST_CALL_CODES and self._repeatable
         no_effect = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after_ms is not None
-        pause_s = self._backoff.pause_ms(self._failures, error.retry_after_ms) / 1000
-        if closed or not (lost or no_effect) or self._failures == self._tries_max or pause_s >= self.timeout_s():
+        pause_seconds = self._backoff.pause_ms(self._failures, error.retry_after_ms) / 1000
+        if closed or not (lost or no_effect) or self._failures == self._tries_max or pause_seconds >= self.timeout_seconds():
             raise error from rpc_error
-        return pause_s
+        return pause_seconds

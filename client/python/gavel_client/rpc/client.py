@@ -120,9 +120,9 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
         retries = RetryBudget(call.timeout_ms, call.repeatable, self._backoff, self._tries_max)
         while True:
             try:
-                response: Response = await rpc(call.request, timeout=retries.timeout_s(), metadata=self._metadata(bus))
+                response: Response = await rpc(call.request, timeout=retries.timeout_seconds(), metadata=self._metadata(bus))
             except grpc.RpcError as error:
-                await asyncio.sleep(retries.pause_s(error, closed=self.closed))
+                await asyncio.sleep(retries.pause_seconds(error, closed=self.closed))
             else:
                 await self._learn_incarnation(bus)
                 return response

@@ -22,7 +22,7 @@ STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 
 # A server resets a call whose deadline has passed by its own clock. A client whose clock is behind reports the reset as CANCELLED. This
 # is the largest expected difference between the two clocks.
-DEADLINE_TOLERANCE_S: Final = 0.1
+DEADLINE_TOLERANCE_SECONDS: Final = 0.1
 
 _CODE_OF_NUMBER: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -102,7 +102,7 @@ class GavelError(GavelClientError):
             if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
                 return cls.from_status(Status.FromString(value))
         code, message = error.code(), error.details() or ""
-        if code is grpc.StatusCode.CANCELLED and ends_at is not None and ends_at - time.monotonic() < DEADLINE_TOLERANCE_S:
+        if code is grpc.StatusCode.CANCELLED and ends_at is not None and ends_at - time.monotonic() < DEADLINE_TOLERANCE_SECONDS:
             return cls(grpc.StatusCode.DEADLINE_EXCEEDED, "", f"the time for the call is over ({message})")
         return cls(code, "", message)
 

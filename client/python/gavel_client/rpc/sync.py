@@ -91,9 +91,9 @@ class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
         retries = RetryBudget(call.timeout_ms, call.repeatable, self._backoff, self._tries_max)
         while True:
             try:
-                response: Response = rpc(call.request, timeout=retries.timeout_s(), metadata=self._metadata(bus))
+                response: Response = rpc(call.request, timeout=retries.timeout_seconds(), metadata=self._metadata(bus))
             except grpc.RpcError as error:
-                time.sleep(retries.pause_s(error, closed=self.closed))
+                time.sleep(retries.pause_seconds(error, closed=self.closed))
             else:
                 self._learn_incarnation(bus)
                 return response

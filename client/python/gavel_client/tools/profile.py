@@ -67,7 +67,7 @@ class ToolProfile:
         return self.evidence if "://" in self.evidence else str(self.directory / self.evidence)
 
     def _provider(self, name: str, configuration: Mapping[str, Any], aliases: bool) -> Provider:
-        make = _SHIPPED.get(name)
+        make = _PROVIDERS.get(name)
         try:
             if make is None:
                 return load_plugin(name, configuration)
@@ -91,8 +91,8 @@ def load_profile(path: Path | str) -> ToolProfile:
     for name, configuration in providers.items() if isinstance(providers, dict) else ():
         if not isinstance(configuration, dict):
             problems.append(f"providers.{name} is not a mapping")
-        elif name in _SHIPPED:
-            _check_keys(configuration, _SHIPPED_KEYS[name], f"providers.{name}.", problems)
+        elif name in _PROVIDERS:
+            _check_keys(configuration, _PROVIDER_KEYS[name], f"providers.{name}.", problems)
             if "directory" not in configuration:
                 problems.append(f"providers.{name}.directory is required")
     if problems:
@@ -170,12 +170,12 @@ def _process_options(configuration: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_SHIPPED: Final[Mapping[str, Callable[[Path, Mapping[str, Any], bool], Provider]]] = {
+_PROVIDERS: Final[Mapping[str, Callable[[Path, Mapping[str, Any], bool], Provider]]] = {
     "workspace": _workspace,
     "workspace-command": _workspace_command,
     "bridge-local": _bridge_local,
 }
-_SHIPPED_KEYS: Final[Mapping[str, Mapping[str, type]]] = {
+_PROVIDER_KEYS: Final[Mapping[str, Mapping[str, type]]] = {
     "workspace": {**_DIRECTORY_KEYS, **_FILE_KEYS},
     "workspace-command": {**_DIRECTORY_KEYS, **_COMMAND_KEYS},
     "bridge-local": {**_DIRECTORY_KEYS, **_FILE_KEYS, **_COMMAND_KEYS, "shell": bool},

@@ -42,7 +42,7 @@ ALIASES_VARIABLE: Final = "GAVEL_TOOL_ALIASES"
 LAST_RECORD_MS: Final = 5_000
 CANCEL_SECONDS_MAX: Final = (CANCEL_GRACE_MS + LAST_RECORD_MS) / 1000
 # How soon a call that blocks a thread sees that its attempt must stop.
-_STOP_POLL_S: Final = 0.1
+_STOP_POLL_SECONDS: Final = 0.1
 
 
 class ToolRuntime:
@@ -146,7 +146,7 @@ class ToolRuntime:
             raise RuntimeError("the runtime has no event loop yet; use it with `async with`")
         running = asyncio.run_coroutine_threadsafe(self.execute(name, execution, timeout_ms=timeout_ms), self._loop)
         while True:
-            done, _ = wait([running], timeout=_STOP_POLL_S)
+            done, _ = wait([running], timeout=_STOP_POLL_SECONDS)
             if done:
                 return running.result()
             if execution.cancelled:

@@ -18,7 +18,7 @@ PAIRS_MAX: Final = 200_000
 _WITH_ACTIONS: Final = frozenset({"propose", "preflight", "execute", "review", "revoke", "deploy", "activate", "operate"})
 _WITH_SUBJECTS: Final = frozenset({"propose", "preflight", "publish", "execute", "review", "revoke", "operate"})
 # Rights to read the events of all subjects.
-_READING: Final = frozenset({"read", "subscribe", "simulate", "replay"})
+_READ_RIGHTS: Final = frozenset({"read", "subscribe", "simulate", "replay"})
 _WITH_FACTS: Final = frozenset({"publish"})
 
 # Names that authentication refuses (gavel_server/identity/names.py). Names such as uid:1000 are those of users of Unix sockets.
@@ -72,7 +72,7 @@ def _own_warnings(grant: Grant) -> list[tuple[str, str, str]]:
             message = f"grant {number}: {key} restricts none of its rights ({', '.join(sorted(rights))})"
             found.append(("restricts-nothing", message, f"remove {key}, or grant one of {', '.join(sorted(needed))}"))
     found += _never_matching(grant)
-    reading = sorted(rights & _READING)
+    reading = sorted(rights & _READ_RIGHTS)
     if reading and grant.subjects is not None and rights & _WITH_SUBJECTS:
         message = f"grant {number}: subjects do not restrict {' and '.join(reading)}; its callers see the events of all subjects"
         found.append(("reads-all-subjects", message, f"remove {' and '.join(reading)}, or give it in a grant of its own without subjects"))

@@ -20,7 +20,7 @@ from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.language.engines.lowering import GUARD, PRESENCE, Atom, Conjunction, Formula
 
 # Largest interval of integers that is checked value by value.
-_ENUMERATED_MAX: Final = 64
+_VALUES_MAX: Final = 64
 
 Scalar = str | bool | int | float
 
@@ -90,7 +90,7 @@ class Domain:
             return self if any(value in self for value in self.allowed) else None
         if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open or self.low in self.excluded)):
             return None
-        if self.integer and self.high - self.low <= _ENUMERATED_MAX:
+        if self.integer and self.high - self.low <= _VALUES_MAX:
             whole = range(math.ceil(self.low), math.floor(self.high) + 1)
             return self if any(value in self for value in whole) else None
         return self

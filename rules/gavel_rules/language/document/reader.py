@@ -34,7 +34,7 @@ from gavel_rules.language.document.models import (
     VersionsPart,
 )
 from gavel_rules.language.document.source import Source
-from gavel_rules.reason_codes import RESERVED
+from gavel_rules.reason_codes import RESERVED_CODES
 from gavel_rules.text import suggestion
 
 
@@ -322,7 +322,7 @@ def _check_reason_code(rule: RulePart, path: Path, source: Source, messages: Mes
             f"a rule with effect {effect} needs a reason_code",
             "agents react to it: add reason_code: WHAT_IS_WRONG",
         )
-    elif reason_code in RESERVED:
+    elif reason_code in RESERVED_CODES:
         messages.add(
             source.locate((*path, "reason_code")), "reserved-reason-code", f"{reason_code} is reserved for Gavel", "choose another one"
         )

@@ -17,7 +17,7 @@ from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, LogError
 
-WAITING_MAX: Final = 10_000
+WAITERS_MAX: Final = 10_000
 
 
 class _UnconfirmedAnswer(NamedTuple):
@@ -39,8 +39,8 @@ class ConfirmedAnswers:
         """Answer a request once the events up to this number are confirmed."""
         if self._log.is_confirmed(sequence_number):
             request.answer(answer)
-        elif len(self._waiting) >= WAITING_MAX:
-            message = f"the event is recorded, but {WAITING_MAX} answers already wait for replicas; retry with the same event_id"
+        elif len(self._waiting) >= WAITERS_MAX:
+            message = f"the event is recorded, but {WAITERS_MAX} answers already wait for replicas; retry with the same event_id"
             request.answer(ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message))
         else:
             self._waiting.append(_UnconfirmedAnswer(request, answer, sequence_number))

@@ -13,7 +13,7 @@ from gavel_rules.limits import TRACE_EVENTS_MAX
 # Settings of a model call, and the value of a fact, that an audit shows.
 VALUE_BYTES_MAX: Final = 1024
 # The system facts that record what people do about decisions.
-_ACTS: Final = frozenset({"review_resolved", "review_voted", "revocation_requested"})
+_HUMAN_FACTS: Final = frozenset({"review_resolved", "review_voted", "revocation_requested"})
 
 
 class TraceRecord:
@@ -39,7 +39,7 @@ class TraceRecord:
                 self.proposals[envelope.event_id] = envelope
             elif envelope.execution.status == EXECUTION_STATUS_STARTED:
                 self.starts[envelope.execution.decision_id] = envelope
-            elif envelope.fact.WhichOneof("system") in _ACTS:
+            elif envelope.fact.WhichOneof("system") in _HUMAN_FACTS:
                 self.acts.setdefault(_decision_of(envelope.fact), []).append(envelope)
 
 

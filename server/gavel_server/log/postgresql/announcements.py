@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from gavel_server.log.postgresql.connection import LOST, Connections
+from gavel_server.log.postgresql.connection import CONNECTION_ERRORS, Connections
 from gavel_server.log.protocol import LogError
 
 CHANNEL: Final = "gavel"
@@ -82,7 +82,7 @@ class Announcements:
 
     async def _listen_forever(self) -> None:
         while True:
-            with suppress(LogError, *LOST):  # the checks report a PostgreSQL that does not answer
+            with suppress(LogError, *CONNECTION_ERRORS):  # the checks report a PostgreSQL that does not answer
                 async with self._connections.reads.connection() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
                     self._checked_at, self._is_listening = 0.0, True

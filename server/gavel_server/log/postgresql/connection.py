@@ -48,7 +48,7 @@ _ASYNCHRONOUS: Final = "SET synchronous_commit = off"
 _STANDBY_WAIT: Final = "SyncRepWaitForLSN"
 
 # What a lost or refused connection raises; RuntimeError is uvloop's for a socket that was closed.
-LOST: Final = (psycopg.Error, OSError, RuntimeError)
+CONNECTION_ERRORS: Final = (psycopg.Error, OSError, RuntimeError)
 
 _LOG: Final = structlog.get_logger(__name__)
 Row = tuple[Any, ...]
@@ -220,7 +220,7 @@ class ConnectionPool:
         deadline = _Deadline(session, self._timeout_seconds)
         try:
             return await _execute(session.connection, statements), not deadline.has_passed
-        except LOST as error:
+        except CONNECTION_ERRORS as error:
             if is_known_refusal(error):
                 if deadline.has_passed:
                     raise LogUnreachableError(self._silence()) from None
@@ -273,7 +273,7 @@ class ConnectionPool:
                     raise
         except TimeoutError:
             raise LogUnreachableError(f"cannot connect to PostgreSQL at {self.address} within {self._timeout_seconds:g} s") from None
-        except LOST as error:
+        except CONNECTION_ERRORS as error:
             raise error_of(error, self.address) from None
 
     async def _greet(self, session: Session) -> None:

@@ -10,12 +10,12 @@ from gavel_server.log.postgresql.schema import INSTALLATION
 from gavel_server.log.protocol import LogCorruptError, LogUnavailableError, LogUnreachableError
 
 # SQLSTATEs (PostgreSQL manual, appendix A) of a server that starts, stops, fails over or is busy, by prefix.
-_PASSING: Final = ("08", "57P", "53300", "25006", "40", "55P03", "57014")
+_TRANSIENT: Final = ("08", "57P", "53300", "25006", "40", "55P03", "57014")
 _DAMAGE: Final = ("XX001", "XX002", "23")
 _NO_SCHEMA: Final = ("3F000", "42P01", "42883", "42703", "42804")
 _NO_RIGHT: Final = ("42501",)
 # libpq reports a server's refusal of a connection as text only. These refusals do not pass by themselves.
-_REFUSED_CONNECTION: Final = ("authentication failed", "pg_hba.conf", "does not exist", "no password supplied", "certificate", "SSL")
+_REFUSALS: Final = ("authentication failed", "pg_hba.conf", "does not exist", "no password supplied", "certificate", "SSL")
 
 
 def describe(error: BaseException) -> str:
@@ -42,8 +42,8 @@ def error_of(error: BaseException, address: str) -> LogUnavailableError | LogCor
         return LogUnavailableError(f"PostgreSQL at {address} has no schema for logs ({text}); install it: {INSTALLATION}")
     if state in _NO_RIGHT:
         return LogUnavailableError(f"PostgreSQL at {address} refuses: {text}; give the role the rights of {INSTALLATION}")
-    if not state and any(part in text for part in _REFUSED_CONNECTION):
+    if not state and any(part in text for part in _REFUSALS):
         return LogUnavailableError(f"PostgreSQL at {address} refuses the connection: {text}")
-    if not state or state.startswith(_PASSING):
+    if not state or state.startswith(_TRANSIENT):
         return LogUnreachableError(f"PostgreSQL at {address} does not answer: {text}")
     return LogUnavailableError(f"PostgreSQL at {address} refuses: {text}")

@@ -9,7 +9,7 @@ from typing import Final
 
 # In a cluster every user has to find the masters.
 _CONNECTION: Final = "+@connection +cluster|slots"
-_READING: Final = "+xrange +xread +xlen +xinfo +hget +hmget +hexists +hlen +exists +type +time +info +config|get"
+_READ_COMMANDS: Final = "+xrange +xread +xlen +xinfo +hget +hmget +hexists +hlen +exists +type +time +info +config|get"
 
 USERS: Final = {
     "gavel-server": (
@@ -18,7 +18,7 @@ USERS: Final = {
         "+xread +xreadgroup +xinfo +time +wait +info +config|get"
     ),
     # Offline reads, `gavel replay --redis`. The script reads pages of a log (read.lua); a script can do no more than its user.
-    "gavel-reader": f"~gavel:* -@all {_CONNECTION} {_READING} +eval +evalsha",
+    "gavel-reader": f"~gavel:* -@all {_CONNECTION} {_READ_COMMANDS} +eval +evalsha",
     # Consumers of work that read Redis themselves. XADD is not among the commands, and the keys are those of queues.
     "gavel-work": (
         f"~gavel:*:work:* -@all {_CONNECTION} +xreadgroup +xack +xclaim +xautoclaim +xpending +xrange +xdel +xtrim "

@@ -38,7 +38,7 @@ PROBE_TRIES: Final = 3
 STALE_GRACE_SECONDS: Final = 0.5
 
 # What a lost connection raises; RuntimeError is uvloop's for a transport that the other side has closed.
-_LOST: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+_CONNECTION_ERRORS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
 class NetworkPath:
@@ -188,7 +188,7 @@ class ConnectionPool:
             connection = await self._open_connection(min(seconds, self._timeout_seconds))
             try:
                 await self._send(connection, commands, replies, seconds)
-            except _LOST as error:
+            except _CONNECTION_ERRORS as error:
                 await connection.disconnect(nowait=True)
                 return replies, f"no answer from Redis at {self.address}: {_describe(error, seconds)}"
             except BaseException:
@@ -242,7 +242,7 @@ class ConnectionPool:
             self._link.note_peer((getattr(connection, "host", ""), getattr(connection, "port", 0)))
             if self._greeting:
                 await self._send(connection, self._greeting, replies, seconds)
-        except _LOST as error:
+        except _CONNECTION_ERRORS as error:
             await connection.disconnect(nowait=True)
             # redis-py wraps a refused password in an error of the connection.
             is_refused = isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
@@ -291,7 +291,7 @@ async def _is_usable(connection: AbstractConnection) -> bool:
     """Return whether an idle connection is still open and carries no reply to another call: both make it readable."""
     try:
         return not await cast("Callable[[], Awaitable[bool]]", connection.can_read)()
-    except _LOST:
+    except _CONNECTION_ERRORS:
         return False
 
 

@@ -57,7 +57,7 @@ SEQUENCE_NUMBER_MAX: Final = 2**63 - 1
 FENCED_MAX: Final = 5
 
 # Refusals of a Redis that starts, fails over or is busy.
-_PASSING_REFUSALS: Final = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED", "MISCONF")
+_TRANSIENT_REFUSALS: Final = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED", "MISCONF")
 
 _LOG: Final = structlog.get_logger(__name__)
 _APPEND: Final = Script("append.lua")
@@ -330,7 +330,7 @@ class RedisLog:
         if "OOM command not allowed" in text:
             remedy = "give it more memory (maxmemory; redis_memory_mib of the embedded one)"
             return LogUnavailableError(f"Redis at {self._reads.address} is full, so nothing is written: {remedy}. It answers: {text}")
-        kind = LogUnreachableError if text.startswith(_PASSING_REFUSALS) else LogUnavailableError
+        kind = LogUnreachableError if text.startswith(_TRANSIENT_REFUSALS) else LogUnavailableError
         return kind(f"Redis at {self._reads.address} refuses: {text}")
 
     def _head_of(self, fields: list[bytes | None]) -> Head:

@@ -19,7 +19,7 @@ KINDS_MAX: Final = 1_000
 
 _KIND_FIELDS: Final = ("level", "method", "reason", "reason_code", "bus", "where", "template")
 # Fields that a summary leaves out: the first line has the stack, and an exception keeps the objects of its frames alive.
-_LEFT_OUT: Final = frozenset({"event", "exc_info", "template"})
+_OWN_FIELDS: Final = frozenset({"event", "exc_info", "template"})
 
 Kind = tuple[str, ...]
 
@@ -58,7 +58,7 @@ class LogLimit:
             repeated = self._repeated.get(kind)
             if repeated is not None and now < repeated.until:
                 repeated.count += 1
-                repeated.fields = {name: value for name, value in fields.items() if name not in _LEFT_OUT}
+                repeated.fields = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
                 return False
             lines = self._event_lines.get(event, 0)
             if lines >= EVENT_LINES_MAX or (repeated is None and len(self._repeated) >= KINDS_MAX):

@@ -21,7 +21,7 @@ LINE_BYTES_MAX: Final = 16 * 1024
 CLOSE_SECONDS_MAX: Final = 1.0
 TICK_SECONDS: Final = 1.0
 _WRITE_BYTES_MAX: Final = 64 * 1024
-_CUT: Final = " …\n".encode()
+_ELLIPSIS: Final = " …\n".encode()
 
 LINES_DROPPED: Final = Counter("gavel_log_lines_dropped", "Log lines that were dropped because nobody read the log.")
 
@@ -53,7 +53,7 @@ class LogWriter:
         """Take a line with its line feed. Never waits for the reader of the log, and never raises."""
         line = text.encode(errors="backslashreplace")
         if len(line) > LINE_BYTES_MAX:
-            line = line[: LINE_BYTES_MAX - len(_CUT)].decode(errors="ignore").encode() + _CUT
+            line = line[: LINE_BYTES_MAX - len(_ELLIPSIS)].decode(errors="ignore").encode() + _ELLIPSIS
         with self._changed:
             if self._buffered_bytes + len(line) > self._buffer_bytes_max:
                 self._dropped += 1

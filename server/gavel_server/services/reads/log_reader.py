@@ -32,8 +32,8 @@ from gavel_server.log.protocol import CHUNK_BYTES
 CHUNK_EVENTS_MAX: Final = 128
 
 # The field of each response that holds an event.
-LISTED: Final = Field(ListEventsResponse, "envelopes")
-TRACED: Final = Field(GetTraceResponse, "envelopes")
+LIST_ENVELOPES: Final = Field(ListEventsResponse, "envelopes")
+TRACE_ENVELOPES: Final = Field(GetTraceResponse, "envelopes")
 FOLLOWED: Final = Field(SubscribeEventsResponse, "envelope")
 FOUND: Final = Field(GetEventResponse, "envelope")
 

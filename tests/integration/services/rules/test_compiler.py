@@ -31,14 +31,14 @@ async def test_compiling_is_limited_in_time() -> None:
     ("program", "message"),
     [
         (
-            "import gavel_server.compile.worker as w, sys; w.report_on = lambda text, analysed: 'x' * (1 << 40); sys.exit(w.main())",
+            "import gavel_server.compile.worker as w, sys; w.report_on = lambda text, with_analysis: 'x' * (1 << 40); sys.exit(w.main())",
             "memory",
         ),
         ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
         (
             "import gavel_server.compile.worker as w\n"
             "w.PROCESSOR_SECONDS_MAX = 1\n"
-            "def report_on(text, analysed):\n"
+            "def report_on(text, with_analysis):\n"
             "    while True:\n"
             "        pass\n"
             "w.report_on = report_on\n"

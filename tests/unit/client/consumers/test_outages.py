@@ -22,7 +22,7 @@ from tests.unit.client.work_queues import Queue, until
 @pytest.mark.parametrize("outage", OUTAGES.values(), ids=OUTAGES.keys())
 async def test_consumer_survives(outage: Outage, tmp_path: Path, bus: str, backoff: Backoff, monkeypatch: pytest.MonkeyPatch) -> None:
     """During an outage the consumer names it; afterwards it takes the next entry, without a restart."""
-    monkeypatch.setattr(work_queue, "COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(work_queue, "COMMAND_TIMEOUT_SECONDS", 1.0)
     done: list[int] = []
 
     async def process(envelope: Envelope) -> Disposition:

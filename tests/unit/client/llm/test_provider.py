@@ -38,11 +38,11 @@ class Memory:
         self._body = body
         self._events = events
 
-    async def post(self, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+    async def post(self, body: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
         """Return the body."""
         return self._body
 
-    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def events(self, body: Mapping[str, Any], timeout_seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield the events."""
         for event in self._events:
             yield event

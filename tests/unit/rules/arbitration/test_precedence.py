@@ -173,7 +173,7 @@ def _opposite_engine(match: Callable[[Network, str], list[int]]) -> Callable[[Ne
 def test_every_refusal_of_the_table_has_an_obstacle() -> None:
     """The obstacles have the order of the table of stages and are complete; a rule's own refusal stands at its stage."""
     table = [row.code for row in reason_codes.REASON_CODES if row.stage is not None and row.stage < 18]
-    assert table == [code for code in REFUSALS.values() if code in reason_codes.RESERVED]
+    assert table == [code for code in REFUSALS.values() if code in reason_codes.RESERVED_CODES]
     assert "rule" == ORDER[-1]
 
 

@@ -30,7 +30,7 @@ BUDGET: dict[str, Any] = {
     "sum": "params.amount",
     "window_ms": DAY_MS,
 }
-RESERVED: dict[str, Any] = {**BUDGET, "keep": "reserved"}
+RESERVED_CODES: dict[str, Any] = {**BUDGET, "keep": "reserved"}
 OVER = {
     "id": "over-budget",
     "when": "history.spent(params.customer_id) + params.amount > 1000.0",
@@ -41,7 +41,7 @@ NO_MORE = {**OVER, "when": "history.spent(params.customer_id) < 0.0"}
 NEVER = {**OVER, "when": "history.spent() > 1000"}
 
 
-def counted(counter: dict[str, Any] = RESERVED, *, over: dict[str, Any] = OVER, version: int = 1, **changes: Any) -> str:
+def counted(counter: dict[str, Any] = RESERVED_CODES, *, over: dict[str, Any] = OVER, version: int = 1, **changes: Any) -> str:
     """Return a rule set of the second version with the counter `spent`."""
     text = document(FACTS, [over, OK], params=PARAMS, version=version, conflict_key='"order/" + string(now)', **changes)
     data = json.loads(text)
@@ -118,7 +118,7 @@ def carried_out(orders: Orders, decision: Decision, status: execution_pb2.Execut
 
 def test_reservations_last_until_the_work_ends() -> None:
     """A reserved approval counts beyond its window while its work may happen, then for the window after its report."""
-    orders = Orders(counted(RESERVED, decision_ttl_ms=2 * DAY_MS))
+    orders = Orders(counted(RESERVED_CODES, decision_ttl_ms=2 * DAY_MS))
     decision = orders.approve(600)
     orders.core.now_ms += DAY_MS + 1
     assert 600.0 == orders.spent()
@@ -132,7 +132,7 @@ def test_reservations_last_until_the_work_ends() -> None:
 
 def test_what_comes_to_nothing_is_released() -> None:
     """An approval that expires, is revoked, or whose last attempt fails and is given up no longer counts."""
-    orders = Orders(counted(RESERVED, retry={"max_attempts": 1}))
+    orders = Orders(counted(RESERVED_CODES, retry={"max_attempts": 1}))
     orders.approve(100)
     orders.core.tick(20_000)
     assert 0.0 == orders.spent()
@@ -150,7 +150,7 @@ def test_what_comes_to_nothing_is_released() -> None:
 
 def test_settlement() -> None:
     """The report may say a smaller amount than was approved; it counts from then on, rounded up to the counter's scale."""
-    orders = Orders(counted({**RESERVED, "settle": "double(execution.result.refunded)"}))
+    orders = Orders(counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}))
     decision = orders.approve(600)
     started = orders.core.start(orders.core.by_id[decision.decision_id])
     orders.core.report(started, SUCCESS, result=python_to_value({"refunded": 12.341}).struct_value)
@@ -172,7 +172,7 @@ def test_a_counter_gets_its_past() -> None:
     orders = Orders(counted(BUDGET))
     decisions = [orders.approve(amount, customer) for amount, customer in ((100, "ann"), (200, "bob"), (300, "ann"))]
     carried_out(orders, decisions[0], SUCCESS)
-    orders.core.activate(counted(RESERVED, version=2))
+    orders.core.activate(counted(RESERVED_CODES, version=2))
     assert (400.0, 200.0) == (orders.spent(), orders.spent("bob"))
     carried_out(orders, decisions[1], FAILED)
     orders.core.tick(60_000)
@@ -185,7 +185,7 @@ def test_ends_while_a_counter_is_filled() -> None:
     orders = Orders(counted(BUDGET))
     settled, expiring, _ = orders.approve(100), orders.approve(200, "bob"), orders.approve(400, "carl")
     core = orders.core
-    text = counted({**RESERVED, "settle": "double(execution.result.refunded)"}, version=2)
+    text = counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}, version=2)
     rule_set = compile_cached(text)
     core.run(DeployRuleSet(core.new_id(), rule_set, text))
     backlog = core.open_counters(rule_set)
@@ -233,7 +233,7 @@ def test_a_full_counter_refuses() -> None:
     assert (reason_codes.COUNTER_FULL, ["COUNTER_FULL"]) == (refusal.reason_code, [warning.code for warning in refusal.warnings])
     orders.core.now_ms += DAY_MS + 60_000
     orders.approve(1, "carl")
-    reserved = Orders(counted({**RESERVED, "groups_max": 1}))
+    reserved = Orders(counted({**RESERVED_CODES, "groups_max": 1}))
     reserved.approve(1)
     assert reason_codes.COUNTER_FULL == reserved.propose(1).reason_code
     reserved.core.prove()
@@ -241,7 +241,7 @@ def test_a_full_counter_refuses() -> None:
 
 def test_a_snapshot_holds_counters() -> None:
     """From a snapshot, counters that are filled, and those that wait for their fill, go on with the same numbers."""
-    orders = Orders(counted(RESERVED, decision_ttl_ms=2 * DAY_MS))
+    orders = Orders(counted(RESERVED_CODES, decision_ttl_ms=2 * DAY_MS))
     core = orders.core
     settled, revoked = orders.approve(100), orders.approve(200, "bob")
     carried_out(orders, settled, SUCCESS)
@@ -277,7 +277,7 @@ def test_a_refusal_tells_when_there_will_be_room() -> None:
     orders.core.now_ms += 1
     orders.approve(500)
     orders.core.prove()
-    reserved = Orders(counted(RESERVED, over=over))
+    reserved = Orders(counted(RESERVED_CODES, over=over))
     reserved.approve(900)
     assert 0 == reserved.propose(500).retry_hint.retry_after_ms
 
@@ -337,7 +337,7 @@ def test_an_amount_that_cannot_be_counted() -> None:
 
 def test_a_group_with_a_long_name() -> None:
     """A group whose name no counter holds gives no number, so nothing is approved in it, and the other groups go on."""
-    orders = Orders(loose(RESERVED, over=OVER))
+    orders = Orders(loose(RESERVED_CODES, over=OVER))
 
     assert [reason_codes.COUNTER_FULL] * 2 == [orders.propose(999.0, "a" * 257).reason_code for _ in range(2)]
     orders.approve(999.0)

@@ -55,16 +55,16 @@ class _Transport:
         self._name = name
         self._client = client
 
-    async def post(self, body: Mapping[str, Any], timeout_s: float) -> JsonObject:
+    async def post(self, body: Mapping[str, Any], timeout_seconds: float) -> JsonObject:
         """Return the body of the answer."""
-        response = await self._call(self._client.messages.with_raw_response.create(**_arguments(body), timeout=timeout_s))
+        response = await self._call(self._client.messages.with_raw_response.create(**_arguments(body), timeout=timeout_seconds))
         return self._object(response.http_response.json)
 
-    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[JsonObject, None]:
+    async def events(self, body: Mapping[str, Any], timeout_seconds: float) -> AsyncGenerator[JsonObject, None]:
         """Yield the events of a streamed answer."""
         from anthropic import AsyncStream
 
-        call = self._client.messages.with_streaming_response.create(**_arguments(body), stream=True, timeout=timeout_s)
+        call = self._client.messages.with_streaming_response.create(**_arguments(body), stream=True, timeout=timeout_seconds)
         response = await self._call(call.__aenter__())
         try:
             events = AsyncStream.raw_events(response.http_response)

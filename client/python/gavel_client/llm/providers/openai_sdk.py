@@ -69,19 +69,19 @@ class _Transport:
         self._resource = resource
         self._stream_fields = stream_fields
 
-    async def post(self, body: Mapping[str, Any], timeout_s: float) -> JsonObject:
+    async def post(self, body: Mapping[str, Any], timeout_seconds: float) -> JsonObject:
         """Return the body of the answer."""
-        response = await self._call(self._resource().with_raw_response.create(**_arguments(body, {}), timeout=timeout_s))
+        response = await self._call(self._resource().with_raw_response.create(**_arguments(body, {}), timeout=timeout_seconds))
         try:
             answer = response.http_response.json()
         except ValueError as error:
             raise LLMProviderError(self._name, "malformed", "its answer is not JSON") from error
         return _object(answer, self._name)
 
-    async def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncGenerator[JsonObject, None]:
+    async def events(self, body: Mapping[str, Any], timeout_seconds: float) -> AsyncGenerator[JsonObject, None]:
         """Yield the events of a streamed answer."""
         arguments = _arguments(body, {"stream": True, **self._stream_fields})
-        stream = await self._call(self._resource().create(**arguments, timeout=timeout_s))
+        stream = await self._call(self._resource().create(**arguments, timeout=timeout_seconds))
         try:
             while True:
                 try:

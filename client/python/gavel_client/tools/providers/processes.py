@@ -17,7 +17,7 @@ from gavel_client.tools.errors import PERMISSION, TOOL, ToolError
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
-_DRAIN_S: Final = 0.5
+_DRAIN_SECONDS: Final = 0.5
 # As shells report the end of a process by a signal.
 _SIGNAL_OFFSET: Final = 128
 
@@ -94,7 +94,7 @@ async def run_process(
             os.killpg(process.pid, signal.SIGKILL)
         exit_code = await process.wait()
         # A process that left the group may hold the output open.
-        _, unfinished = await asyncio.wait({reading}, timeout=_DRAIN_S)
+        _, unfinished = await asyncio.wait({reading}, timeout=_DRAIN_SECONDS)
         reading.cancel()
     return {
         "exitCode": exit_code if exit_code >= 0 else _SIGNAL_OFFSET - exit_code,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REASON_CODE: Final = "TOOL_NEEDS_A_PERSON"
 DAY_MS: Final = 24 * 60 * 60 * 1000
 # Arguments that name what a call is about, the most telling first, and the type of subject that they give.
-_IDENTIFYING: Final = (
+_SUBJECT_ARGUMENTS: Final = (
     ("repo_path", "repository"),
     ("path", "file"),
     ("file_path", "file"),
@@ -142,7 +142,7 @@ def _subject(definition: ToolDefinition) -> str:
     required, properties = schema.get("required"), schema.get("properties")
     if not isinstance(required, list) or not isinstance(properties, dict):
         return ""
-    for name, kind in _IDENTIFYING:
+    for name, kind in _SUBJECT_ARGUMENTS:
         part = properties.get(name)
         if name in required and isinstance(part, dict) and part.get("type") == "string":
             return f'"{kind}/" + arguments.{name}'

@@ -319,7 +319,7 @@ def _outcomes(names: list[DecisionOutcome]) -> list[Outcome.ValueType]:
     return [Outcome.Value(f"OUTCOME_{one.name}") for one in names]
 
 
-_AGO: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)")
+_AGE: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -329,7 +329,7 @@ def _time(option: str, text: str, now: datetime) -> Timestamp | None:
 
     if not text:
         return None
-    ago = _AGO.fullmatch(text)
+    ago = _AGE.fullmatch(text)
     try:
         at = now - timedelta(seconds=int(ago[1]) * _UNIT_SECONDS[ago[2]]) if ago else datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
