@@ -54,6 +54,7 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_BUS_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_TOOL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_REASON_CONSUMER_GROUP_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_CHECKPOINT_REFUSED: grpc.StatusCode.FAILED_PRECONDITION,
     error_pb2.ERROR_REASON_ACTIVATION_RACED: grpc.StatusCode.ABORTED,
     error_pb2.ERROR_REASON_ACTION_ALREADY_GOVERNED: grpc.StatusCode.FAILED_PRECONDITION,

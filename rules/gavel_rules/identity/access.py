@@ -30,6 +30,9 @@ _RIGHT_OF_PAYLOAD: Final[dict[str, Right]] = {
 _TYPE_NAMES: Final[dict[int, str]] = {
     number: name.removeprefix("PRODUCER_TYPE_").lower() for name, number in ProducerType.items() if number
 }
+# What the text of a refusal shows at most.
+_NEAREST_GRANTS: Final = 3
+_PARTS_SHOWN: Final = 8
 _NOBODY: Final = common_pb2.PRODUCER_TYPE_UNSPECIFIED
 
 
@@ -77,7 +80,7 @@ def permits(grants: CompiledGrants, principal: Principal, access: Access) -> boo
 def permitting_grant(grants: CompiledGrants, principal: Principal, access: Access) -> Grant | None:
     """Return the first grant that lets the principal do this."""
     for grant in grants.of(principal):
-        if access.right in grant.rights and not _missing_part(grant, access):
+        if access.right in grant.rights and not _missing_parts(grant, access):
             return grant
     return None
 
@@ -88,7 +91,7 @@ def may_join(grants: CompiledGrants, principal: Principal, owner: Principal) -> 
 
 
 def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access, *, hides_matter: bool = False) -> str:
-    """Return why no grant allows an access, for people: which grants come closest, and what each of them lacks.
+    """Return why no grant allows an access, for people: the grants that come closest, and all that each of them lacks.
 
     `hides_matter` leaves action and subject out: they come from a decision that the caller has no right to read.
     """
@@ -102,26 +105,33 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
         rights = ", ".join(sorted(right for right in grants.rights_of(principal, access.bus))) or "nothing"
         return f"no grant of {what} gives {who} the right {access.right} on bus {access.bus}; it may: {rights}"
     visible = access._replace(actions=(), subject="") if hides_matter else access
-    lacks = [f"grant {grant.number} lacks {_missing_part(grant, visible) or 'what this decision is about'}" for grant in with_right[:3]]
-    return f"{what} gives {who} the right {access.right}, but not for this call: {'; '.join(lacks)}"
+    lacks = sorted(((_missing_parts(grant, visible), grant.number) for grant in with_right), key=lambda one: (len(one[0]), one[1]))
+    nearest = [f"grant {number} lacks {_join(parts) or 'what this decision is about'}" for parts, number in lacks[:_NEAREST_GRANTS]]
+    if len(lacks) > _NEAREST_GRANTS:
+        nearest.append(f"{len(lacks) - _NEAREST_GRANTS} more lack as much or more")
+    return f"{what} gives {who} the right {access.right}, but not for this call: {'; '.join(nearest)}"
 
 
-def _missing_part(grant: Grant, access: Access) -> str:
-    """Return the first part of an access that a grant with its right does not allow, or ""."""
+def _missing_parts(grant: Grant, access: Access) -> list[str]:
+    """Return the parts of an access that a grant with its right does not allow."""
+    missing: list[str] = []
     if not is_any(grant.buses, access.bus):
-        return f"bus {access.bus}"
+        missing.append(f"bus {access.bus}")
     if access.producer_type:
         type_name = _TYPE_NAMES.get(access.producer_type, "unknown")
         if grant.producer_types is not None and type_name not in grant.producer_types:
-            return f"producers of type {type_name}"
+            missing.append(f"producers of type {type_name}")
         if not is_any(grant.producer_ids, access.producer_id):
-            return f"producer id {access.producer_id}"
-    for action_type in access.actions:
-        if not is_any(grant.actions, action_type):
-            return f"action {action_type}"
+            missing.append(f"producer id {access.producer_id}")
+    missing += [f"action {action_type}" for action_type in access.actions if not is_any(grant.actions, action_type)]
     if access.subject and not is_any(grant.subjects, access.subject):
-        return f"subject {access.subject}"
-    for key in access.facts:
-        if not is_any(grant.facts, key):
-            return f"fact {key}"
-    return ""
+        missing.append(f"subject {access.subject}")
+    missing += [f"fact {key}" for key in access.facts if not is_any(grant.facts, key)]
+    return missing
+
+
+def _join(parts: list[str]) -> str:
+    shown = parts[:_PARTS_SHOWN]
+    if len(parts) > len(shown):
+        shown.append(f"{len(parts) - len(shown)} more")
+    return ", ".join(shown)

@@ -64,12 +64,9 @@ def _action_warnings(name: str, part: ActionPart, action: CheckedAction) -> Iter
             yield DocumentWarning((*path, "facts", fact.name, "max_age_ms"), False, "contest-outlasts-fact", message, hint)
     if part.review is not None:
         yield from _review_warnings((*path, "review"), part.review)
-    if not any(rule.effect == "approve" for rule, _ in action.rules):
-        if any(rule.effect == "review" for rule, _ in action.rules):
-            hint = "alone, the rule set lets nothing happen without a person"
-        else:
-            hint = "alone, the rule set refuses every proposal; another one must approve"
-        yield DocumentWarning(path, True, "never-approves", f"no rule approves {name}", hint)
+    if all(rule.effect == "reject" for rule, _ in action.rules):
+        hint = "alone, the rule set refuses every proposal; another one must approve"
+        yield DocumentWarning(path, True, "never-approves", f"no rule approves {name} or requests a review", hint)
 
 
 def _review_warnings(path: Path, review: ReviewPart) -> Iterator[DocumentWarning]:

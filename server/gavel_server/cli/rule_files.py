@@ -27,6 +27,9 @@ DOCUMENT_SUFFIXES: Final = (".yaml", ".yml", ".json")
 # A rule set has at least one of these keys at its top.
 _TOP_KEYS: Final = frozenset(["gavel", "rule_set"])
 _TOP_KEY_LINE: Final = re.compile(r"""^["']?(?:gavel|rule_set)["']?[ \t]*:""", re.MULTILINE)
+# A grants document has this key, and its suite names it.
+_GRANTS_LINE: Final = re.compile(r"""^["']?grants["']?[ \t]*:""", re.MULTILINE)
+_TESTS_LINE: Final = re.compile(r"""^["']?tests["']?[ \t]*:[ \t]*(?:"([^"\n]+)"|'([^'\n]+)'|([^\n]+?))[ \t]*(?: #.*)?$""", re.MULTILINE)
 
 
 class InvalidFile(NamedTuple):
@@ -64,8 +67,8 @@ def is_suite(name: str) -> bool:
 def find_files(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
     """Return the files that the paths name, in order, each once: a file itself, and every rule set and suite below a folder.
 
-    Below a folder, YAML and JSON that is not a suite counts as a rule set if it has a key `gavel` or `rule_set` at its top. The
-    number of other such files (workflows, schemas, a server's data) is noted on stderr. Hidden folders are skipped.
+    Below a folder, YAML and JSON that is not a suite counts as a rule set if it has a key `gavel` or `rule_set` at its top, and no key
+    `grants`. The number of other such files (grants and their suites, workflows, schemas) is noted on stderr. Hidden folders are skipped.
 
     Raises InvalidInputError for an empty path, for a file that is not a suite with `suites_only`, and for a folder without a document.
     """
@@ -79,11 +82,12 @@ def find_files(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
         if path == STANDARD_INPUT or not Path(path).is_dir():
             files[path] = None
             continue
-        candidates = (file for file in sorted(Path(path).rglob("*")) if file.name.endswith(suffixes) and file.is_file())
-        below = [file for file in candidates if not _is_hidden(file, Path(path))]
-        documents = [str(file) for file in below if is_suite(file.name) or _is_rule_set(file)]
+        below = list(_files_below(path, suffixes))
+        documents = [file for file in below if (not is_suite_of_grants(file) if is_suite(file) else _is_rule_set(file))]
         if len(documents) < len(below):
-            output.print_note(f"gavel: skipped {len(below) - len(documents)} of {len(below)} files below {path}: they have no key `gavel`")
+            output.print_note(
+                f"gavel: skipped {len(below) - len(documents)} of {len(below)} files below {path}: they are not about rule sets"
+            )
         if not documents:
             kind = "suite" if suites_only else "rule set"
             raise InvalidInputError(f"there is no {kind} ({', '.join('*' + name for name in suffixes)}) below {path}")
@@ -91,20 +95,74 @@ def find_files(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
     return list(files)
 
 
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+def find_grant_suites(paths: Iterable[str]) -> list[str]:
+    """Return the files that the paths name, in order, each once: a file itself, and every suite of grants below a folder.
+
+    Raises InvalidInputError for a folder without one.
+    """
+    files: dict[str, None] = {}
+    for path in paths:
+        found = [path] if not Path(path).is_dir() else [file for file in _files_below(path, SUITE_SUFFIXES) if is_suite_of_grants(file)]
+        if not found:
+            raise InvalidInputError(
+                f"there is no suite of grants below {path}: no *{SUITE_SUFFIXES[0]} names a grants document under tests"
+            )
+        files.update(dict.fromkeys(found))
+    return list(files)
 
 
-def _is_rule_set(file: Path) -> bool:
+def is_suite_of_grants(file: str) -> bool:
+    """Whether a suite names a grants document under `tests`. One that cannot be read does not."""
+    text = _text_of(file)
+    if text.lstrip().startswith("{"):
+        data = _json_object(text)
+        tested = data.get("tests") if data is not None else None
+    else:
+        found = _TESTS_LINE.search(text)
+        tested = next(filter(None, found.groups())) if found is not None else None
+    return isinstance(tested, str) and _is_grants(_text_of(str(Path(file).parent / tested)))
+
+
+def _files_below(path: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """Yield the files below a folder whose names end so, sorted, without those in hidden folders."""
+    for file in sorted(Path(path).rglob("*")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.name.endswith(suffixes) and not is_hidden and file.is_file():
+            yield str(file)
+
+
+def _is_rule_set(file: str) -> bool:
     """Whether a file has a rule set's key at its top. An unreadable one counts, so that reading it reports the reason."""
     try:
-        text = read_document(str(file))
-        document = json.loads(text) if text.lstrip().startswith("{") else None
-    except (InvalidInputError, ValueError, RecursionError):
+        text = read_document(file)
+    except InvalidInputError:
         return True
-    if isinstance(document, dict):
-        return not _TOP_KEYS.isdisjoint(document)
-    return _TOP_KEY_LINE.search(text) is not None
+    if text.lstrip().startswith("{"):
+        data = _json_object(text)
+        return data is None or (not _TOP_KEYS.isdisjoint(data) and "grants" not in data)
+    return _TOP_KEY_LINE.search(text) is not None and not _is_grants(text)
+
+
+def _is_grants(text: str) -> bool:
+    if text.lstrip().startswith("{"):
+        return "grants" in (_json_object(text) or {})
+    return _GRANTS_LINE.search(text) is not None
+
+
+def _text_of(file: str) -> str:
+    """Return the text of a file, "" if it cannot be read."""
+    try:
+        return read_document(file)
+    except InvalidInputError:
+        return ""
+
+
+def _json_object(text: str) -> dict[str, object] | None:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def load_rule_set(file: str) -> CompiledRuleSet | InvalidFile:

@@ -58,6 +58,8 @@ QUEUE_OF_NUMBER: Final[dict[int, QueueName]] = {
 # Items named in one request.
 ITEM_IDS_MAX: Final = 1_000
 LABEL_LENGTH_MAX: Final = 128
+# Groups that the error about an unknown one names.
+GROUPS_SHOWN: Final = 10
 _CONSUME: Final = f"{WORK.full_name}/Consume"
 _GROUP: Final = re.compile(PRODUCER_ID)
 _ITEM_ID: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
@@ -106,6 +108,7 @@ class WorkServicer:
         """Read a page of the parked items of a group, oldest first."""
         queue = _checked_queue(request.queue, request.group)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        await _check_group_exists(sequencer, queue, request.group)
         page = page_of(request.page_size, request.page_token, ("parked", sequencer.bus, queue, request.group), (int,))
         after = 0 if page.after is None else int(page.after[0])
         permission = WorkPermission(sequencer, queue, context.principal, "operate")
@@ -120,6 +123,7 @@ class WorkServicer:
         numbers = _numbers(request.item_ids, violations)
         queue = _checked_queue(request.queue, request.group, violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        await _check_group_exists(sequencer, queue, request.group)
         permission = WorkPermission(sequencer, queue, context.principal, "operate")
         work = sequencer.log.work
         if permission.is_unrestricted and not request.item_ids:
@@ -137,6 +141,7 @@ class WorkServicer:
             violations.append(("item_ids", "is empty; name the items, as ListParked returns them"))
         queue = _checked_queue(request.queue, request.group, violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        await _check_group_exists(sequencer, queue, request.group)
         permission = WorkPermission(sequencer, queue, context.principal, "operate")
         discarded = await sequencer.log.work.discard_parked(queue, request.group, await permission.select(numbers))
         return DiscardParkedResponse(discarded=discarded)
@@ -145,6 +150,16 @@ class WorkServicer:
         """Read the groups of a bus with their lags."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         return ListConsumersResponse(consumers=[views.consumer(group) for group in await sequencer.log.work.groups()])
+
+
+async def _check_group_exists(sequencer: Sequencer, queue: QueueName, group: str) -> None:
+    """Raise ServiceError CONSUMER_GROUP_NOT_FOUND if a queue has no such group."""
+    names = [one.group for one in await sequencer.log.work.groups() if one.queue == queue]
+    if group not in names:
+        shown = [*names[:GROUPS_SHOWN], *(["…"] if len(names) > GROUPS_SHOWN else [])]
+        known = f"its groups are {', '.join(shown)}" if names else "no group has consumed it yet"
+        message = f"the queue {queue} of bus {sequencer.bus} has no group {group!r}; {known}"
+        raise ServiceError(error_pb2.ERROR_REASON_CONSUMER_GROUP_NOT_FOUND, message)
 
 
 async def _permitted_entries(

@@ -355,7 +355,7 @@ def test_a_folder_with_other_files(folder: Path) -> None:
     assert [checkpoint] * 2 == [(folder / name / "checkpoint.json").read_text() for name in ("data", ".gavel")]
     result = gavel("rules", "lint", folder)
     assert 2 == result.returncode
-    assert f"gavel: skipped 3 of 6 files below {folder}: they have no key `gavel`\n" == result.stderr
+    assert f"gavel: skipped 3 of 6 files below {folder}: they are not about rule sets\n" == result.stderr
     assert ["headless.yaml", "parcels.yaml", "parcels_test.yaml"] == [
         Path(line.partition(":")[0]).name for line in result.stdout.splitlines() if "unused" not in line
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import cast
 
@@ -14,10 +15,11 @@ from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel_client import fact_envelope
+from gavel_client.mcp.effects import DECISION_MS_MAX
 from gavel_client.values import from_struct, from_value
 from mcp_types import RequestParamsMeta
 
-from tests.e2e.mcp.world import LEDGER_RULES, World, text_of
+from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
 
 OFFICE = Producer(type=common_pb2.PRODUCER_TYPE_API, id="office")
 SUBJECT = "mcp-server/ledger"
@@ -165,6 +167,31 @@ async def test_different_calls_at_once(world: World) -> None:
 
     assert ["appended"] * 6 == [text_of(result) for result in results]
     assert 6 == len(set(world.lines))
+
+
+@pytest.mark.long
+async def test_a_call_behind_a_slow_one(world: World) -> None:
+    """A call waits once for its turn and its decision together; then it is refused, has no effect, and can be made again."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+    (world.folder / "hold").touch()
+
+    async with world.connect() as client:
+        slow = asyncio.create_task(client.call_tool("ledger__append", {"text": "slow"}))
+        await until(lambda: world.lines == ["slow"], "the first call is made")
+        began_at = time.monotonic()
+        late = await client.call_tool("ledger__append", {"text": "late"})
+        waited_ms = (time.monotonic() - began_at) * 1000
+        lines = world.lines
+        (world.folder / "hold").unlink()
+        made = await slow
+        again = await client.call_tool("ledger__append", {"text": "late"})
+
+    assert (True, ["slow"]) == (late.is_error, lines), text_of(late)
+    # Two budgets would be twice the limit; the margin is for a busy machine.
+    assert waited_ms < 1.8 * DECISION_MS_MAX
+    assert ["appended"] * 2 == [text_of(made), text_of(again)]
+    assert ["slow", "late"] == world.lines
 
 
 @pytest.mark.long

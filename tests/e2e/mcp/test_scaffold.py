@@ -16,7 +16,7 @@ from tests.e2e.runs import run_gavel
 
 @pytest.mark.long
 async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> None:
-    """What is scaffolded from three servers passes its tests at once, and reads and effects follow the servers' hints."""
+    """What is scaffolded from three servers passes its tests and lint at once, and reads and effects follow the servers' hints."""
     rules, config = world.folder / "rules.yaml", world.folder / "proxy.yaml"
     servers = [
         f"git={GIT_SERVER}",
@@ -36,10 +36,12 @@ async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> Non
     scaffold = run_gavel(arguments, os.environ)
     rules.write_text(scaffold.stdout)
     tests = run_gavel(["rules", "test", world.folder], os.environ)
+    lint = run_gavel(["rules", "lint", rules], os.environ)
     again = run_gavel(arguments, os.environ)
 
     assert 0 == scaffold.returncode, scaffold.stderr
     assert (0, True) == (tests.returncode, "26 of 26 passed" in tests.stdout), tests.stdout
+    assert (0, False) == (lint.returncode, "warning" in lint.stdout), lint.stdout
     configuration = load_configuration(config)
     modes = {tool: configuration.settings("fs", tool).mode for tool in ("read_text_file", "write_file", "create_directory")}
     assert {"read_text_file": "read", "write_file": "propose", "create_directory": "propose"} == modes

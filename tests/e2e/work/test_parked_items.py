@@ -70,6 +70,14 @@ async def test_scans_leave_parked_items(
         await poll(parked)
     unknown = gavel("work", "retry", "decisions", "executors", "999", "--bus", bus, server=pair[0])
     assert (1, True) == (unknown.returncode, "1 of the named items are not parked" in unknown.stderr), unknown.stderr
+    for arguments in (
+        ("parked", "decisions", "nobody"),
+        ("retry", "decisions", "nobody", "--all"),
+        ("discard", "decisions", "nobody", "9"),
+    ):
+        mistyped = gavel("work", *arguments, "--bus", bus, server=pair[0])
+        assert 1 == mistyped.returncode
+        assert f"the queue decisions of bus {bus} has no group 'nobody'; its groups are executors" in mistyped.stderr
     if discarded:
         assert 1 == (await clients[0].discard_parked(WORK_QUEUE_DECISIONS, "executors", [item.item_id])).discarded
     lost = await approve(clients[0], "parcel/lost")

@@ -62,33 +62,32 @@ class ProposalLoop:
             raise TypeError("a SyncGavelClient would block the event loop; use SyncProposalLoop, or a GavelClient")
         if proposals_max < 1:
             raise ValueError(f"proposals_max is {proposals_max}; a loop makes at least one proposal")
-        if deadline_ms < 1:
-            raise ValueError(f"deadline_ms is {deadline_ms}; it must be positive")
         self._client: LoopClient = client
         self._providers = providers
         self._revise = revise
         self._proposals_max = proposals_max
-        self._deadline_ms = deadline_ms
+        self._deadline_ms = _checked_deadline_ms(deadline_ms)
         self._seed = seed
         self._backoff_initial_ms = backoff_initial_ms
         self._backoff_maximum_ms = backoff_maximum_ms
 
-    async def run(self, proposal: Envelope, *, run_key: str = "") -> LoopResult:
+    async def run(self, proposal: Envelope, *, run_key: str = "", deadline_ms: int | None = None) -> LoopResult:
         """Take one proposal (see `proposal_envelope`) to its final decision.
 
         `run_key` names the run among those of the proposal's producer, e.g. the id of a task; it replaces the proposal's event_id.
         Without it, the event_id names the run. A run that is repeated gets the decisions that are in the log, and continues if the
-        last one allows it.
+        last one allows it. `deadline_ms` limits the time of this run; default: that of the loop.
 
         Raises GavelError if the server refuses to decide the proposal (e.g. INVALID_ARGUMENT), RunKeyError if `run_key` names a run for
-        other work. Transient errors are retried until the deadline.
+        other work, ValueError if the deadline is not positive. Transient errors are retried until the deadline.
         """
+        deadline_ms = self._deadline_ms if deadline_ms is None else _checked_deadline_ms(deadline_ms)
         first = Envelope()
         first.CopyFrom(proposal)
         first.event_id = first_event_id(first.producer, run_key) if run_key else first.event_id or new_event_id()
         seed = first.event_id if self._seed is None else self._seed
         backoff = Backoff(self._backoff_initial_ms, 2.0, self._backoff_maximum_ms, random.Random(str(seed)))
-        deadline = Deadline(self._deadline_ms, backoff)
+        deadline = Deadline(deadline_ms, backoff)
         return await LoopRun(self._client, self._providers, self._revise, self._proposals_max, deadline, run_key).play(first)
 
 
@@ -124,6 +123,12 @@ class SyncProposalLoop:
             backoff_maximum_ms=backoff_maximum_ms,
         )
 
-    def run(self, proposal: Envelope, *, run_key: str = "") -> LoopResult:
+    def run(self, proposal: Envelope, *, run_key: str = "", deadline_ms: int | None = None) -> LoopResult:
         """Take one proposal to its final decision; see ProposalLoop.run. Waits for the threads of late providers."""
-        return run_blocking(lambda: self._loop.run(proposal, run_key=run_key))
+        return run_blocking(lambda: self._loop.run(proposal, run_key=run_key, deadline_ms=deadline_ms))
+
+
+def _checked_deadline_ms(deadline_ms: int) -> int:
+    if deadline_ms < 1:
+        raise ValueError(f"deadline_ms is {deadline_ms}; it must be positive")
+    return deadline_ms

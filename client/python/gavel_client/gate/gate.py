@@ -131,7 +131,8 @@ class Gate:
     async def _decide(self, deadline: Deadline, call: Call, action: Action) -> Envelope | Refused | Pending:
         """Return the approved decision on a call, or the answer if it is not approved. Raises LoopStoppedError."""
         citations = list(action.based_on_events) or await self._citations(deadline, action.subject)
-        result = await self._loop.run(self._proposal(call, action, citations), run_key=_run_key(call, action))
+        proposal = self._proposal(call, action, citations)
+        result = await self._loop.run(proposal, run_key=_run_key(call, action), deadline_ms=max(int(deadline.ms_left()), 1))
         decision = result.decision
         if decision is None:
             return Refused(result.reason.name, result.detail)

@@ -20,6 +20,7 @@ from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import Execution
 from mcp_types import CallToolResult
 
+from gavel_client.agents.deadline import Deadline
 from gavel_client.evidence.store import EvidenceError, EvidenceStore
 from gavel_client.gate import Action, Allowed, Answer, Call, Finished, Gate, Pending, Refused, ToolActions
 from gavel_client.handlers import HandlerResult
@@ -30,14 +31,17 @@ from gavel_client.mcp.open_calls import OpenCalls, Turn
 from gavel_client.mcp.upstreams.definitions import ToolDefinition
 from gavel_client.mcp.upstreams.provider import MAY_HAVE_ACTED, REPORTED, result_of
 from gavel_client.mcp.witness import MARGIN_MS, Agent, Witness, failure_result, read_fields, subject_of
+from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.errors import GavelError
 from gavel_client.timeouts import timeout
 from gavel_client.tools import ToolContext, ToolOutcome, ToolRuntime
 from gavel_client.tools.errors import ARGS, PERMISSION
 from gavel_client.values import from_struct
 
-# Clients wait for about a minute for the answer to a call; the gate waits for competing proposals only for a part of it.
+# Time from a call to the start of its tool. Clients wait for about a minute for an answer, which includes the tool's own time.
 DECISION_MS_MAX: Final = 20_000
+# The part of it that a call keeps for its decision while it waits for earlier calls on its subject.
+_DECISION_MS_MIN: Final = 5_000
 # Time of a lease beyond that of the call, to record the result and the report.
 LEASE_MARGIN_MS: Final = 15_000
 # Time for the facts of a call to come into the log, before its answer is given.
@@ -90,18 +94,21 @@ class Effects:
 
         Raises GavelError if Gavel cannot be reached, ExpressionError for a call without a subject, OSError if the state cannot be written.
         """
+        deadline = Deadline(DECISION_MS_MAX, Backoff())
         for _ in range(PROPOSALS_MAX):
             turn = self._turn(call, caller)
-            answer = await self._to_its_end(self._play(call, caller, turn), call)
+            answer = await self._to_its_end(self._play(call, caller, turn, deadline), call)
             # The evidence changed between the decision and the start: nothing was made, and a new proposal cites what is there now.
-            if caller.idempotency_key or caller.turn or not (isinstance(answer, Refused) and answer.reason in _SUPERSEDED):
+            is_superseded = isinstance(answer, Refused) and answer.reason in _SUPERSEDED
+            if caller.idempotency_key or caller.turn or not is_superseded or deadline.ms_left() <= 0:
                 break
         return answer
 
     async def resume(self, decision_id: str, call: EffectCall) -> CallAnswer:
         """Make the call that a decision has approved meanwhile. Raises GavelError."""
         gate_call = Call(call.definition.name, call.arguments, decision_id)
-        answer = await self._to_its_end(self._begin_and_make(decision_id, gate_call, call), call)
+        deadline = Deadline(DECISION_MS_MAX, Backoff())
+        answer = await self._to_its_end(self._begin_and_make(decision_id, gate_call, call, deadline), call)
         if not isinstance(answer, Pending):
             self.forget(call.agent.id, call.definition.name, call.arguments)
         return answer
@@ -136,10 +143,10 @@ class Effects:
             call.cancelled.set()
             raise
 
-    async def _play(self, call: EffectCall, caller: Caller, turn: Turn) -> CallAnswer:
+    async def _play(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         """Propose and make a call when the calls before it on its subject have ended, and close it if its answer is final."""
-        async with self._in_order(call.action.subject):
-            answer = await self._decide_and_make(call, caller, turn)
+        async with self._in_order(call.action.subject, deadline):
+            answer = await self._decide_and_make(call, caller, turn, deadline)
         is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
         # A client that has cancelled a call does not get its result; it gets it if it makes the same call again.
         is_owed = call.cancelled.is_set() and isinstance(answer, CallToolResult)
@@ -148,7 +155,7 @@ class Effects:
         return answer
 
     @asynccontextmanager
-    async def _in_order(self, subject: str) -> AsyncIterator[None]:
+    async def _in_order(self, subject: str, deadline: Deadline) -> AsyncIterator[None]:
         """Let one call at a time propose on a subject; one that has waited too long lets the rules decide.
 
         The proposal of a call beside another one would be refused for a conflict, and such refusals in a row request a person.
@@ -157,28 +164,32 @@ class Effects:
         is_held = False
         try:
             with suppress(asyncio.TimeoutError):
-                async with timeout(DECISION_MS_MAX / 1000):
+                async with timeout(max(deadline.ms_left() - _DECISION_MS_MIN, 0) / 1000):
                     is_held = await lock.acquire()
             yield
         finally:
             if is_held:
                 lock.release()
 
-    async def _begin_and_make(self, decision_id: str, gate_call: Call, call: EffectCall) -> CallAnswer:
-        return await self._make(await self._gate(call).begin(decision_id, gate_call), call)
+    async def _begin_and_make(self, decision_id: str, gate_call: Call, call: EffectCall, deadline: Deadline) -> CallAnswer:
+        return await self._make(await self._gate(call, deadline).begin(decision_id, gate_call), call)
 
-    async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn) -> CallAnswer:
+    async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         if call.cancelled.is_set():
             self.forget(call.agent.id, call.definition.name, call.arguments)
             return answers.failed(_CANCELLED)
         action = call.action
-        problem = await self._witness.state_digest(call.definition, action.subject, turn.task, call.agent, call.timeout_ms)
+        try:
+            async with timeout(max(deadline.ms_left(), 0) / 1000):
+                problem = await self._witness.state_digest(call.definition, action.subject, turn.task, call.agent, call.timeout_ms)
+        except asyncio.TimeoutError:
+            problem = f"the server {call.definition.server} did not list its tools in time"
         if problem:
             return answers.closed(problem)
         gate_call = Call(call.definition.name, call.arguments, turn.task, turn.turn, caller.idempotency_key)
-        return await self._make(await self._gate(call)(gate_call), call)
+        return await self._make(await self._gate(call, deadline)(gate_call), call)
 
-    def _gate(self, call: EffectCall) -> Gate:
+    def _gate(self, call: EffectCall, deadline: Deadline) -> Gate:
         actions = ToolActions()
         actions.tool(call.definition.name)(lambda _: self._with_age(call.action))
         return Gate(
@@ -187,7 +198,7 @@ class Effects:
             agent=call.agent.id,
             executor=self._executor,
             lease_ms=call.timeout_ms + MARGIN_MS + LEASE_MARGIN_MS,
-            deadline_ms=DECISION_MS_MAX,
+            deadline_ms=max(int(deadline.ms_left()), 1),
         )
 
     def _with_age(self, action: Action) -> Action:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-from gavel_rules.identity.grants import ANYONE, GROUP_PREFIX, CompiledGrants, Grant, read_source
+from gavel_rules.identity.grants import ANYONE, GROUP_PREFIX, CompiledGrants, Grant, is_any, read_source
 from gavel_rules.identity.patterns import ANY, covers
 from gavel_rules.identity.rights import PRODUCING_RIGHTS, RPCS_OF_RIGHT
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
+
+if TYPE_CHECKING:
+    from gavel_rules.language.rule_set import CompiledRuleSet
 
 # Pairs of grants that are compared: each pair takes microseconds.
 PAIRS_MAX: Final = 200_000
@@ -29,8 +32,11 @@ _BUS_PATTERN: Final = re.compile(r"[a-z0-9*-]{1,512}")
 _SUBJECT_PATTERN: Final = re.compile(r".*[/*].*")
 
 
-def lint_grants(text: str, grants: CompiledGrants) -> tuple[DocumentMessage, ...]:
-    """Return the warnings about a document, by place. `grants` are its compiled grants."""
+def lint_grants(text: str, grants: CompiledGrants, rule_sets: Sequence[CompiledRuleSet] = ()) -> tuple[DocumentMessage, ...]:
+    """Return the warnings about a document, by place. `grants` are its compiled grants.
+
+    `rule_sets` are those that the grants stand beside: their reviews need groups that may review.
+    """
     messages = Messages()
     source = read_source(text, Messages())
     found: list[tuple[Path, str, str, str]] = []
@@ -47,6 +53,7 @@ def lint_grants(text: str, grants: CompiledGrants) -> tuple[DocumentMessage, ...
                 "give somebody the right grant",
             )
         )
+    found += [(("grants",), *warning) for rule_set in rule_sets for warning in _missing_reviewers(grants.grants, rule_set)]
     for place, code, message, hint in found:
         messages.add(source.locate_key(place), code, message, hint)
     return messages.sorted()
@@ -103,6 +110,30 @@ def _never_matching(grant: Grant) -> list[tuple[str, str, str]]:
             if not form.fullmatch(pattern)
         ]
     return found
+
+
+def _missing_reviewers(grants: Sequence[Grant], rule_set: CompiledRuleSet) -> Iterator[tuple[str, str, str]]:
+    """Yield a warning for each group that reviews of a rule set name and that no grant lets review the action."""
+    for action_type, action in rule_set.actions.items():
+        policies = [*filter(None, (action.review_policy,)), *action.review_policies.values()]
+        reviewing = {caller for grant in grants if "review" in grant.rights and is_any(grant.actions, action_type) for caller in grant.to}
+        for group in sorted({group for policy in policies for group in (*policy.groups, *policy.escalate_to)}):
+            if ANYONE in reviewing or f"{GROUP_PREFIX}{group}" in reviewing:
+                continue
+            uses = [
+                verb
+                for verb, is_used in (
+                    ("asks it for reviews", any(group in policy.groups for policy in policies)),
+                    ("escalates reviews to it", any(group in policy.escalate_to for policy in policies)),
+                )
+                if is_used
+            ]
+            message = (
+                f"no grant lets {GROUP_PREFIX}{group} review {action_type}, but rule set {rule_set.policy_id} version {rule_set.version} "
+                f"{' and '.join(uses)}"
+            )
+            hint = f"grant {GROUP_PREFIX}{group} the right review, unless other grants name its members one by one"
+            yield "group-may-not-review", message, hint
 
 
 def _unreachable(other: Grant) -> tuple[str, str, str]:

@@ -77,7 +77,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "counter-never-read": "No rule and no score reads a counter.",
     "fact-never-read": "No rule and no subject reads a declared fact.",
     "needless-escalation": "An escalation of reviews lets nobody vote who could not before.",
-    "never-approves": "No rule approves an action.",
+    "never-approves": "No rule approves an action or requests a review.",
     "never-escalates": "Reviews name groups to escalate to, but no time after which they are escalated.",
     "not-analysed": "An action was not analysed in full; the message says why.",
     "overlapping-rules": "A rule approves a case that a lower rule would reject or send to review.",

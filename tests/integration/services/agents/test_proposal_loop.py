@@ -456,11 +456,14 @@ async def test_conflict_that_ends_before_its_delay() -> None:
 
 
 async def test_conflict_beyond_the_deadline_ends_the_loop(client: GavelClient) -> None:
-    """If the conflicting work goes on until the deadline, the loop ends with that reason and no second proposal."""
+    """If the conflicting work goes on until the deadline of the loop or the run, the run ends with that reason and no second proposal."""
     sources = Sources(client)
     assert (await ProposalLoop(client, sources.providers).run(draft())).approved
     (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
     result = await ProposalLoop(client, sources.providers, deadline_ms=500).run(draft(based_on_events=[reference(status)]))
+    assert (StopReason.DEADLINE, ["CONFLICTING_DECISION"]) == (result.reason, codes(result))
+    other = draft(based_on_events=[reference(status)], trace_id="another-run")
+    result = await ProposalLoop(client, sources.providers, deadline_ms=3_600_000).run(other, deadline_ms=500)
     assert (StopReason.DEADLINE, ["CONFLICTING_DECISION"]) == (result.reason, codes(result))
 
 

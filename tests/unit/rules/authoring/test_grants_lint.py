@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from gavel_rules.authoring.grants.lint import lint_grants
 from gavel_rules.identity.grants import compile_grants
+from gavel_rules.language.rule_set import compile_rule_set
 
 DOCUMENT = "gavel: v1\nname: main\nversion: 1\ngrants:\n  - {to: [ada], may: [grant]}\n"
 
@@ -49,3 +50,48 @@ def test_unreachable_with_joins() -> None:
     document = DOCUMENT + grants
     warnings = [message.message for message in lint_grants(document, compile_grants(document))]
     assert ["grant 2 allows all that this grant allows"] == warnings
+
+
+REVIEWED = """
+gavel: v1
+rule_set: refunds
+version: 4
+actions:
+  refund.create:
+    params: {type: object}
+    facts: {status: {key: order.status, type: string, max_age_ms: 1000}}
+    review: {groups: [risk], escalate_after_ms: 1000, escalate_to: [leads]}
+rules:
+  - {id: large, action: refund.create, priority: 2, when: "facts.status == 'large'", effect: review,
+     reason_code: LARGE, review: {groups: [board]}}
+  - {id: odd, action: refund.create, priority: 1, when: "facts.status == 'odd'", effect: review, reason_code: ODD}
+"""
+
+
+@pytest.mark.parametrize(
+    ("reviewing", "expected"),
+    [
+        ('{to: ["group:risk", "group:leads", "group:board"], may: [review]}', []),
+        ('{to: ["*"], may: [review], actions: ["refund.*"]}', []),
+        (
+            '{to: ["group:risk", "group:board"], may: [review]}',
+            ["group:leads review refund.create, but rule set refunds version 4 escalates"],
+        ),
+        (
+            '{to: ["group:risk", "group:leads"], may: [review]}',
+            ["group:board review refund.create, but rule set refunds version 4 asks it"],
+        ),
+        (
+            '{to: ["group:risk", "group:leads", "group:board"], may: [review], actions: ["payout.*"]}',
+            ["group:board", "group:leads", "group:risk"],
+        ),
+        ('{to: ["group:risk", "group:leads", "group:board", "risk"], may: [read]}', ["group:board", "group:leads", "group:risk"]),
+    ],
+)
+def test_groups_that_may_not_review(reviewing: str, expected: list[str]) -> None:
+    """A group that reviews name, at first or after an escalation, needs a grant to review the action."""
+    document = f"{DOCUMENT}  - {reviewing}\n"
+    found = lint_grants(document, compile_grants(document), [compile_rule_set(REVIEWED)])
+    messages = [message.message for message in found if message.code == "group-may-not-review"]
+    assert len(expected) == len(messages)
+    assert all(f"no grant lets {start}" in message for start, message in zip(expected, messages, strict=True))

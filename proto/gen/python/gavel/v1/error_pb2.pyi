@@ -113,6 +113,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The checkpoint contradicts the log, or is older than the published one; the message says which."""
     ERROR_REASON_EXECUTION_ID_REUSED: _ErrorReason.ValueType  # 38
     """ALREADY_EXISTS. Another tool call has this execution_id."""
+    ERROR_REASON_CONSUMER_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 39
+    """NOT_FOUND. The work queue has no such group of consumers; the message names its groups."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the prefix
@@ -210,4 +212,6 @@ ERROR_REASON_CHECKPOINT_REFUSED: ErrorReason.ValueType  # 37
 """FAILED_PRECONDITION. The checkpoint contradicts the log, or is older than the published one; the message says which."""
 ERROR_REASON_EXECUTION_ID_REUSED: ErrorReason.ValueType  # 38
 """ALREADY_EXISTS. Another tool call has this execution_id."""
+ERROR_REASON_CONSUMER_GROUP_NOT_FOUND: ErrorReason.ValueType  # 39
+"""NOT_FOUND. The work queue has no such group of consumers; the message names its groups."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

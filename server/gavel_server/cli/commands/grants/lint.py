@@ -13,6 +13,12 @@ from gavel_server.cli.options import Debug, JsonReport
 
 def lint_grants_files(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Grants in YAML or JSON; - is standard input.")],
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rules", metavar="FILE", help="A rule set: warn of groups that its reviews name and that may not review. Repeatable."
+        ),
+    ] = None,
     as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
@@ -23,16 +29,17 @@ def lint_grants_files(
     from gavel_rules.authoring.grants.lint import lint_grants
     from gavel_rules.identity.grants import check_grants
 
-    from gavel_server.cli.documents import read_document
+    from gavel_server.cli.documents import read_compiled, read_document
     from gavel_server.cli.rendering import output
 
+    rule_sets = [read_compiled(name) for name in rules or ()]
     reports = []
     is_valid = True
     for file in files:
         text = read_document(file)
         grants, messages = check_grants(text)
         errors = messages.sorted()
-        warnings = () if grants is None else lint_grants(text, grants)
+        warnings = () if grants is None else lint_grants(text, grants, rule_sets)
         is_valid = is_valid and grants is not None
         reports.append(
             {

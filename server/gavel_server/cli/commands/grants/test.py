@@ -12,10 +12,10 @@ from gavel_server.cli.options import Debug
 
 
 def run_grant_suites(
-    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Tests of grants (*_test.yaml).")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="Tests of grants (*_test.yaml), or folders of them.")],
     debug: Debug = False,
 ) -> None:
-    """Run tests of grants documents.
+    """Run tests of grants documents. Below a folder, the test suites of rule sets are left out.
 
     Exit status: 0 all cases passed, 1 a case failed, 2 a file is not valid. docs/security.md describes the files.
     """
@@ -25,9 +25,10 @@ def run_grant_suites(
     from gavel_server.cli.documents import read_document, read_grants
     from gavel_server.cli.errors import InvalidInputError
     from gavel_server.cli.rendering import output
+    from gavel_server.cli.rule_files import find_grant_suites
 
     has_failed = False
-    for file in files:
+    for file in find_grant_suites(paths):
         try:
             suite = read_grant_suite(read_document(file))
         except DocumentError as error:

@@ -308,14 +308,14 @@ def test_attributes() -> None:
 
 def test_warnings() -> None:
     """A document that is valid but probably not intended gets a warning, not an error."""
-    compiled = compile_rule_set(GOOD.replace("effect: approve", "effect: review, reason_code: LOOK"))
+    compiled = compile_rule_set(GOOD.replace("effect: approve", "effect: reject, reason_code: NO"))
     assert [(warning.line, warning.code) for warning in compiled.warnings] == [(5, "never-approves"), (9, "fact-never-read")]
-    refusing = compile_rule_set(GOOD.replace("effect: approve", "effect: reject, reason_code: NO"))
-    hints = [next(one.suggestion for one in rules.warnings if one.code == "never-approves") for rules in (compiled, refusing)]
-    assert hints == [
-        "alone, the rule set lets nothing happen without a person",
-        "alone, the rule set refuses every proposal; another one must approve",
-    ]
+
+
+def test_reviews_can_end_in_an_approval() -> None:
+    """An action whose rules leave every case to a person gets no warning: the person may approve."""
+    compiled = compile_rule_set(GOOD.replace("effect: approve", "effect: review, reason_code: LOOK"))
+    assert [warning.code for warning in compiled.warnings] == ["fact-never-read"]
 
 
 @pytest.mark.parametrize(("window_ms", "codes"), [(999, []), (1_000, ["contest-outlasts-fact"] * 2)])

@@ -41,6 +41,11 @@ def file(tmp_path: Path) -> str:
         (["--producer", "executor:refund-1"], 1, "grant 1 lacks producers of type executor"),
         (["--action", "order.delete"], 1, "grant 1 lacks action order.delete"),
         (["--subject", "customer/1"], 1, "grant 1 lacks subject customer/1"),
+        (
+            ["--producer", "api:x", "--action", "order.delete", "--subject", "customer/1"],
+            1,
+            "grant 1 lacks producers of type api, producer id x, action order.delete, subject customer/1\n",
+        ),
         (["--producer", "robot:x"], 2, "no type of producers; the types are sensor, api, database_snapshot, agent, "),
         (["--producer", "agent"], 2, "--producer 'agent' is not TYPE:ID"),
     ],
@@ -80,6 +85,20 @@ def test_lint(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert f"{other}:6:24: unknown-right: there is no right 'fly'" in "".join(capsys.readouterr())
 
 
+def test_lint_beside_rules(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --rules `lint` warns of groups that reviews name and that may not review."""
+    rules = tmp_path / "rules.yaml"
+    review = "review: {groups: [risk], escalate_after_ms: 1000, escalate_to: [leads]}"
+    rules.write_text(
+        f"gavel: v1\nrule_set: r\nversion: 1\nactions:\n  refund.create:\n    {review}\n"
+        "    params: {type: object}\n    facts: {a: {key: a.b, type: string, max_age_ms: 1}}\n"
+        "rules:\n  - {id: all, action: refund.create, priority: 1, when: 'true', effect: review, reason_code: LOOK}\n"
+    )
+    assert 0 == run(["grants", "lint", file, "--rules", str(rules)])
+    output = "".join(capsys.readouterr())
+    assert ["leads", "risk"] == re.findall(r"group-may-not-review: no grant lets group:(\w+) review refund\.create", output)
+
+
 def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The grants in docs/security.md deserve no warning, and pass the tests that are shown with them."""
     text = (Path(__file__).parents[6] / "docs/security.md").read_text()
@@ -101,3 +120,24 @@ def test_suite(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     output = "".join(capsys.readouterr())
     assert f"{suite}:5: agents pay: expected allowed, but it is denied: no grant of main version 1 gives 'ada' the right execute" in output
     assert "1 of 2 passed" in output
+
+
+def test_folder(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`test` runs the suites of grants below a folder, and `rules test` those of rule sets; a folder without one is exit status 2."""
+    sets = Path(__file__).parents[6] / "rules/sets"
+    for name in ("refunds.yaml", "refunds_test.yaml"):
+        (tmp_path / name).write_text((sets / name).read_text())
+    (tmp_path / "more").mkdir()
+    suite = SUITE.replace("grants.yaml", "../grants.yaml").replace("right: execute, expect: allowed", "right: execute, expect: denied")
+    (tmp_path / "more/agents_test.yaml").write_text(suite)
+    (tmp_path / "more/agents.yaml").write_text(DOCUMENT)
+    (tmp_path / "json_test.json").write_text('{"gavel": "v1", "tests": "more/agents.yaml", "cases": []}')
+    assert 2 == run(["grants", "test", str(tmp_path)])
+    assert "json_test.json" in capsys.readouterr().err
+    (tmp_path / "json_test.json").unlink()
+    assert 0 == run(["grants", "test", str(tmp_path)])
+    assert f"{tmp_path}/more/agents_test.yaml: 2 of 2 passed\n" == capsys.readouterr().out
+    assert 0 == run(["rules", "test", str(tmp_path)])
+    assert "1 suite, " in capsys.readouterr().out
+    assert 2 == run(["grants", "test", str(sets)])
+    assert f"there is no suite of grants below {sets}" in capsys.readouterr().err
