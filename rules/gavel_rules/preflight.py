@@ -18,7 +18,7 @@ from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.arbitration.history import read_history
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.arbitration.submission import version_fault
-from gavel_rules.authorization import preflight_fault
+from gavel_rules.authorization import attestation_of, preflight_fault
 from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent
@@ -51,6 +51,7 @@ def preflight(
     fault = preflight_fault(state, proposal, principal) or version_fault(proposal.projection_version, head)
     if fault is not None:
         return fault
+    proposal.attest(attestation_of(principal) if state.semantics.attests else None)
     next_timer_ms = state.next_timer_ms()
     mark = state.mark() if next_timer_ms is not None and next_timer_ms <= now_ms else None
     try:
@@ -77,7 +78,10 @@ def actions_with(state: State, override: CompiledRuleSet, action_type: str) -> t
 
 
 def explain(state: State, proposal: ProposalView, now_ms: int, actions: tuple[CompiledAction, ...] | None = None) -> list[RuleExplanation]:
-    """Return how every rule that governs a proposal evaluates, for each rule set whose schema its params fit. `actions` as above."""
+    """Return how every rule that governs a proposal evaluates, for each rule set whose schema its params fit.
+
+    `actions` as above. The proposal has its proposer's groups: it is recorded, or `preflight` has seen it.
+    """
     if actions is None:
         actions = state.active_actions.get(proposal.action_type, ())
     explanations: list[RuleExplanation] = []

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gavel.v1.common_pb2 import ProducerType
-
 from gavel_rules.arbitration.evidence import Evidence, select_evidence
+from gavel_rules.events.kinds import PRODUCER_TYPE_NAMES
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_rules.language.engines.case import Case
+from gavel_rules.language.engines.case import NO_HISTORY, Case
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.state.state import State
-
-_PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
-_PRODUCER_NAME: Final = {number: name.removeprefix(_PRODUCER_PREFIX) for name, number in ProducerType.items()}
 
 
 class ActionView:
@@ -45,7 +41,7 @@ def case_of(state: State, proposal: ProposalView, now_ms: int, view: ActionView)
         proposal.priority,
         proposal.expected_outcome,
         proposal.subject,
-        _PRODUCER_NAME[proposal.producer_type],
+        PRODUCER_TYPE_NAMES[proposal.producer_type],
         proposal.producer_id,
         proposal.producer_version,
         view.evidence.present,
@@ -53,4 +49,6 @@ def case_of(state: State, proposal: ProposalView, now_ms: int, view: ActionView)
         view.evidence.oldest_age_ms,
         state.rejections(proposal.trace_id, proposal.producer_type, proposal.producer_id, now_ms).total,
         now_ms,
+        NO_HISTORY,
+        proposal.producer_groups,
     )

@@ -15,8 +15,10 @@ from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
 from gavel.v1.decision_pb2 import FactRequirementState
 
 from gavel_rules.events.citation import CitedEvent
+from gavel_rules.events.kinds import PRODUCER_TYPE_NAMES
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import TIME_MS_MAX
+from gavel_rules.language.engines.case import NOBODY, Proposer
 from gavel_rules.language.fact_declaration import fits, typed
 from gavel_rules.language.feasibility import KnownFacts
 from gavel_rules.language.rule_set import CompiledAction, FactDeclaration
@@ -121,10 +123,11 @@ def select_evidence(
                 unresolved += (declaration,)
                 continue
             in_ascii = not state.semantics.has_unicode_subjects
+            proposer = _proposer_of(proposal) if template.reads_producer else NOBODY
             if declaration.subjects:
-                names = template.subjects(params, facts, own_subject, declaration.subjects_max, in_ascii=in_ascii)
+                names = template.subjects(params, facts, own_subject, declaration.subjects_max, proposer, in_ascii=in_ascii)
             else:
-                one = template.subject(params, facts, own_subject, in_ascii=in_ascii)
+                one = template.subject(params, facts, own_subject, proposer, in_ascii=in_ascii)
                 names = [one] if one is not None else None
             if names is None:
                 unnamed += (declaration,)
@@ -150,6 +153,10 @@ def select_evidence(
             if declaration.name:
                 facts[declaration.name] = typed(candidate.value, declaration)
     return Evidence(selections, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms, unresolved, unnamed)
+
+
+def _proposer_of(proposal: ProposalView) -> Proposer:
+    return Proposer(PRODUCER_TYPE_NAMES[proposal.producer_type], proposal.producer_id, proposal.producer_version, proposal.producer_groups)
 
 
 def _select_many(state: State, declaration: FactDeclaration, subjects: list[str], max_age_ms: int, now_ms: int) -> list[EvidenceSelection]:
@@ -194,7 +201,7 @@ def superseded_selections(selections: list[EvidenceSelection], citations: list[C
 def known_facts(state: State, action: CompiledAction, evidence: Evidence) -> KnownFacts:
     """Return the facts that only a new event can change for the action's rules.
 
-    A fact is not known if its subject depends on params, or if another candidate would be selected once it gets stale.
+    A fact is not known if its subject depends on params or on who proposes, or if another candidate would be selected once it gets stale.
     """
     values: dict[str, object] = {}
     absent: set[str] = set()
@@ -204,7 +211,7 @@ def known_facts(state: State, action: CompiledAction, evidence: Evidence) -> Kno
             continue
         if declaration.subject:
             template = action.subject_templates[declaration.subject]
-            if template.reads_params or not all(need in values or need in absent for need in template.dependencies):
+            if template.depends_on_proposal or not all(need in values or need in absent for need in template.dependencies):
                 continue
         current = selection.candidate.value if selection.candidate is not None else None
         for candidate in state.evidence_of(selection.subject).get(declaration.key, ()):

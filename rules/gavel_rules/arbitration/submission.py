@@ -26,6 +26,7 @@ def submit(
     envelope = command.envelope
     state = recorder.state
     proposal = command.proposal
+    proposal.attest(recorder.attestation)
     fault = version_fault(proposal.projection_version, state.head) or recorder.clock_fault(envelope)
     if fault is not None:
         return fault

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2
-from gavel.v1.common_pb2 import EventCategory
+from gavel.v1.common_pb2 import EventCategory, ProducerType
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
@@ -88,6 +88,12 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "ToolProviderRegistered": "gavel.tool_provider_registered",
     "ToolBound": "gavel.tool_bound",
     "ToolUnbound": "gavel.tool_unbound",
+}
+
+
+# By type of producer, without the prefix: "AGENT".
+PRODUCER_TYPE_NAMES: Final[Mapping[ProducerType.ValueType, str]] = {
+    number: name.removeprefix("PRODUCER_TYPE_") for name, number in ProducerType.items()
 }
 
 

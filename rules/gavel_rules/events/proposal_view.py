@@ -10,6 +10,7 @@ from typing import Final
 
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.identity_pb2 import Attestation
 from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules.events.citation import citations_in
@@ -18,6 +19,7 @@ from gavel_rules.values import struct_to_dict
 
 # Bound once: docs/performance.md#module-constants
 _has_field: Final = Proposal.HasField
+_is_attested: Final = Envelope.HasField
 
 
 class ProposalView:
@@ -56,6 +58,12 @@ class ProposalView:
         # Whether the proposal has entered a contest.
         self.competes: Final = _has_field(proposal, "contest")
         self.citations: Final = citations_in(proposal)
+        # The verified groups of the caller that proposed. A recorded proposal has them in its attestation.
+        self.producer_groups: tuple[str, ...] = tuple(envelope.attestation.groups) if _is_attested(envelope, "attestation") else ()
+
+    def attest(self, attestation: Attestation | None) -> None:
+        """Take the groups of the caller that proposes, before the proposal is recorded with the attestation."""
+        self.producer_groups = tuple(attestation.groups) if attestation is not None else ()
 
     def with_trace(self, trace_id: str) -> ProposalView:
         """Return the proposal in an envelope of its own that has this trace_id."""

@@ -163,7 +163,7 @@ class _ActionChecker:
         fields = {name: Field(_fact_type(fact, fact_schemas.get(name)), _is_always_present(fact)) for name, fact in facts.items()}
         environment = self._environment(condition_scope(self._params, fields, self._counters))
         self._expressions.add_environment(environment)
-        conflict_environment = self._environment(conflict_key_scope(self._params))
+        conflict_environment = self._environment(conflict_key_scope(self._params, self._version))
         conflict_key = self._check_expression(
             conflict_environment, getattr(self._part, "conflict_key", "subject"), (*self._path, "conflict_key"), "STRING"
         )
@@ -174,7 +174,7 @@ class _ActionChecker:
         retries = {rule.id: frees for index, rule in self._rules if (frees := self._check_retry(environment, index, rule)) is not None}
         # All facts are in scope, also those that depend on the fact itself: cycles have a message of their own.
         templated = [name for name, fact in facts.items() if _subject_key(fact)]
-        subject_environment = self._environment(subject_scope(self._params, fields)) if templated else conflict_environment
+        subject_environment = self._environment(subject_scope(self._params, fields, self._version)) if templated else conflict_environment
         subjects = self._check_subjects(subject_environment, templated)
         order = self._sort_facts(subject_environment, subjects)
         score = self._check_expression(environment, getattr(self._part, "score", None), (*self._path, "score"), "DOUBLE")

@@ -15,7 +15,7 @@ from typing import Final
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, Node
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
-from gavel_rules.language.engines.case import Case, CaseReader, bare_case
+from gavel_rules.language.engines.case import NOBODY, Case, CaseReader, Proposer, bare_case
 from gavel_rules.language.engines.cel import Program, condition_source
 from gavel_rules.limits import SUBJECT, SUBJECT_IN_ASCII
 
@@ -29,38 +29,53 @@ _FACTS: Final = "facts."
 class SubjectTemplate:
     """One template, compiled.
 
-    `dependencies` are the declared facts that it reads or tests; `reads_params` tells whether it reads or tests params too.
+    `dependencies` are the declared facts that it reads or tests. `depends_on_proposal` tells whether it reads or tests params, or reads who
+    proposes; `reads_producer` tells the latter.
     """
 
     def __init__(self, environment: Environment, expression: CheckedExpression) -> None:
         variables = list(find_variables(expression.tree, environment.types))
         presences = list(find_presence_tests(expression.tree))
         self.dependencies = find_dependencies(environment, expression)
-        self.reads_params = any(path.startswith("params") for path in (*(name for name, _ in variables), *presences))
+        self.reads_producer = any(name.startswith("producer") for name, _ in variables)
+        paths = (*(name for name, _ in variables), *presences)
+        self.depends_on_proposal = self.reads_producer or any(path.startswith("params") for path in paths)
         # Most templates concatenate texts, which needs no evaluator.
         self._pieces = _split_concatenation(expression.tree, environment)
         self._reader = CaseReader(variables, presences)
         self._program = Program(environment, [condition_source(expression.source)])
 
-    def subject(self, params: dict[str, object], facts: dict[str, object], subject: str, *, in_ascii: bool = False) -> str | None:
-        """Return the fact's subject for typed params, those of its `dependencies` that are available, and the proposal's subject.
+    def subject(
+        self, params: dict[str, object], facts: dict[str, object], subject: str, proposer: Proposer = NOBODY, *, in_ascii: bool = False
+    ) -> str | None:
+        """Return the fact's subject for typed params, the available ones of its `dependencies`, and the proposal's subject and producer.
 
         None if the template fails, or does not give a valid "type/id". `in_ascii`: subjects are printable ASCII without spaces.
         """
         pieces = self._pieces
-        value = _concatenate(pieces, params, facts, subject) if pieces is not None else self._evaluate(bare_case(params, facts, subject))
+        if pieces is not None:
+            value: object = _concatenate(pieces, params, facts, subject, proposer)
+        else:
+            value = self._evaluate(bare_case(params, facts, subject, proposer))
         if not isinstance(value, str) or not _is_subject(value):
             return None
         return None if in_ascii and _SUBJECT_IN_ASCII.fullmatch(value) is None else value
 
     def subjects(
-        self, params: dict[str, object], facts: dict[str, object], subject: str, subjects_max: int, *, in_ascii: bool = False
+        self,
+        params: dict[str, object],
+        facts: dict[str, object],
+        subject: str,
+        subjects_max: int,
+        proposer: Proposer = NOBODY,
+        *,
+        in_ascii: bool = False,
     ) -> list[str] | None:
         """Return the subjects of a fact of many, each once, in the template's order. The arguments are those of `subject`.
 
         None if the template fails, gives anything but "type/id", or gives more than `subjects_max`.
         """
-        value = self._evaluate(bare_case(params, facts, subject))
+        value = self._evaluate(bare_case(params, facts, subject, proposer))
         if not isinstance(value, list):
             return None
         distinct: dict[str, None] = {}
@@ -85,7 +100,7 @@ def _matches_subject(text: str) -> bool:
     return _SUBJECT.fullmatch(text) is not None
 
 
-# ("", literal), ("params", name), ("facts", name), ("subject", ""), ("subject", "type") or ("subject", "id").
+# ("", literal), ("params", name), ("facts", name), ("subject", ""), ("subject", "type") or ("subject", "id"); of the producer likewise.
 _Pieces = list[tuple[str, str]]
 
 
@@ -96,14 +111,14 @@ def _split_concatenation(tree: Node, environment: Environment) -> _Pieces | None
             return [("", text)]
         case Identifier(name) if name in environment.types and environment.types[name].kind == "string":
             root, _, rest = name.partition(".")
-            return [(root, rest)] if root in ("params", "facts", "subject") and "." not in rest else None
+            return [(root, rest)] if root in ("params", "facts", "subject", "producer") and "." not in rest else None
         case Call("_+_", None, (left, right)):
             before, after = _split_concatenation(left, environment), _split_concatenation(right, environment)
             return None if before is None or after is None else before + after
     return None
 
 
-def _concatenate(pieces: _Pieces, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
+def _concatenate(pieces: _Pieces, params: dict[str, object], facts: dict[str, object], subject: str, proposer: Proposer) -> str | None:
     """Return the pieces as one text; None if a value is absent, on which CEL would fail."""
     parts: list[str] = []
     for root, text in pieces:
@@ -114,6 +129,8 @@ def _concatenate(pieces: _Pieces, params: dict[str, object], facts: dict[str, ob
             part = facts.get(text)
         elif root == "subject":
             part = _subject_part(subject, text)
+        elif root == "producer":
+            part = getattr(proposer, text)
         if not isinstance(part, str):
             return None
         parts.append(part)

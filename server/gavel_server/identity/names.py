@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from gavel_rules.limits import GROUP_LENGTH_MAX, GROUPS_MAX
+
 from gavel_server.identity.errors import unauthenticated
 
-NAME_CHARACTERS_MAX: Final = 256
-GROUPS_MAX: Final = 256
+NAME_CHARACTERS_MAX: Final = GROUP_LENGTH_MAX
 # `uid:` names users of this machine, `group:` stands for groups in grants, `gavel:` for the server itself.
 RESERVED_PREFIXES: Final = ("uid:", "group:", "gavel:")
 RESERVED_NAMES: Final = frozenset({"anonymous"})

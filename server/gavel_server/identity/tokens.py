@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.identity.principal import Principal
+from gavel_rules.limits import GROUPS_MAX
 
 from gavel_server.identity.errors import IdentityFileError, unauthenticated
-from gavel_server.identity.names import GROUPS_MAX, name_problem
+from gavel_server.identity.names import name_problem
 from gavel_server.identity.sessions import EXPIRED, Session, Source
 from gavel_server.process.private_files import open_private
 

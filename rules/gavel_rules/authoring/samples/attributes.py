@@ -17,12 +17,14 @@ from gavel_rules.authoring.samples.texts import BASE_TIME
 from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.cel.vocabulary import COUNTER_READS, HISTORY
 from gavel_rules.language.engines.case import Case
+from gavel_rules.limits import GROUP_LENGTH_MAX, GROUPS_MAX
 from gavel_rules.values import INTEGER_MAX
 
 BASE_TIME_MS: Final = int(BASE_TIME.timestamp() * 1000)
 NOW: Final = "now"
 
 _SUBJECT: Final = "subject"
+_GROUPS: Final = "producer.groups"
 _PRODUCERS: Final = frozenset(
     name.removeprefix("PRODUCER_TYPE_") for name in ProducerType.DESCRIPTOR.values_by_name if not name.endswith("UNSPECIFIED")
 )
@@ -30,7 +32,7 @@ _PRODUCERS: Final = frozenset(
 _NO_EVIDENCE: Final = {"evidence.worst_trust": 3, "evidence.oldest_age_ms": 0}
 
 # By variable: the default and the domain.
-ATTRIBUTES: Final[Mapping[str, tuple[Scalar, Domain]]] = {
+ATTRIBUTES: Final[Mapping[str, tuple[Scalar | list[str], Domain]]] = {
     "proposal.risk": (0.1, Domain(low=0, high=1)),
     "proposal.cost": (1.0, Domain(low=0, high=INTEGER_MAX)),
     "proposal.confidence": (0.9, Domain(low=0, high=1)),
@@ -42,6 +44,7 @@ ATTRIBUTES: Final[Mapping[str, tuple[Scalar, Domain]]] = {
     "producer.type": ("AGENT", Domain(allowed=_PRODUCERS)),
     "producer.id": ("agent", Domain()),
     "producer.version": ("1", Domain()),
+    _GROUPS: ([], Domain()),
     "evidence.count": (0, Domain(low=0, high=128, integer=True)),
     "evidence.worst_trust": (1, Domain(allowed=frozenset([1, 2, 3]), integer=True)),
     "evidence.oldest_age_ms": (1_000, Domain(low=0, high=INTEGER_MAX, integer=True)),
@@ -55,7 +58,7 @@ def is_attribute(path: str) -> bool:
     return path in ATTRIBUTES or path.startswith(f"{COUNTER_READS}.")
 
 
-def attribute_of(path: str, kind: str = "") -> tuple[Scalar, Domain]:
+def attribute_of(path: str, kind: str = "") -> tuple[Scalar | list[str], Domain]:
     """Return the default and the domain of an attribute. `kind` is the type of a counter's read."""
     return ATTRIBUTES.get(path) or (0, Domain(low=0, high=INTEGER_MAX, integer=kind == "int"))
 
@@ -63,6 +66,8 @@ def attribute_of(path: str, kind: str = "") -> tuple[Scalar, Domain]:
 def attribute_schema(path: str, kind: str = "") -> dict[str, Any]:
     """Return a JSON Schema for the values of an attribute."""
     default, domain = attribute_of(path, kind)
+    if path == _GROUPS:
+        return {"type": "array", "maxItems": GROUPS_MAX, "items": {"type": "string", "maxLength": GROUP_LENGTH_MAX}}
     if domain.allowed is not None:
         return {"enum": sorted(domain.allowed, key=repr)}
     if isinstance(default, str):
@@ -111,6 +116,7 @@ def build_case(params: dict[str, object], facts: dict[str, object], attributes: 
         consecutive_rejections=int(attributes["trace.consecutive_rejections"]),
         now_ms=int(attributes[NOW]),
         history={path: value for path, value in attributes.items() if path.startswith(f"{COUNTER_READS}.")},
+        producer_groups=tuple(attributes[_GROUPS]),
     )
 
 
@@ -126,6 +132,7 @@ def attribute_value(path: str, case: Case) -> object:
         _SUBJECT: case.subject,
         "subject.type": kind,
         "subject.id": identity,
+        _GROUPS: list(case.producer_groups),
         NOW: datetime.fromtimestamp(case.now_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
     if path in values:

@@ -26,6 +26,7 @@ from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules import preflight
 from gavel_rules.authoring.suites.models import EarlierCase, ExecutionCase, FactCase
 from gavel_rules.authoring.suites.suite import SuiteCase
+from gavel_rules.authorization import attestation_of, principal_of
 from gavel_rules.commands import (
     ActivateRuleSet,
     Answer,
@@ -51,9 +52,10 @@ from gavel_rules.derivation import STATUS_RULE_ID, derive, failed_rules
 from gavel_rules.errors import GavelRulesError
 from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.ids import execution_id_of
-from gavel_rules.events.kinds import EVENT_NAME_DEFAULT, EXECUTION_NAME
+from gavel_rules.events.kinds import EVENT_NAME_DEFAULT, EXECUTION_NAME, PRODUCER_TYPE_NAMES
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, LEASE_MS_DEFAULT
@@ -65,6 +67,7 @@ _FACTS_TRACE: Final = "facts"
 _EVIDENCE_HASH: Final = "sha256:" + "0" * 64
 _EXECUTOR: Final = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="executor")
 _AGENT: Final = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent")
+_PRODUCER_TYPES: Final = {name: number for number, name in PRODUCER_TYPE_NAMES.items()}
 _ALL_TIMERS: Final = Tick(1 << 31)
 
 
@@ -262,8 +265,11 @@ class CaseBus:
             based_on_events=[EventReference(event_id=event.event_id, sequence_number=event.sequence_number) for event in citations],
         )
         proposal.params.CopyFrom(python_to_value(part.params).struct_value)
-        agent = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id=part.producer.id, version=part.producer.version)
+        producer = part.producer
+        agent = Producer(type=_PRODUCER_TYPES[producer.type], id=producer.id, version=producer.version)
         envelope = self._complete(Envelope(subject=part.subject, trace_id=trace_id, producer=agent, proposal=proposal))
+        if producer.groups:
+            envelope.attestation.CopyFrom(attestation_of(Principal(producer.id, "token", groups=tuple(producer.groups))))
         if binding.ListFields():
             envelope.version_binding.CopyFrom(binding)
         return envelope
@@ -279,7 +285,8 @@ class CaseBus:
 
     def _submit(self, proposal: Envelope, citations: list[Envelope], now_ms: int) -> Answer:
         cited_events: dict[int, CitedEvent] = {event.sequence_number: cited_event(event) for event in citations}
-        return self._execute(SubmitProposal(ProposalView(proposal)), now_ms, References(cited_events=cited_events))
+        command = SubmitProposal(ProposalView(proposal))
+        return self._execute(command, now_ms, References(cited_events=cited_events), principal_of(proposal))
 
     # Commands
 
@@ -291,11 +298,13 @@ class CaseBus:
         for filled in backlog.fills(0):
             self._execute(FillCounter(self._new_id(), filled), 0)
 
-    def _execute(self, command: Command, at_ms: int, references: References | None = None) -> Answer:
-        return self._handle(command, at_ms, references).answer
+    def _execute(self, command: Command, at_ms: int, references: References | None = None, principal: Principal = ANONYMOUS) -> Answer:
+        return self._handle(command, at_ms, references, principal).answer
 
-    def _handle(self, command: Command, at_ms: int, references: References | None = None) -> CommandOutcome:
-        handled = handle(self._state, command, references or References(), at_ms)
+    def _handle(
+        self, command: Command, at_ms: int, references: References | None = None, principal: Principal = ANONYMOUS
+    ) -> CommandOutcome:
+        handled = handle(self._state, command, references or References(), at_ms, principal=principal)
         if isinstance(handled.answer, Fault):
             raise CaseBusError(handled.answer.message)
         return handled

@@ -23,6 +23,7 @@ from gavel_rules.authoring.suites.reader import Mistake, suite_error
 from gavel_rules.authoring.suites.suite import Suite, SuiteCase
 from gavel_rules.errors import CaseError
 from gavel_rules.language.document.diagnostics import Path
+from gavel_rules.language.engines.case import Proposer
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, FactDeclaration
 from gavel_rules.text import suggestion
 
@@ -224,8 +225,12 @@ def _subject(case: SuiteCase, declared: FactDeclaration | None, action: Compiled
     if declared is None or not declared.subject or action.violations(part.params):
         return part.subject
     facts = {name: fact.value for name, fact in part.facts.items() if not fact.retracted}
+    producer = part.producer
+    groups = tuple(sorted({*producer.groups}))
     try:
-        subject = action.subject_templates[declared.subject].subject(action.typed_params(part.params), facts, part.subject)
+        subject = action.subject_templates[declared.subject].subject(
+            action.typed_params(part.params), facts, part.subject, Proposer(producer.type, producer.id, producer.version, groups)
+        )
     except CaseError:
         return part.subject  # a fact of another type than declared: the case tests this mistake
     return subject or part.subject

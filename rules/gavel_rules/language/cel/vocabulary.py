@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from gavel_rules.limits import PRODUCER_ID_LENGTH_MAX, VERSION_LENGTH_MAX
+from gavel_rules.limits import GROUP_LENGTH_MAX, GROUPS_MAX, PRODUCER_ID_LENGTH_MAX, VERSION_LENGTH_MAX
 
 _NO_FIELDS: Final[Mapping[str, Field]] = MappingProxyType({})
 
@@ -110,6 +110,9 @@ def _text(length_max: int) -> ValueType:
 
 _SUBJECT: Final = ValueType("string", fields={"type": Field(_text(64)), "id": Field(_text(256))}, size_max=64 + 1 + 256)
 _PRODUCER: Final = _scope(type=_text(128), id=_text(PRODUCER_ID_LENGTH_MAX), version=_text(VERSION_LENGTH_MAX))
+_GROUPS: Final = ValueType("list", _text(GROUP_LENGTH_MAX), size_max=GROUPS_MAX)
+# Of the language's second version.
+_PROPOSER: Final = ValueType("scope", fields={**_PRODUCER.fields, "groups": Field(_GROUPS)})
 
 
 def condition_scope(
@@ -126,21 +129,22 @@ def condition_scope(
         "facts": ValueType("scope", fields=facts),
         "proposal": _scope(risk=DOUBLE, cost=DOUBLE, confidence=DOUBLE, priority=INT, expected_outcome=STRING),
         "subject": _SUBJECT,
-        "producer": _PRODUCER,
+        "producer": _PRODUCER if counters is None else _PROPOSER,
         "evidence": _scope(count=INT, worst_trust=INT, oldest_age_ms=INT),
         "trace": _scope(consecutive_rejections=INT),
         "now": TIMESTAMP,
     }
 
 
-def conflict_key_scope(params: ValueType) -> Mapping[str, ValueType]:
+def conflict_key_scope(params: ValueType, version: int) -> Mapping[str, ValueType]:
     """Return the scope of a conflict key, which is evaluated before facts are selected."""
-    return {"params": _params(params), "subject": _SUBJECT, "producer": _PRODUCER}
+    return {"params": _params(params), "subject": _SUBJECT, "producer": _PRODUCER if version == 1 else _PROPOSER}
 
 
-def subject_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[str, ValueType]:
-    """Return the scope of a declared fact's subject template."""
-    return {"params": _params(params), "facts": ValueType("scope", fields=facts), "subject": _SUBJECT}
+def subject_scope(params: ValueType, facts: Mapping[str, Field], version: int) -> Mapping[str, ValueType]:
+    """Return the scope of a declared fact's subject template. Since the second version it may read the producer."""
+    producer = {} if version == 1 else {"producer": _PROPOSER}
+    return {**producer, "params": _params(params), "facts": ValueType("scope", fields=facts), "subject": _SUBJECT}
 
 
 _EXECUTION: Final = ValueType(

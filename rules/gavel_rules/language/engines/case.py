@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gavel_rules.errors import CaseError
 from gavel_rules.language.cel.vocabulary import COUNTER_READS, PRESENCE_MAPS, ValueType
@@ -20,6 +20,18 @@ _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 _INFINITE: Final = float("inf")
 NO_HISTORY: Final[Mapping[str, float]] = {}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Proposer(NamedTuple):
+    """The producer of a proposal, as expressions read it."""
+
+    type: str  # "AGENT"
+    id: str
+    version: str
+    groups: tuple[str, ...]  # verified; none without authentication
+
+
+NOBODY: Final = Proposer("", "", "", ())
 
 
 class Case:
@@ -44,6 +56,7 @@ class Case:
         consecutive_rejections: int,
         now_ms: int,
         history: Mapping[str, float] = NO_HISTORY,  # what counters give, by the variable of the read
+        producer_groups: tuple[str, ...] = (),  # verified; none without authentication
     ) -> None:
         self.params: Final = params
         self.facts: Final = facts
@@ -62,6 +75,7 @@ class Case:
         self.consecutive_rejections: Final = consecutive_rejections
         self.now_ms: Final = now_ms
         self.history: Final = history
+        self.producer_groups: Final = producer_groups
 
     def __repr__(self) -> str:
         return f"Case({', '.join([f'{name}={getattr(self, name)!r}' for name in CASE_FIELDS])})"
@@ -86,6 +100,7 @@ class Case:
             self.consecutive_rejections,
             self.now_ms,
             self.history,
+            self.producer_groups,
         )
 
     def with_history(self, history: Mapping[str, float]) -> Case:
@@ -108,12 +123,14 @@ class Case:
             self.consecutive_rejections,
             self.now_ms,
             history,
+            self.producer_groups,
         )
 
 
-def bare_case(params: dict[str, object], facts: dict[str, object], subject: str = "") -> Case:
-    """Return a case for expressions that read only params, facts and the subject."""
-    return Case(params, facts, 0.0, 0.0, 0.0, 0, "", subject, "", "", "", 0, 0, 0, 0, 0)
+def bare_case(params: dict[str, object], facts: dict[str, object], subject: str = "", proposer: Proposer = NOBODY) -> Case:
+    """Return a case for expressions that read only params, facts, the subject and the producer."""
+    kind, identity, version, groups = proposer
+    return Case(params, facts, 0.0, 0.0, 0.0, 0, "", subject, kind, identity, version, 0, 0, 0, 0, 0, NO_HISTORY, groups)
 
 
 # The attributes of a case, by variable; params and facts aside.
@@ -127,6 +144,7 @@ _ATTRIBUTES: Final[Mapping[str, str]] = {
     "producer.type": "producer_type",
     "producer.id": "producer_id",
     "producer.version": "producer_version",
+    "producer.groups": "producer_groups",
     "evidence.count": "evidence_count",
     "evidence.worst_trust": "evidence_worst_trust",
     "evidence.oldest_age_ms": "evidence_oldest_age_ms",
@@ -262,6 +280,8 @@ def _convert(value: Any, kind: str, name: str) -> object:
     elif kind == "bool":
         if actual is bool:
             return value
+    elif actual is tuple:
+        return list(value)  # of names that admission checks
     elif not problems(value, name):
         return value
     raise CaseError(f"{name} is not a {kind} that the rules may see: a schema, a declaration or admission should have refused it")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gavel_rules.limits import GROUPS_MAX
 from gavel_server.errors import ServiceError
 from gavel_server.identity.identity import Identity
 from gavel_server.identity.json_web_tokens import ACTORS_MAX, JwtAuthenticator
-from gavel_server.identity.names import GROUPS_MAX, NAME_CHARACTERS_MAX
+from gavel_server.identity.names import NAME_CHARACTERS_MAX
 from gavel_server.identity.settings import IdentitySettings, JwtIssuer
 from structlog.testing import capture_logs
 
