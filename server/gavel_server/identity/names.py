@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gavel_rules.limits import GROUP_LENGTH_MAX, GROUPS_MAX
+from gavel_rules.limits import PRINCIPAL_GROUP_LENGTH_MAX, PRINCIPAL_GROUPS_MAX
 
 from gavel_server.identity.errors import unauthenticated
 
-NAME_CHARACTERS_MAX: Final = GROUP_LENGTH_MAX
+NAME_CHARACTERS_MAX: Final = PRINCIPAL_GROUP_LENGTH_MAX
 # `uid:` names users of this machine, `group:` stands for groups in grants, `gavel:` for the server itself.
 RESERVED_PREFIXES: Final = ("uid:", "group:", "gavel:")
 RESERVED_NAMES: Final = frozenset({"anonymous"})
@@ -43,8 +43,8 @@ def checked_groups(groups: object, noun: str) -> tuple[str, ...]:
         groups = [groups]
     if not isinstance(groups, list | tuple):
         raise unauthenticated(f"{noun} is not a list of texts")
-    if len(groups) > GROUPS_MAX:
-        raise unauthenticated(f"{noun} has more than {GROUPS_MAX} groups")
+    if len(groups) > PRINCIPAL_GROUPS_MAX:
+        raise unauthenticated(f"{noun} has more than {PRINCIPAL_GROUPS_MAX} groups")
     for group in groups:
         if not isinstance(group, str) or not 0 < len(group) <= NAME_CHARACTERS_MAX or not group.isprintable():
             raise unauthenticated(f"{noun} has a group that is not a text of 1 to {NAME_CHARACTERS_MAX} printable characters")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.identity.principal import Principal
-from gavel_rules.limits import GROUPS_MAX
+from gavel_rules.limits import PRINCIPAL_GROUPS_MAX
 
 from gavel_server.identity.errors import IdentityFileError, unauthenticated
 from gavel_server.identity.names import name_problem
@@ -146,8 +146,8 @@ def _entry(table: Any, place: str) -> TokenEntry:
         raise IdentityFileError(f"{place}: name {problem}")
     if not isinstance(groups or [], list) or not all(isinstance(group, str) and group for group in groups or []):
         raise IdentityFileError(f"{place}: groups is not a list of texts")
-    if len(groups or []) > GROUPS_MAX:
-        raise IdentityFileError(f"{place}: groups has more than {GROUPS_MAX} items")
+    if len(groups or []) > PRINCIPAL_GROUPS_MAX:
+        raise IdentityFileError(f"{place}: groups has more than {PRINCIPAL_GROUPS_MAX} items")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise IdentityFileError(f"{place}: sha256 is not 64 lower-case hexadecimal digits; make entries with gavel token create")
     if not isinstance(table.get("id"), str) or not table["id"]:

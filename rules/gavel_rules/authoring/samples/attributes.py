@@ -17,7 +17,7 @@ from gavel_rules.authoring.samples.texts import BASE_TIME
 from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.cel.vocabulary import COUNTER_READS, HISTORY
 from gavel_rules.language.engines.case import Case
-from gavel_rules.limits import GROUP_LENGTH_MAX, GROUPS_MAX
+from gavel_rules.limits import PRINCIPAL_GROUP_LENGTH_MAX, PRINCIPAL_GROUPS_MAX
 from gavel_rules.values import INTEGER_MAX
 
 BASE_TIME_MS: Final = int(BASE_TIME.timestamp() * 1000)
@@ -67,7 +67,7 @@ def attribute_schema(path: str, kind: str = "") -> dict[str, Any]:
     """Return a JSON Schema for the values of an attribute."""
     default, domain = attribute_of(path, kind)
     if path == _GROUPS:
-        return {"type": "array", "maxItems": GROUPS_MAX, "items": {"type": "string", "maxLength": GROUP_LENGTH_MAX}}
+        return {"type": "array", "maxItems": PRINCIPAL_GROUPS_MAX, "items": {"type": "string", "maxLength": PRINCIPAL_GROUP_LENGTH_MAX}}
     if domain.allowed is not None:
         return {"enum": sorted(domain.allowed, key=repr)}
     if isinstance(default, str):

@@ -69,6 +69,9 @@ def collect_hints(tree: Node, types: Mapping[str, object]) -> dict[str, Hints]:
         of_operand = Hints(constants, lengths, "timestamp" in functions, not functions <= _EQUALITY)
         for path, template in _paths(operand, types, {}):
             hints[path] = hints.get(path, NO_HINTS).merge(of_operand._replace(templates=(template,) if template else ()))
+            if "@in" in functions and not path.endswith("[]"):
+                element = f"{path}[]"  # of a list in which a constant is looked for
+                hints[element] = hints.get(element, NO_HINTS).merge(Hints(constants))
     return hints
 
 

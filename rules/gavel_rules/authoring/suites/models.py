@@ -22,7 +22,7 @@ Subject = Annotated[str, StringConstraints(pattern=f"^{limits.SUBJECT}$")]
 ReasonCode = Annotated[str, StringConstraints(pattern=r"^([A-Z][A-Z0-9_]{0,127})?$")]
 SourceName = Annotated[str, StringConstraints(pattern=f"^{limits.PRODUCER_ID}$")]
 ProducerTypeName = Literal["SENSOR", "API", "DATABASE_SNAPSHOT", "AGENT", "ARBITRATOR", "EXECUTOR", "SYSTEM", "TOOL_RUNTIME"]
-GroupName = Annotated[str, StringConstraints(min_length=1, max_length=limits.GROUP_LENGTH_MAX)]
+GroupName = Annotated[str, StringConstraints(min_length=1, max_length=limits.PRINCIPAL_GROUP_LENGTH_MAX)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, StringConstraints(max_length=limits.TEXT_BYTES_MAX // 4)]
 Version = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]*$", max_length=limits.VERSION_LENGTH_MAX)]
@@ -62,7 +62,7 @@ class ProducerCase(_Part):
     """Its version."""
     type: ProducerTypeName = "AGENT"
     """Its type."""
-    groups: Annotated[list[GroupName], Field(max_length=limits.GROUPS_MAX)] = []
+    groups: Annotated[list[GroupName], Field(max_length=limits.PRINCIPAL_GROUPS_MAX)] = []
     """Its verified groups."""
 
 

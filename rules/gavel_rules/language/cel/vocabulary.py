@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from gavel_rules.limits import GROUP_LENGTH_MAX, GROUPS_MAX, PRODUCER_ID_LENGTH_MAX, VERSION_LENGTH_MAX
+from gavel_rules.limits import PRINCIPAL_GROUP_LENGTH_MAX, PRINCIPAL_GROUPS_MAX, PRODUCER_ID_LENGTH_MAX, VERSION_LENGTH_MAX
 
 _NO_FIELDS: Final[Mapping[str, Field]] = MappingProxyType({})
 
@@ -110,7 +110,7 @@ def _text(length_max: int) -> ValueType:
 
 _SUBJECT: Final = ValueType("string", fields={"type": Field(_text(64)), "id": Field(_text(256))}, size_max=64 + 1 + 256)
 _PRODUCER: Final = _scope(type=_text(128), id=_text(PRODUCER_ID_LENGTH_MAX), version=_text(VERSION_LENGTH_MAX))
-_GROUPS: Final = ValueType("list", _text(GROUP_LENGTH_MAX), size_max=GROUPS_MAX)
+_GROUPS: Final = ValueType("list", _text(PRINCIPAL_GROUP_LENGTH_MAX), size_max=PRINCIPAL_GROUPS_MAX)
 # Of the language's second version.
 _PROPOSER: Final = ValueType("scope", fields={**_PRODUCER.fields, "groups": Field(_GROUPS)})
 

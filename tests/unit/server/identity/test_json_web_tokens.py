@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gavel_rules.limits import GROUPS_MAX
+from gavel_rules.limits import PRINCIPAL_GROUPS_MAX
 from gavel_server.errors import ServiceError
 from gavel_server.identity.identity import Identity
 from gavel_server.identity.json_web_tokens import ACTORS_MAX, JwtAuthenticator
@@ -107,7 +107,7 @@ def test_issuers_that_share_names(file: Path, first: dict[str, str], second: dic
         ([""], "has a group that is not a text"),
         (["a\nb"], "has a group that is not a text"),
         (["x" * (NAME_CHARACTERS_MAX + 1)], "has a group that is not a text"),
-        ([f"g{number}" for number in range(GROUPS_MAX + 1)], f"has more than {GROUPS_MAX} groups"),
+        ([f"g{number}" for number in range(PRINCIPAL_GROUPS_MAX + 1)], f"has more than {PRINCIPAL_GROUPS_MAX} groups"),
     ],
 )
 async def test_groups_that_are_refused(issuer: Issuer, file: Path, groups: Any, problem: str) -> None:

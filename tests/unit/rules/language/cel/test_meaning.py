@@ -70,7 +70,7 @@ def test_nested_expressions_mean_what_cel_says(
 
 
 @pytest.mark.long
-@settings(BOUNDS, max_examples=2_000)
+@settings(BOUNDS, max_examples=400)
 @given(documents(), VALUES)
 def test_many_nested_expressions_mean_what_cel_says(
     case: Cases, document: tuple[dict[str, str], list[str]], values: list[tuple[dict[str, Any], dict[str, Any]]]
