@@ -242,7 +242,7 @@ def _added(quantity: Quantity, other: Quantity | int, sign: int = 1) -> Quantity
 
 
 def _sign(number: Any) -> int:
-    return (number > 0) - (number < 0)
+    return int(number > 0) - int(number < 0)
 
 
 def _as_integer(quantity: Quantity) -> int:
