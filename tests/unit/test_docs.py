@@ -265,14 +265,17 @@ def test_every_code_has_an_example() -> None:
         "document-too-long",
         "duplicate-derivation",
         "engine-disagreement",
+        "limit-differs",
         "more-mistakes",
         "never-approves",
         "not-analysed",
         "schema-too-large",
+        "threshold-too-exact",
         "too-complex",
         "too-deep",
         "too-large",
         "too-many-rules",
+        "window-in-seconds",
     } == without
 
 

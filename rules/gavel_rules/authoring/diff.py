@@ -20,7 +20,7 @@ from gavel_rules import reason_codes
 from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
-from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, generate_cases
+from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.engines.lowering import Formula
@@ -74,6 +74,7 @@ class RuleSetDiff(NamedTuple):
     changed: tuple[str, ...]
     edits: tuple[Edit, ...]
     cases: tuple[CaseChange, ...]
+    not_analysed: tuple[str, ...] = ()  # ids of edited rules for which neither a differing case nor a proof was found
 
     def __bool__(self) -> bool:
         return any(self)
@@ -91,13 +92,14 @@ def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetDiff:
     actions = [_ActionVersions(name, old, new, before, after) for name in sorted({*old.actions, *new.actions})]
     edited = [action for action in actions if action.may_differ()]
     work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
-    cases = chain.from_iterable(action.case_changes(work_max) for action in edited)
+    cases = tuple(islice(chain.from_iterable(action.case_changes(work_max) for action in edited), CASES_SHOWN_MAX))
     return RuleSetDiff(
         tuple(rule_id for rule_id in new_rules if rule_id not in old_rules),
         tuple(rule_id for rule_id in old_rules if rule_id not in new_rules),
         changed,
         tuple(edits),
-        tuple(islice(cases, CASES_SHOWN_MAX)),
+        cases,
+        tuple(dict.fromkeys(rule_id for action in edited for rule_id in action.not_analysed)),
     )
 
 
@@ -184,6 +186,7 @@ class _ActionVersions:
         self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
         self._same_declarations = old_action == new_action
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
+        self.not_analysed: list[str] = []  # complete when `case_changes` has ended
 
     def may_differ(self) -> bool:
         """Return whether anything that decides was edited."""
@@ -202,11 +205,20 @@ class _ActionVersions:
         old, new = self._old, self._new
         of_old = CaseGenerator(old, [new], Budget(work_max // 2))
         of_new = CaseGenerator(new, [old], Budget(work_max // 2))
+        shown: set[str] = set()
+        unknown: list[str] = []
         for generator, version, other in ((of_new, new, old), (of_old, old, new)):
             unedited = _meanings(other)
             for index, meaning in enumerate(_meanings(version)):
                 if meaning not in unedited:
-                    yield from self._changes(meaning[0], version, _cases_around_edit(generator, version, index, other))
+                    witnesses = list(_cases_around_edit(generator, version, index, other))
+                    changes = list(self._changes(meaning[0], version, (one.sample for one in witnesses if one.sample is not None)))
+                    yield from changes
+                    if changes:
+                        shown.add(meaning[0])
+                    elif any(one.sample is None and not one.impossible for one in witnesses):
+                        unknown.append(meaning[0])
+        self.not_analysed = [rule_id for rule_id in unknown if rule_id not in shown]
         yield from self._changes("", new, generate_cases(new, THRESHOLD_CASES_MAX, of_new))
         yield from self._changes("", old, generate_cases(old, THRESHOLD_CASES_MAX, of_old))
 
@@ -252,8 +264,8 @@ def _meanings(version: CompiledAction) -> list[tuple[str, int, str, str, Node]]:
     ]
 
 
-def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index: int, other: CompiledAction) -> Iterator[SampleCase]:
-    """Yield cases that an edited rule decides in its version and that the other version may decide differently.
+def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index: int, other: CompiledAction) -> Iterator[Witness]:
+    """Yield the results of searches for cases that an edited rule decides in its version and the other version may decide differently.
 
     Cases that the other version may approve come first, because such a change matters most.
     """
@@ -267,9 +279,7 @@ def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index:
         overtaken = [lower for lower in range(index + 1, len(version.rules)) if ranks.get(version.rules[lower].id, twin) < twin]
         conditions.extend([generator.formula(version, lower, True)] for lower in overtaken[:OVERTAKEN_MAX])
     for also in conditions:
-        sample = generator.find_decided_case(index, also).sample
-        if sample is not None:
-            yield sample
+        yield generator.find_decided_case(index, also)
 
 
 def _decide(

@@ -2,7 +2,7 @@
 
 Authors ask for them with `gavel rules lint` or ValidateRuleSet. They take time, so a deployment compiles without them. Each warning is
 certain: a rule is reported as unreachable only if no case is left for it (`samples.constraints`), and two rules as overlapping only if both
-engines match both of them on a sample case.
+engines match both of them on a sample case. A rule about which neither a case nor a proof was found is reported as not analysed.
 
 Most overlaps are normal, because priorities settle them: the stricter rule is the higher one, or a rule that asks a person stands
 before one that refuses. Only a rule that approves what a lower one would refuse or send to review gets a warning.
@@ -15,10 +15,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gavel_rules.authoring.decision_cost import COSTLY, find_costly_actions
-from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
+from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, counter_domain, is_attribute
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, CaseGenerator, case_generators
 from gavel_rules.language.cel.counter_reads import CounterRead
+from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.cel.vocabulary import HISTORY
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, Rule
@@ -78,6 +80,9 @@ class _Linter:
         unreachable = set()
         for index, rule in enumerate(rules[:LINT_RULES_MAX]):
             witness = generator.find_decided_case(index)
+            if witness.sample is None and not witness.impossible and not generator.budget.exhausted:
+                message = f"no case was found that {rule.id} decides, and no proof that there is none"
+                self._warn(rule, "not-analysed", message, "test the rule in a suite")
             if not witness.impossible:
                 continue
             unreachable.add(index)
@@ -86,7 +91,8 @@ class _Linter:
                 message = f"{rule.id} never decides: {_alternatives(higher)} decides every case that it matches"
                 self._warn(rule, "unreachable-rule", message, "give it a higher priority, or remove it")
             else:
-                self._warn(rule, "unreachable-rule", f"{rule.id} never matches: no case fulfils its condition", "correct or remove it")
+                message = f"{rule.id} never matches: no case fulfils its condition{_describe_counters(generator.action, index)}"
+                self._warn(rule, "unreachable-rule", message, "correct or remove it")
         return unreachable
 
     def _check_overlaps(self, generator: CaseGenerator, unreachable: set[int]) -> None:
@@ -137,6 +143,14 @@ def _describe(sample: SampleCase, reads: Iterable[CounterRead]) -> str:
     assigned = (path for path in sorted(sample.assignment) if is_attribute(path))
     parts.extend(f"{attribute_name(path, reads)} {_json(attribute_value(path, sample.case))}" for path in assigned)
     return ", ".join(parts)
+
+
+def _describe_counters(action: CompiledAction, index: int) -> str:
+    """Return the bounds of the counters that a rule's condition reads, because a threshold may lie beyond them; "" if it reads none."""
+    read = {name for name, _ in find_variables(action.conditions[index].tree, action.environment.types)}
+    counters = {one.name: one for place, one in zip(action.counter_reads, action.read_counters, strict=True) if place.variable in read}
+    bounds = ((name, counter_domain(counter)) for name, counter in sorted(counters.items()))
+    return "".join(f"; {HISTORY}.{name} gives {domain.low:.0f} to {domain.high:.0f}" for name, domain in bounds)
 
 
 def _json(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gavel_rules.language.action_checker import CheckedAction
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.counters.units import UnitWarning, find_exact_thresholds, find_other_limits, find_windows_in_seconds
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
 from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
 from gavel_rules.language.document.source import Source
@@ -33,11 +34,27 @@ def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expre
         if name not in read:
             hint = "it is still counted; remove it, or read it in a condition"
             yield DocumentWarning(("counters", name), True, "counter-never-read", f"no rule and no score reads {name}", hint)
+    for path, code, message, hint in _unit_warnings(part, actions):
+        yield DocumentWarning(path, False, code, message, hint)
     for name, action in actions.items():
         yield from _action_warnings(name, part.actions[name], action)
     for index, rule in enumerate(part.rules):
         if rule.review is not None:
             yield from _review_warnings(("rules", index, "review"), rule.review)
+
+
+def _unit_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction]) -> Iterator[UnitWarning]:
+    """Yield the warnings about units of counters."""
+    yield from find_windows_in_seconds(part.counters)
+    if not part.counters:
+        return
+    index_of = {rule.id: index for index, rule in enumerate(part.rules)}
+    for action in actions.values():
+        for rule, condition in action.rules:
+            path: Path = ("rules", index_of[rule.id])
+            yield from find_exact_thresholds((*path, "when"), condition, action.environment, part.counters)
+            if rule.id in action.retries:
+                yield from find_other_limits((*path, "retry_after"), condition, action.retries[rule.id])
 
 
 def locate_warnings(warnings: Iterable[DocumentWarning], text: str) -> tuple[DocumentMessage, ...]:

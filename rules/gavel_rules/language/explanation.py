@@ -1,4 +1,4 @@
-"""Explanations: the terms of a rule's condition, outermost first, each with its value as text."""
+"""Explanations: the terms of a rule's condition, outermost first, each with its value as text. Variables are shown by their names."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def explain(
             continue  # the place in the tree does not enclose a whole expression
         value = _value(expression, source, values)
         whole = not explanation.terms  # the whole condition comes first
-        expression = condition.written if whole else condition.text[low:high]
-        explanation.terms.append(ExplainedTerm(expression=expression.strip(), value=value))
+        expression = condition.written.strip() if whole else condition.by_name(low, high)
+        explanation.terms.append(ExplainedTerm(expression=expression, value=value))
         if whole:
             explanation.matched = value == "true"
     return explanation
@@ -48,9 +48,9 @@ def branches(condition: CheckedExpression, environment: Environment) -> tuple[st
     found: dict[str, str] = {}
     for low, high in _leaves(condition.tree, (0, len(condition.source)), condition.source):
         source = condition.source[low:high].strip()
-        text = condition.written if (low, high) == (0, len(condition.source)) else condition.text[low:high]
+        text = condition.written.strip() if (low, high) == (0, len(condition.source)) else condition.by_name(low, high)
         if source not in found and _compiles(environment, source):
-            found[source] = text.strip()
+            found[source] = text
     return tuple(found.values())
 
 

@@ -6,7 +6,10 @@ expressions are checked, then recorded once, at the variable. The message names 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
+from gavel_rules.language.cel.tokens import closing_offset
 from gavel_rules.language.cel.variables import Expansion, Variables
 from gavel_rules.language.cel.vocabulary import is_spellable
 from gavel_rules.language.document.diagnostics import Messages, Path
@@ -62,7 +65,8 @@ class ExpressionChecker:
             else:
                 report(origin, code, message, suggestion)
 
-        return environment.check(
+        beginnings = expansion.beginnings()
+        checked = environment.check(
             expansion.text,
             report_expanded,
             result,
@@ -70,8 +74,12 @@ class ExpressionChecker:
             open_names=expansion.open_names,
             variables=self._variables.names,
             reported=self._reported,
-            shared=expansion.beginnings() if is_shared else (),
+            shared=beginnings if is_shared else (),
         )
+        if checked is None or not beginnings:
+            return checked
+        variables = tuple((start, closing_offset(expansion.text, start) + 1, name) for start, name in beginnings)
+        return replace(checked, variables=variables)
 
     def finish(self) -> None:
         """Check the variables that no expression uses, and record the mistakes in all variables."""

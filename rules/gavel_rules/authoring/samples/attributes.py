@@ -13,9 +13,10 @@ from typing import Any, Final
 from gavel.v1.common_pb2 import ProducerType
 
 from gavel_rules.authoring.samples.constraints import Domain, Scalar
-from gavel_rules.authoring.samples.texts import BASE_TIME
+from gavel_rules.authoring.samples.text_forms import BASE_TIME
 from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.cel.vocabulary import COUNTER_READS, HISTORY
+from gavel_rules.language.counters.counter import COUNT, DISTINCT, TOTAL_MAX, CompiledCounter
 from gavel_rules.language.engines.case import Case
 from gavel_rules.limits import PRINCIPAL_GROUP_LENGTH_MAX, PRINCIPAL_GROUPS_MAX
 from gavel_rules.values import INTEGER_MAX
@@ -59,8 +60,18 @@ def is_attribute(path: str) -> bool:
 
 
 def attribute_of(path: str, kind: str = "") -> tuple[Scalar | list[str], Domain]:
-    """Return the default and the domain of an attribute. `kind` is the type of a counter's read."""
-    return ATTRIBUTES.get(path) or (0, Domain(low=0, high=INTEGER_MAX, integer=kind == "int"))
+    """Return the default and the domain of an attribute. `kind` is the type of a counter's read; `counter_domain` is narrower."""
+    return ATTRIBUTES.get(path) or (0, Domain(low=-INTEGER_MAX, high=INTEGER_MAX, integer=kind == "int"))
+
+
+def counter_domain(counter: CompiledCounter) -> Domain:
+    """Return the numbers that a counter can give: counts are bounded by its limits, sums by the greatest number that it holds."""
+    if counter.aggregate == COUNT:
+        return Domain(low=0, high=counter.entries_max, integer=True)
+    if counter.aggregate == DISTINCT:
+        return Domain(low=0, high=counter.distinct_max, integer=True)
+    bound = min(INTEGER_MAX, TOTAL_MAX // 10**counter.scale)
+    return Domain(low=-bound, high=bound, integer=counter.is_whole)
 
 
 def attribute_schema(path: str, kind: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from gavel_rules.authoring.samples.text_forms import FORMS
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, Node, Select, children, walk
 
 # Length of the longest sample list, and the largest size that counts as a length.
@@ -33,7 +34,7 @@ class Hints(NamedTuple):
 
     constants: tuple[str | float, ...] = ()
     lengths: tuple[int, ...] = ()  # constants that its size may be compared with
-    is_time: bool = False  # it is read as a timestamp
+    forms: frozenset[str] = frozenset()  # the functions of FORMS that read it
     beyond_equality: bool = False  # it is compared not only for equality
     templates: tuple[Template, ...] = ()  # texts built from other values: `contains("," + params.purpose + ",")`
 
@@ -42,7 +43,7 @@ class Hints(NamedTuple):
         constants = tuple(dict.fromkeys((*self.constants, *other.constants)))
         lengths = tuple(dict.fromkeys((*self.lengths, *other.lengths)))
         templates = tuple(dict.fromkeys((*self.templates, *other.templates)))
-        return Hints(constants, lengths, self.is_time or other.is_time, self.beyond_equality or other.beyond_equality, templates)
+        return Hints(constants, lengths, self.forms | other.forms, self.beyond_equality or other.beyond_equality, templates)
 
     def with_constants(self, constants: Iterable[str | float]) -> Hints:
         """Return the hints with further constants."""
@@ -64,9 +65,9 @@ def collect_hints(tree: Node, types: Mapping[str, object]) -> dict[str, Hints]:
                 if isinstance(node, Constant) and isinstance(node.value, str | int | float) and not isinstance(node.value, bool)
             )
         )
-        functions = {node.function for node in nodes if isinstance(node, Call)}
+        functions = frozenset(node.function for node in nodes if isinstance(node, Call))
         lengths = tuple(value for value in constants if isinstance(value, int) and 0 <= value <= ITEMS_MAX) if "size" in functions else ()
-        of_operand = Hints(constants, lengths, "timestamp" in functions, not functions <= _EQUALITY)
+        of_operand = Hints(constants, lengths, functions & FORMS.keys(), not functions <= _EQUALITY)
         for path, template in _paths(operand, types, {}):
             hints[path] = hints.get(path, NO_HINTS).merge(of_operand._replace(templates=(template,) if template else ()))
             if "@in" in functions and not path.endswith("[]"):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gavel_rules.authoring.samples.attributes import ATTRIBUTES, attribute_of
+from gavel_rules.authoring.samples.attributes import ATTRIBUTES, counter_domain
 from gavel_rules.authoring.samples.constraints import Constraints, Domain
 from gavel_rules.authoring.samples.values import resolve_schema
 from gavel_rules.language.cel.tree_queries import find_presence_tests
@@ -23,8 +23,8 @@ def all_cases(action: CompiledAction, other_versions: Sequence[CompiledAction]) 
     optional: dict[str, tuple[str, ...]] = {}
     domains = {path: domain for path, (_, domain) in ATTRIBUTES.items()}
     for version in (action, *other_versions):
-        for read in version.counter_reads:
-            domains[read.variable] = attribute_of(read.variable, version.environment.types[read.variable].kind)[1]
+        for read, counter in zip(version.counter_reads, version.read_counters, strict=True):
+            domains[read.variable] = counter_domain(counter)
     scope = action.environment.scope
 
     def walk(type_: ValueType, path: str, along: tuple[str, ...], part: dict[str, Any] | None, root: Mapping[str, Any]) -> None:

@@ -1,22 +1,18 @@
-"""Sample texts for a JSON Schema of type string: plain ones, the constants of conditions and their variations, times, lengths."""
+"""Sample texts for a JSON Schema of type string: forms that functions read, plain ones, constants and their variations, lengths."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any, Final
 
 from gavel_rules.authoring.samples.hints import TEXT_LENGTH_MAX, Hints
 from gavel_rules.authoring.samples.patterns import matching_texts
+from gavel_rules.authoring.samples.text_forms import texts_of_forms
 
-# The time of a sample case by default: a Monday noon in UTC.
-BASE_TIME: Final = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
 PARTS_MAX: Final = 4  # constants that are concatenated with each other
-
-_UNIT_MS: Final = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 
 
 def sample_texts(schema: Mapping[str, Any], hints: Hints) -> Iterator[str]:
@@ -26,7 +22,7 @@ def sample_texts(schema: Mapping[str, Any], hints: Hints) -> Iterator[str]:
         return
     texts = ["a", "b", ""]
     of_pattern = matching_texts(schema["pattern"]) if "pattern" in schema else []
-    texts[:0] = [*(_times(hints) if hints.is_time else ()), *of_pattern]
+    texts[:0] = [*texts_of_forms(hints.forms, hints.constants), *of_pattern]
     constants = [constant for constant in hints.constants if isinstance(constant, str)]
     texts.extend(constants)
     for constant in constants if hints.beyond_equality else ():
@@ -68,25 +64,3 @@ def _concatenate(parts: list[str], lengths: Iterable[int]) -> Iterator[str]:
             yield beginning + end
         for length in lengths:
             yield from (beginning + "a" * (length + offset - len(beginning) - len(end)) + end for offset in (-1, 0, 1))
-
-
-def _times(hints: Hints) -> Iterator[str]:
-    """Yield times as text: the base time shifted by the durations among the constants, and by some others."""
-    spans = [timedelta(), timedelta(days=1), timedelta(days=400)]
-    spans.extend(span for constant in hints.constants if isinstance(constant, str) and (span := _duration(constant)) is not None)
-    for span in spans:
-        for offset in (timedelta(), timedelta(seconds=1), timedelta(seconds=-1)):
-            for distance in (offset - span, offset + span):
-                with suppress(OverflowError):  # beyond the years of the calendar
-                    yield (BASE_TIME + distance).isoformat().replace("+00:00", "Z")
-
-
-def _duration(text: str) -> timedelta | None:
-    """Return the value of CEL's duration() for a text such as "1h30m"; None for any other text."""
-    parts = re.findall(r"([0-9.]+)(h|ms|m|s)", text)
-    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != text:
-        return None
-    try:
-        return sum((timedelta(milliseconds=float(number) * _UNIT_MS[unit]) for number, unit in parts), timedelta())
-    except (ValueError, OverflowError):
-        return None

@@ -1,15 +1,16 @@
 """A bus for the cases of a suite: the real core, driven one command at a time as a server with one rule set drives it.
 
-A case happens in this order: earlier rejections, the facts at their ages, the earlier proposals and their executions, the
-proposal, and then its execution, if the case has one: begun, reported, its facts derived and published. No part of the core is
-replaced. The bus is opened once; after each case the state is rolled back, as the sequencer rolls back a batch.
+A case happens in this order: the facts and the earlier proposals at their ages, the latter with their executions; earlier rejections;
+earlier proposals without an age; the proposal, and then its execution, if the case has one: begun, reported, its facts derived and
+published. No part of the core is replaced. The bus is opened once; after each case the state is rolled back, as the sequencer rolls back
+a batch.
 
 The same case on the same rule set always gives the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gavel.v1 import common_pb2, decision_pb2, fact_pb2
@@ -150,22 +151,26 @@ class CaseBus:
     def _run(self, case: SuiteCase, facts: Sequence[CaseEvidence], action: CompiledAction, explain: bool) -> CaseRun:
         part = case.part
         now_ms = case.now_ms
+        binding = VersionBinding(**part.version_binding.model_dump())
         recorded: dict[str, Envelope] = {}
-        for evidence in sorted(facts, key=lambda evidence: -evidence.part.age_ms):
-            recorded[evidence.name] = self._record(evidence, now_ms - evidence.part.age_ms)
-        # In the order of the case, as its author would cite them.
-        citations = [recorded[evidence.name] for evidence in facts if part.cites is None or evidence.name in part.cites]
+        earlier_runs: dict[int, EarlierRun] = {}
+        # By falling age; of equal ages, facts come before proposals.
+        moments: list[tuple[int, CaseEvidence | int]] = [(evidence.part.age_ms, evidence) for evidence in facts]
+        moments.extend((earlier.age_ms, index) for index, earlier in enumerate(part.earlier) if earlier.age_ms)
+        for age_ms, event in sorted(moments, key=lambda moment: -moment[0]):
+            if isinstance(event, CaseEvidence):
+                recorded[event.name] = self._record(event, now_ms - age_ms)
+            else:
+                earlier_runs[event] = self._run_earlier(case, event, facts, action, recorded)
         own = EarlierCase(
             action=action.action_type, subject=part.subject, producer=part.producer, params=part.params, proposal=part.proposal
         )
-        binding = VersionBinding(**part.version_binding.model_dump())
         for _ in range(part.trace.consecutive_rejections):
             self._submit(self._proposal(own, [], _TRACE, binding), [], now_ms)
-        earlier_runs = []
         for index, earlier in enumerate(part.earlier):
-            full = earlier.model_copy(update={"action": earlier.action or action.action_type})
-            trace_id = f"earlier-{index + 1}"
-            earlier_runs.append(self._run_earlier(full, self._proposal(full, citations, trace_id, binding), citations, now_ms))
+            if not earlier.age_ms:
+                earlier_runs[index] = self._run_earlier(case, index, facts, action, recorded)
+        citations = _citations(part.cites, facts, recorded)
         proposal = self._proposal(own, citations, _TRACE, binding)
         self._execute(_ALL_TIMERS, now_ms)
         explanations = tuple(preflight.explain(self._state, ProposalView(proposal), now_ms)) if explain else ()
@@ -173,18 +178,35 @@ class CaseBus:
         consequences = None
         if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
             consequences = self._carry_out(decision, part.execution, milliseconds(decision.recorded_at))
-        return CaseRun(proposal, decision.decision, explanations, consequences, tuple(earlier_runs))
+        return CaseRun(
+            proposal, decision.decision, explanations, consequences, tuple(earlier_runs[index] for index in range(len(part.earlier)))
+        )
 
-    def _run_earlier(self, part: EarlierCase, proposal: Envelope, citations: list[Envelope], now_ms: int) -> EarlierRun:
-        """Submit an earlier proposal and carry out its approval, if it has an execution."""
-        action_type = part.action or ""
-        answer = self._submit(proposal, citations, now_ms)
+    def _run_earlier(
+        self, case: SuiteCase, index: int, facts: Sequence[CaseEvidence], action: CompiledAction, recorded: Mapping[str, Envelope]
+    ) -> EarlierRun:
+        """Submit an earlier proposal at its age and carry out its approval, if it has an execution.
+
+        Facts of the case that are recorded only later are recorded now as well, for this proposal.
+        """
+        part = case.part.earlier[index]
+        action_type = part.action or action.action_type
+        at_ms = case.now_ms - part.age_ms
+        number = index + 1
+        evidence = dict(recorded)
+        for one in facts:
+            if one.name not in evidence:
+                evidence[one.name] = self._record(one, at_ms, number)
+        citations = _citations(case.part.cites, facts, evidence)
+        binding = VersionBinding(**case.part.version_binding.model_dump())
+        full = part.model_copy(update={"action": action_type})
+        answer = self._submit(self._proposal(full, citations, f"earlier-{number}", binding), citations, at_ms)
         if not isinstance(answer, EventAnswer):
             return EarlierRun(action_type, None, None)
         decision = answer.envelope
         consequences = None
         if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
-            consequences = self._carry_out(decision, part.execution, now_ms)
+            consequences = self._carry_out(decision, part.execution, at_ms)
         return EarlierRun(action_type, decision.decision, consequences)
 
     # Executions
@@ -224,8 +246,8 @@ class CaseBus:
 
     # Evidence
 
-    def _record(self, evidence: CaseEvidence, at_ms: int) -> Envelope:
-        """Record evidence as its source or the agent does, and return its event."""
+    def _record(self, evidence: CaseEvidence, at_ms: int, number: int = 0) -> Envelope:
+        """Record evidence as its source or the agent does, and return its event. `number` tells several records of it apart."""
         part = evidence.part
         if evidence.tier == common_pb2.TRUST_TIER_1_SYSTEM_FACT or part.retracted:
             fact = Fact(key=evidence.key, max_age_ms=part.max_age_ms, observed_from=fact_pb2.OBSERVED_FROM_API)
@@ -235,7 +257,7 @@ class CaseBus:
         observation = Observation(source_tool=evidence.source, confidence=1.0)
         observation.extracted_fields[evidence.key].CopyFrom(python_to_value(part.value))
         if evidence.tier == common_pb2.TRUST_TIER_2_TOOL_OBSERVATION:
-            execution_id = execution_id_of(evidence.name, 1)
+            execution_id = execution_id_of(evidence.name, number + 1)
             call = ToolCall(tool_name=evidence.source, execution_id=execution_id)
             self._publish(Envelope(subject=evidence.subject, trace_id=_TRACE, producer=_AGENT, tool_call=call), at_ms)
             result = ToolResult(tool_name=evidence.source, execution_id=execution_id, content_hash=_EVIDENCE_HASH)
@@ -318,3 +340,8 @@ class CaseBus:
     def _new_id(self) -> str:
         self._ids += 1
         return f"00000000-0000-4000-8000-{self._ids:012x}"
+
+
+def _citations(cites: Sequence[str] | None, facts: Sequence[CaseEvidence], recorded: Mapping[str, Envelope]) -> list[Envelope]:
+    """Return the evidence that a proposal cites, in the order of the case, as its author would cite it."""
+    return [recorded[evidence.name] for evidence in facts if cites is None or evidence.name in cites]

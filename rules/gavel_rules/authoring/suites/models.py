@@ -190,8 +190,10 @@ class ExpectCase(_Part):
 
 
 class EarlierCase(_Part):
-    """A proposal made just before, in a trace of its own. It is a patch of the case: keys that it does not set keep the case's values."""
+    """A proposal made before, in a trace of its own. It is a patch of the case: keys that it does not set keep the case's values."""
 
+    age_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
+    """How long before `now` it is decided, in milliseconds. It finds the same facts as the case."""
     action: ActionType | None = None
     """The action's type."""
     subject: Subject = SUBJECT_DEFAULT
@@ -234,7 +236,7 @@ class CasePart(_Part):
     cites: list[str] | None = None
     """Names of the facts that the proposal cites. Default: all of them."""
     earlier: Annotated[list[EarlierCase], Field(max_length=EARLIER_MAX)] = []
-    """Proposals made just before this one."""
+    """Proposals made before this one, in the order of the list if they have the same age."""
     execution: ExecutionCase | None = None
     """The execution of the approval. Default: the approval is not carried out."""
     expect: ExpectCase

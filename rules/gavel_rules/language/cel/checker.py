@@ -51,6 +51,19 @@ class CheckedExpression:
     steps: int  # the worst cost of one evaluation: see `cost`
     shared_steps: int = 0  # the same without the shared values that it reads
     elements: float = 0  # the most that its macros visit
+    variables: tuple[tuple[int, int, str], ...] = ()  # the place of each variable's expansion in `text`, parentheses included, and its name
+
+    def by_name(self, low: int, high: int) -> str:
+        """Return a part of `text` as its author wrote it: with variables by name, also if the part is the whole value of one."""
+        parts: list[str] = []
+        at = low
+        for start, end, name in self.variables:
+            if start < low and high < end and self.text[start + 1 : end - 1].strip() == self.text[low:high].strip():
+                return name
+            if start >= at and end <= high:
+                parts.extend((self.text[at:start], name))
+                at = end
+        return "".join((*parts, self.text[at:high])).strip()
 
 
 class SharedValue(NamedTuple):

@@ -287,6 +287,8 @@ def _explain(names: Collection[str], message: str, *, is_call: bool, reported: b
         name = undeclared.group(1)
         if not is_call:
             return None if reported else ("unknown-name", f"there is no name {name}", "")
+        if reported and name.partition(".")[0] in names:
+            return None  # the parenthesis of has(): the field that it tests is reported
         if name in FUNCTIONS or name in ADDED_FUNCTIONS:
             return "unknown-function", f"{name} cannot be called like this", _CALLS.get(name, "see the CEL language")
         hint = f"{name} is a value: write it without parentheses" if name in names else _ELSEWHERE.get(name) or suggestion(name, FUNCTIONS)

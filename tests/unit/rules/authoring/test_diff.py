@@ -165,3 +165,61 @@ def test_every_changed_literal_shows(before: str, after: str, rule_id: str) -> N
     assert diff.changed == (rule_id,)
     assert rule_id in {diff.cases[0].before.rule_id, diff.cases[0].after.rule_id}
     assert "ENGINE_DISAGREEMENT" not in {decision.reason_code for case in diff.cases for decision in (case.before, case.after)}
+
+
+FORMS = """
+gavel: v2
+rule_set: forms
+version: 1
+actions:
+  pod.run:
+    params:
+      type: object
+      required: [memory, address, network, replicas]
+      properties:
+        memory: {type: string, maxLength: 20}
+        address: {type: string, maxLength: 40}
+        network: {type: string, maxLength: 40}
+        replicas: {type: string, maxLength: 9}
+    facts: {age: {key: pod.age, type: string, max_length: 32, max_age_ms: 60000}}
+rules:
+  - id: memory
+    action: pod.run
+    priority: 9
+    when: quantity(params.memory).isGreaterThan(quantity("1Gi"))
+    effect: reject
+    reason_code: A
+  - {id: address, action: pod.run, priority: 8, when: '!cidr("10.0.0.0/8").containsIP(params.address)', effect: reject, reason_code: B}
+  - {id: network, action: pod.run, priority: 7, when: '!cidr("10.0.0.0/8").containsCIDR(params.network)', effect: reject, reason_code: C}
+  - {id: replicas, action: pod.run, priority: 6, when: 'int(params.replicas) > 3', effect: reject, reason_code: D}
+  - {id: age, action: pod.run, priority: 5, when: 'duration(facts.age) > duration("1h")', effect: reject, reason_code: E}
+  - {id: rest, action: pod.run, priority: 1, when: 'true', effect: approve}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rule_id"),
+    [
+        ('"1Gi"', '"2Gi"', "memory"),
+        ('"10.0.0.0/8").containsIP', '"10.0.0.0/16").containsIP', "address"),
+        ('"10.0.0.0/8").containsCIDR', '"10.0.0.0/16").containsCIDR', "network"),
+        ("> 3'", "> 4'", "replicas"),
+        ('"1h"', '"90m"', "age"),
+    ],
+)
+def test_texts_that_functions_read(before: str, after: str, rule_id: str) -> None:
+    """A changed threshold shows whatever form of text a function compares with it, and other such rules do not hide it."""
+    assert before in FORMS
+    diff = diff_rule_sets(compile_rule_set(FORMS), compile_rule_set(FORMS.replace(before, after)))
+    assert ((rule_id,), ()) == (diff.changed, diff.not_analysed)
+    assert any(rule_id in (case.before.rule_id, case.after.rule_id) for case in diff.cases)
+
+
+def test_an_edit_that_was_not_analysed() -> None:
+    """A rule for whose edit neither a case nor a proof is found is named; an edit that provably changes nothing is not."""
+    before = document(("named", "params.name.matches('^(?:ab){3}$') && params.name.size() > 40", "reject"), REST)
+    after = document(("named", "params.name.matches('^a{2}$') && params.name.size() > 50", "reject"), REST)
+    assert ("named",) == compared(before, after).not_analysed
+    before = document(("named", "params.amount > 500 && params.amount < 400", "reject"), REST)
+    after = document(("named", "params.amount > 600 && params.amount < 400", "reject"), REST)
+    assert ((), ("named",), ()) == (compared(before, after).not_analysed, compared(before, after).changed, compared(before, after).cases)

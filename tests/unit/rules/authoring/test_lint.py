@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from gavel_rules.authoring.lint import LINT_RULES_MAX, lint_rule_set
 from gavel_rules.language.rule_set import compile_rule_set
 
@@ -66,6 +67,59 @@ def test_incomplete_analysis() -> None:
     assert [code for code, _ in warnings(("params.a == 'x'", "approve"), params=schema)] == ["not-analysed"]
     many = [(f"params.count == {number}", "approve") for number in range(LINT_RULES_MAX + 1)]
     assert [code for code, _ in warnings(*many)] == ["not-analysed"]
+
+
+def test_a_rule_that_could_not_be_analysed() -> None:
+    """A rule about which neither a case nor a proof is found gets a warning, and does not silence the analysis of the others."""
+    span = {"key": "order.age", "type": "string", "max_length": 20, "max_age_ms": 1_000}
+    actual = warnings(
+        ('duration(facts.age) > duration("1h")', "reject"),
+        ('duration(facts.age) > duration("2h")', "reject"),
+        ("params.amount > 100", "reject"),
+        ("params.amount > 200", "approve"),
+        ("params.urgent", "approve"),
+        facts={"age": span},
+    )
+    assert [
+        ("not-analysed", "no case was found that r1 decides, and no proof that there is none"),
+        ("unreachable-rule", "r3 never decides: r2 decides every case that it matches"),
+    ] == actual
+
+
+COUNTED = """
+gavel: v2
+rule_set: counted
+version: 1
+actions:
+  mail.send: {params: {type: object, required: [cost], properties: {cost: {type: number}}}}
+counters:
+  mails: {of: approvals, action: mail.send, window_ms: 60000, entries_max: 500}
+  people: {of: approvals, action: mail.send, distinct: subject, window_ms: 60000, distinct_max: 50}
+  cost: {of: approvals, action: mail.send, sum: params.cost, window_ms: 60000}
+rules:
+  - {id: over, action: mail.send, priority: 2, when: CONDITION, effect: reject, reason_code: OVER}
+  - {id: all, action: mail.send, priority: 1, when: 'true', effect: approve}
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("history.mails() >= 500", []),
+        ("history.mails() > 500", ["over never matches: no case fulfils its condition; history.mails gives 0 to 500"]),
+        ("history.mails() < 0", ["over never matches: no case fulfils its condition; history.mails gives 0 to 500"]),
+        ("history.people() > 50", ["over never matches: no case fulfils its condition; history.people gives 0 to 50"]),
+        ("history.cost() < 0.0", []),
+        (
+            "history.cost() > 1e14",
+            ["over never matches: no case fulfils its condition; history.cost gives -90071992547409 to 90071992547409"],
+        ),
+    ],
+)
+def test_thresholds_that_no_counter_reaches(condition: str, expected: list[str]) -> None:
+    """A threshold beyond the numbers that a counter can give is never met; a sum may be negative."""
+    compiled = compile_rule_set(COUNTED.replace("CONDITION", condition))
+    assert expected == [one.message for one in lint_rule_set(compiled) if one.code == "unreachable-rule"]
 
 
 def test_places() -> None:

@@ -88,5 +88,7 @@ def test_large_values_are_left_out() -> None:
 
 def test_times_beyond_the_calendar_are_left_out() -> None:
     """A duration that leads beyond the calendar gives no sample."""
-    texts = Sampler({}, {"params.at": Hints(("87600000h",), is_time=True)}, Budget(WORK_MAX)).values({"type": "string"}, "params.at")
+    texts = Sampler({}, {"params.at": Hints(("87600000h",), forms=frozenset(["timestamp"]))}, Budget(WORK_MAX)).values(
+        {"type": "string"}, "params.at"
+    )
     assert "2026-01-05T12:00:00Z" in texts

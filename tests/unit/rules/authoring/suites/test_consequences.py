@@ -176,6 +176,47 @@ def test_decisions_on_earlier_proposals() -> None:
     assert [[]] == differences({"earlier": [{}], "expect": {"outcome": "REJECTED", "reason_code": "OUTRANKED"}}, contest_window_ms=1_000)
 
 
+COUNTED = """
+gavel: v2
+rule_set: counted
+version: 1
+actions:
+  refund.create:
+    params: {type: object, required: [amount], properties: {amount: {type: integer}}}
+    facts: {status: {key: order.status, type: string, max_length: 20, max_age_ms: 60000, sources: [orders-db]}}
+    conflict_key: string(params.amount)
+counters:
+  spent: {of: approvals, action: refund.create, sum: params.amount, window_ms: 3600000}
+rules:
+  - {id: over, action: refund.create, priority: 2, when: history.spent() + params.amount > 10, effect: reject, reason_code: OVER}
+  - {id: ok, action: refund.create, priority: 1, when: 'facts.status == "delivered"', effect: approve}
+"""
+
+
+def test_ages_of_earlier_proposals() -> None:
+    """Earlier proposals are decided at their ages, oldest first, on the facts of the case; those that left the window do not count."""
+    over = {"outcome": "REJECTED", "reason_code": "OVER"}
+    cases = [
+        {"earlier": [{"params": {"amount": 10}, "age_ms": 3_599_999}], "expect": over},
+        {"earlier": [{"params": {"amount": 10}, "age_ms": 3_600_000}], "expect": {"outcome": "APPROVED"}},
+        {
+            "earlier": [{"params": {"amount": 9}, "age_ms": 10, "expect": over}, {"params": {"amount": 6}, "age_ms": 20}],
+            "expect": {"outcome": "APPROVED"},
+        },
+        {
+            "facts": {"status": {"tier": 2}},
+            "earlier": [{"age_ms": 5_000, "expect": {"outcome": "REJECTED"}}],
+            "expect": {"outcome": "REJECTED"},
+        },
+    ]
+    defaults = {"params": {"amount": 1}, "facts": {"status": {"value": "delivered", "age_ms": 1_000}}}
+    named = [{"name": str(number), **case} for number, case in enumerate(cases)]
+    text = json.dumps({"gavel": "v1", "tests": "rules.yaml", "defaults": defaults, "cases": named})
+    results = list(run_cases(read_suite(text), compile_cached(COUNTED)))
+    assert [[], [], [], []] == [[(*one,) for one in result.differences] for result in results]
+    assert [10.0, 0.0, 6.0] == [result.decision.counters[0].value for result in results[:3]]
+
+
 def test_coverage_of_earlier_executions() -> None:
     """A derivation is covered if the execution of an earlier proposal gave its fact."""
     case = {"earlier": [{"execution": {"status": "SUCCESS", "result": {"paid": 5}}}], "expect": {"outcome": "REJECTED"}}

@@ -123,7 +123,7 @@ def test_mistakes(old: str, new: str, expected: str) -> None:
         (
             "    facts: {order_total: null}",
             "    earlier: [{now: x}]",
-            "known: action, execution, expect, params, producer, proposal, subject",
+            "known: action, age_ms, execution, expect, params, producer, proposal, subject",
         ),
     ],
 )

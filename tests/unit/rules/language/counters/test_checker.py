@@ -129,3 +129,27 @@ def test_warnings() -> None:
     """A counter that no rule reads is a warning; a fact that only the key of a counter reads is none."""
     compiled = compile_changed("history.calls() > 5", "has(facts.owner) && history.spent(facts.owner) > 1.0")
     assert ["counter-never-read: no rule and no score reads calls"] == [f"{one.code}: {one.message}" for one in compiled.warnings]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("window_ms: 1000, keep", "window_ms: 86400, keep", ["window-in-seconds: the window of spent is 86.4 s"]),
+        ("window_ms: 1000, keep", "window_ms: 2592000, keep", ["window-in-seconds: the window of spent is 2592 s"]),
+        ("window_ms: 1000, keep", "window_ms: 90000, keep", []),
+        ("window_ms: 1000, keep", "window_ms: 86400000, keep", []),
+        ("> 9.0", "> 9.005", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 9.005"]),
+        ("> 9.0", "> 9.05", []),
+        ("history.calls() > 5", "5.5 < history.calls()", ["threshold-too-exact: history.calls is a multiple of 1, so it never equals 5.5"]),
+        (
+            "reason_code: OVER",
+            "reason_code: OVER\n    retry_after: history.spent.frees(params.customer, params.amount, 90.0)",
+            ["limit-differs: the limit of retry_after is 90, which the rule does not compare with"],
+        ),
+        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees(params.customer, params.amount, 9)", []),
+    ],
+)
+def test_units(old: str, new: str, expected: list[str]) -> None:
+    """A window that was probably meant in seconds, a threshold that no number of the counter equals, and another limit get a warning."""
+    warnings = [f"{one.code}: {one.message}" for one in compile_changed(old, new).warnings if one.code != "fact-never-read"]
+    assert expected == warnings

@@ -76,6 +76,9 @@ def test_valid_document(refusals: Refusals) -> None:
         ("when: params.amount < 5", "when: ", "(the value is empty: write one, or remove the key)"),
         ("params.amount < 5", "params.amount < 1e400", "bad-number: the number is too large for a double (write one below 1.8e308)"),
         ("    params:", "    versions: {planner_version: 7}\n    params:", "input should be a valid list (quote it)"),
+        ("action: thing.do, priority: 10", "action: [thing.do], priority: 10", "(a rule has one action: repeat the rule for each of them)"),
+        ("params.amount < 5", "has(params.x.y)", "unknown-name: params has no field x (did you mean params."),
+        ("params.amount < 5", "now.getHours('Europe/Berlin') < 5", 'a named time zone reads the host\'s time zone files (write "UTC" or a'),
     ],
 )
 def test_suggestions_for_common_mistakes(old: str, new: str, expected: str) -> None:
@@ -83,6 +86,13 @@ def test_suggestions_for_common_mistakes(old: str, new: str, expected: str) -> N
     with pytest.raises(DocumentError) as failure:
         compile_rule_set(GOOD.replace(old, new, 1))
     assert [] != [one for one in failure.value.messages if expected in one.format("rules.yaml")], failure.value
+
+
+def test_the_presence_of_an_undeclared_param_is_one_mistake() -> None:
+    """A has() of a field that the schema does not declare is reported at the field, and not as a call of an unknown function."""
+    with pytest.raises(DocumentError) as failure:
+        compile_rule_set(GOOD.replace("params.amount < 5", "has(params.x.y)", 1))
+    assert ["unknown-name"] == [one.code for one in failure.value.messages]
 
 
 @pytest.mark.parametrize(

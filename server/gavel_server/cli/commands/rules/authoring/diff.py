@@ -56,6 +56,7 @@ def _as_json(older: CompiledRuleSet, newer: CompiledRuleSet, changes: RuleSetDif
         "changed": changes.changed,
         "edits": [edit._asdict() for edit in changes.edits],
         "cases": [{**case._asdict(), "before": case.before._asdict(), "after": case.after._asdict()} for case in changes.cases],
+        "not_analysed": changes.not_analysed,
     }
 
 
@@ -72,6 +73,10 @@ def _lines(changes: RuleSetDiff) -> Sequence[str]:
         parts = [f"params {_value(case.params)}", *([f"facts {_value(case.facts)}"] if case.facts else [])]
         parts.extend(f"{name} {_value(value)}" for name, value in case.context.items())
         lines.extend([f"case {case.action}: {', '.join(parts)}", f"  before: {_verdict(case.before)}", f"  after:  {_verdict(case.after)}"])
+    lines.extend(
+        f"not-analysed: no case was found that shows the edit of rule {rule_id}, and no proof that there is none"
+        for rule_id in changes.not_analysed
+    )
     return lines
 
 
