@@ -58,27 +58,7 @@ func main() {
 		return
 	}
 	go server.Write()
-	go func() {
-		var table *connections // once the server has ordered to serve
-		server.Read(func(kind byte, number uint32, content []byte) {
-			switch kind {
-			case link.Serve:
-				table = orders.takeServe(content, calls)
-			case link.Stop:
-				orders.takeStop()
-			case link.Ping:
-				server.Send(link.NewFrame(link.Pong, 0, ""))
-			case link.Revoke:
-				table.revoke(number, string(content))
-			case link.TLS:
-				table.identity.useTLS(content)
-			default:
-				calls.deliver(kind, number, content)
-			}
-		})
-		// Without the server there is nothing to finish, and the address is free at once for the next server.
-		os.Exit(0)
-	}()
+	go obey(server, calls, orders)
 	listeners, address, err := sockets.Listen(os.Args[3])
 	if err != nil {
 		end.Write(link.NewFrame(link.Unbound, 0, err.Error()))
@@ -105,6 +85,29 @@ func main() {
 		os.Exit(1)
 	}
 	runtime.KeepAlive(ballast)
+}
+
+// obey takes the server's orders and answers until the link closes, and then ends the process.
+func obey(server *link.Link, calls *calls, orders *orders) {
+	var table *connections // once the server has ordered to serve
+	server.Read(func(kind byte, number uint32, content []byte) {
+		switch kind {
+		case link.Serve:
+			table = orders.takeServe(content, calls)
+		case link.Stop:
+			orders.takeStop()
+		case link.Ping:
+			server.Send(link.NewFrame(link.Pong, 0, ""))
+		case link.Revoke:
+			table.revoke(number, string(content))
+		case link.TLS:
+			table.identity.useTLS(content)
+		default:
+			calls.deliver(kind, number, content)
+		}
+	})
+	// Without the server there is nothing to finish, and the address is free at once for the next server.
+	os.Exit(0)
 }
 
 // run answers calls until the server says stop, then gives those under way stopGrace. It returns an error if callers can no longer connect:
