@@ -14,7 +14,6 @@ import pytest
 from gavel_client.evidence import EvidenceStore
 from gavel_client.evidence.pruning import prune
 from gavel_client.evidence.store import EvidenceAlteredError, EvidenceError, EvidenceMissingError
-from moto.server import ThreadedMotoServer
 
 CONTENT = b'{"n":8}'
 HASH = "sha256:" + sha256(CONTENT).hexdigest()
@@ -23,6 +22,8 @@ HASH = "sha256:" + sha256(CONTENT).hexdigest()
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """The URL of a bucket of a local object store."""
+    from moto.server import ThreadedMotoServer  # takes a while, and only here
+
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -15,18 +16,25 @@ from gavel_client import GavelClient, HandlerError, SyncGavelClient
 from gavel_client.gate import Gate, SyncGate
 from gavel_client.rpc.paging import pages
 
+from tests.e2e.adapters import agents
 from tests.e2e.adapters.agents.agent import READ, UNREGISTERED, Agent, Depot, SyncAgent, actions
-from tests.e2e.adapters.agents.bare import GateAgent, SyncGateAgent
-from tests.e2e.adapters.agents.google_adk import AdkAgent
-from tests.e2e.adapters.agents.langgraph import LangGraphAgent, SyncLangGraphAgent
-from tests.e2e.adapters.agents.openai_agents import OpenAIAgent
-from tests.e2e.adapters.agents.pydantic_ai import PydanticAIAgent
-from tests.e2e.adapters.agents.temporal import ActivityAgent, TemporalAgent
 from tests.e2e.languages.toolchains import BUILD_SECONDS_MAX
 from tests.e2e.world import PATIENT_MS, prove, publish_status
 from tests.support.ports import free_port
 
-AGENTS = [GateAgent, SyncGateAgent, LangGraphAgent, SyncLangGraphAgent, OpenAIAgent, AdkAgent, PydanticAIAgent, ActivityAgent]
+# The modules of the agents. They import the frameworks, for which only the process that runs these tests shall take the seconds.
+AGENTS = {
+    "GateAgent": "bare",
+    "SyncGateAgent": "bare",
+    "LangGraphAgent": "langgraph",
+    "SyncLangGraphAgent": "langgraph",
+    "OpenAIAgent": "openai_agents",
+    "AdkAgent": "google_adk",
+    "PydanticAIAgent": "pydantic_ai",
+    "ActivityAgent": "temporal",
+    "TemporalAgent": "temporal",
+}
+LONG = {"TemporalAgent": [pytest.mark.long, pytest.mark.timeout(BUILD_SECONDS_MAX)]}
 LIGHT = {"parcel": "1", "weight": 2.0}
 HEAVY = {"parcel": "1", "weight": 50.0}
 HEAVIEST = {"parcel": "1", "weight": 500.0}
@@ -70,12 +78,12 @@ class World:
         await self.client.resolve_review(review.decision_id, REVIEW_VERDICT_APPROVE, reviewer="pat", reason="looked at")
 
 
-@pytest.fixture(params=[*AGENTS, pytest.param(TemporalAgent, marks=[pytest.mark.long, pytest.mark.timeout(BUILD_SECONDS_MAX)])])
+@pytest.fixture(params=[pytest.param(name, marks=LONG.get(name, ())) for name in AGENTS])
 async def world(request: pytest.FixtureRequest, client: GavelClient, sync_client: SyncGavelClient) -> AsyncIterator[World]:
     """The world of one framework."""
-    kind: Any = request.param
+    kind: Any = getattr(importlib.import_module(f"{agents.__name__}.{AGENTS[request.param]}"), request.param)
     others: list[GavelClient] = []
-    more = [request.getfixturevalue("temporal_server")] if kind is TemporalAgent else []
+    more = [request.getfixturevalue("temporal_server")] if request.param == "TemporalAgent" else []
 
     def make(depot: Depot, task: str, server: str) -> Agent:
         settings: Any = {**ACTORS, "deadline_ms": UNREACHABLE_MS if server else PATIENT_MS}

@@ -1,9 +1,11 @@
-"""The examples of the frameworks in docs/clients.md, run as they are shown, with the scripted models of the contract suite."""
+"""The examples of the frameworks in docs/clients.md, run as they are shown, with the scripted models of the contract suite.
+
+Tests import the frameworks themselves: processes that only collect them are spared the seconds.
+"""
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,14 +16,7 @@ from gavel_client import GavelClient, SyncGavelClient, fact_envelope
 from gavel_client.gate import Call
 from gavel_client.values import from_struct
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
-from langchain_core.messages import AIMessage
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
-from pydantic_ai.models.function import FunctionModel
-from temporalio import workflow
-from temporalio.client import Client, WorkflowFailureError
-from temporalio.exceptions import ActivityError
 
-from tests.e2e.adapters.agents import google_adk, langgraph, openai_agents
 from tests.e2e.languages.toolchains import BUILD_SECONDS_MAX
 from tests.e2e.world import wait_for_events
 from tests.support.paths import ROOT
@@ -73,8 +68,12 @@ async def assert_refunded(client: GavelClient) -> None:
 
 async def test_langgraph(page: dict[str, Any], orders: GavelClient) -> None:
     """The example of LangGraph refunds an order."""
+    from langchain_core.messages import AIMessage
+
+    from tests.e2e.adapters.agents.langgraph import ScriptedModel
+
     calls = [{"name": "refund", "args": CALL, "id": "call-1"}]
-    model = langgraph.ScriptedModel(messages=iter([AIMessage("", tool_calls=calls), AIMessage("done")]))
+    model = ScriptedModel(messages=iter([AIMessage("", tool_calls=calls), AIMessage("done")]))
     assert "done" == await page["ask_langgraph"](page["support_gate"](orders), model)
     await assert_refunded(orders)
 
@@ -87,19 +86,25 @@ def test_recorded_graphs(page: dict[str, Any]) -> None:
 
 async def test_openai_agents(page: dict[str, Any], orders: GavelClient) -> None:
     """The example of the OpenAI Agents SDK refunds an order."""
-    assert "done" == await page["ask_openai_agents"](page["support_gate"](orders), openai_agents.ScriptedModel("refund", [CALL]))
+    from tests.e2e.adapters.agents.openai_agents import ScriptedModel
+
+    assert "done" == await page["ask_openai_agents"](page["support_gate"](orders), ScriptedModel("refund", [CALL]))
     await assert_refunded(orders)
 
 
 async def test_google_adk(page: dict[str, Any], orders: GavelClient) -> None:
     """The example of Google ADK refunds an order."""
-    model = google_adk.ScriptedModel(model="scripted", tool="refund", calls=[dict(CALL)])
+    from tests.e2e.adapters.agents.google_adk import ScriptedModel
+
+    model = ScriptedModel(model="scripted", tool="refund", calls=[dict(CALL)])
     assert "done" == await page["ask_adk"](page["support_gate"](orders), model)
     await assert_refunded(orders)
 
 
 async def test_pydantic_ai(page: dict[str, Any], orders: GavelClient) -> None:
     """The example of Pydantic AI refunds an order."""
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
 
     def answer(messages: list[Any], info: Any) -> ModelResponse:
         has_called = any(isinstance(message, ModelResponse) for message in messages)
@@ -109,23 +114,15 @@ async def test_pydantic_ai(page: dict[str, Any], orders: GavelClient) -> None:
     await assert_refunded(orders)
 
 
-@workflow.defn(sandboxed=False)
-class RefundWorkflow:
-    """A workflow that refunds an order."""
-
-    @workflow.run
-    async def run(self, order: str, customer: str, amount: float) -> dict[str, float]:
-        """Run the activity."""
-        refunded: dict[str, float] = await workflow.execute_activity(
-            "refund", args=[order, customer, amount], start_to_close_timeout=timedelta(seconds=30), result_type=dict[str, float]
-        )
-        return refunded
-
-
 @pytest.mark.long
 @pytest.mark.timeout(BUILD_SECONDS_MAX)
 async def test_temporal(page: dict[str, Any], orders: GavelClient, temporal_server: str) -> None:
     """The worker of the example carries out the decision whose id the workflow has, and refuses other params than the approved ones."""
+    from temporalio.client import Client, WorkflowFailureError
+    from temporalio.exceptions import ActivityError
+
+    from tests.e2e.adapters.agents.temporal import RefundWorkflow
+
     gate = page["support_gate"](orders)
     assert await gate.check(Call("refund", CALL, "ticket-17")) is None
     (decision,) = await wait_for_events(orders, lambda event: event.HasField("decision"))

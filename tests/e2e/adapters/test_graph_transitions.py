@@ -1,4 +1,7 @@
-"""The record of the steps of a LangGraph."""
+"""The record of the steps of a LangGraph.
+
+Tests import the framework themselves: processes that only collect them are spared the second.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,10 @@ import pytest
 from gavel.v1.diagnostic_pb2 import GraphTransition
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, SyncGavelClient
-from gavel_client.adapters.graph_transitions import GraphTransitions
 from gavel_client.gate import Gate, SyncGate
 from gavel_client.rpc.paging import pages
-from langgraph.graph import END, START, StateGraph
 
 from tests.e2e.adapters.agents.agent import Depot, actions
-from tests.e2e.adapters.agents.langgraph import LangGraphAgent, SyncLangGraphAgent
 
 
 class State(TypedDict):
@@ -38,6 +38,10 @@ def transitions(events: Sequence[Envelope]) -> list[GraphTransition]:
 @pytest.mark.parametrize("is_synchronous", [False, True])
 async def test_each_step_is_recorded_with_its_events(client: GavelClient, sync_client: SyncGavelClient, is_synchronous: bool) -> None:
     """The log has every node of a run once, with the events that the tools' step wrote and the model's next step read."""
+    from gavel_client.adapters.graph_transitions import GraphTransitions
+
+    from tests.e2e.adapters.agents.langgraph import LangGraphAgent, SyncLangGraphAgent
+
     if is_synchronous:
         agent: LangGraphAgent = SyncLangGraphAgent(SyncGate(sync_client, actions(), agent="a", executor="x"), Depot(), "thread-1")
     else:
@@ -57,6 +61,9 @@ async def test_each_step_is_recorded_with_its_events(client: GavelClient, sync_c
 
 async def test_a_step_cannot_name_an_event_that_does_not_exist(client: GavelClient, sync_client: SyncGavelClient) -> None:
     """A node that names an event which is not on the bus fails, and is not recorded."""
+    from gavel_client.adapters.graph_transitions import GraphTransitions
+    from langgraph.graph import END, START, StateGraph
+
     unknown = str(uuid.uuid4())
 
     def node(state: State) -> State:

@@ -3,44 +3,53 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import anthropic
-import openai
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.support.llm.transcripts import TRANSCRIPTS, TranscriptServer, stream_events, transcript, transcripts
+from tests.support.llm.transcripts import APIS, TRANSCRIPTS, TranscriptServer, stream_events, transcript, transcripts
 
-EVENT: Final[dict[str, TypeAdapter[Any]]] = {
-    "responses": TypeAdapter(ResponseStreamEvent),
-    "chat_completions": TypeAdapter(ChatCompletionChunk),
-    "messages": TypeAdapter(RawMessageStreamEvent),
-}
-BODY: Final[dict[str, TypeAdapter[Any]]] = {
-    "responses": TypeAdapter(Response),
-    "chat_completions": TypeAdapter(ChatCompletion),
-    "messages": TypeAdapter(Message),
-}
 # The SDKs answer pings and errors themselves; the types do not list them.
 UNTYPED: Final = ("ping", "error")
 
 
+class Types(NamedTuple):
+    """The SDK's types of an API."""
+
+    event: TypeAdapter[Any]
+    body: TypeAdapter[Any]
+
+
+@pytest.fixture(scope="module")
+def types() -> dict[str, Types]:
+    """The types by API. The SDKs take a second to import, which is not for processes that only collect these tests."""
+    from anthropic.types import Message, RawMessageStreamEvent
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.responses import Response, ResponseStreamEvent
+
+    return {
+        "responses": Types(TypeAdapter(ResponseStreamEvent), TypeAdapter(Response)),
+        "chat_completions": Types(TypeAdapter(ChatCompletionChunk), TypeAdapter(ChatCompletion)),
+        "messages": Types(TypeAdapter(RawMessageStreamEvent), TypeAdapter(Message)),
+    }
+
+
 @pytest.mark.parametrize(("api", "name"), transcripts())
-def test_sdks_accept_the_transcripts(api: str, name: str) -> None:
+def test_sdks_accept_the_transcripts(api: str, name: str, types: dict[str, Types]) -> None:
     """Every event and body validates as the SDK's type, except for what a transcript shows as unknown."""
     for event in stream_events(api, name):
         if "error" not in event and event.get("type") not in UNTYPED:
-            EVENT[api].validate_python(event)
-    BODY[api].validate_json(transcript(api, name, ".json").read_bytes())
+            types[api].event.validate_python(event)
+    types[api].body.validate_json(transcript(api, name, ".json").read_bytes())
 
 
 @pytest.mark.parametrize(("api", "name"), transcripts())
 async def test_sdks_put_streams_together(api: str, name: str, server: TranscriptServer) -> None:
     """The SDK's own assembly of a stream is the body of the same answer in one piece."""
+    import anthropic
+    import openai
+
     body = json.loads(transcript(api, name, ".json").read_bytes())
     if api == "messages":
         async with (
@@ -71,7 +80,7 @@ async def test_sdks_put_streams_together(api: str, name: str, server: Transcript
 
 def test_every_transcript_is_tested() -> None:
     """Each file belongs to a stream, and each API has streams that end well, that fail, and that are unknown."""
-    for api in EVENT:
+    for api in APIS.values():
         files = {path.stem: path.suffix for path in (TRANSCRIPTS / api).iterdir()}
         assert {"unknown", "error"} <= {name.split("_")[0] for name in files}
         assert all(transcript(api, name, ".sse").exists() for name in files)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 BUCKET = "archives"
 
@@ -14,6 +13,8 @@ BUCKET = "archives"
 @contextmanager
 def object_store() -> Iterator[dict[str, str]]:
     """Yield the environment with which clients find the store."""
+    from moto.server import ThreadedMotoServer  # takes a while, and only here
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

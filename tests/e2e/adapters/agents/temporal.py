@@ -63,6 +63,19 @@ class ActivityAgent(Agent):
 
 
 @workflow.defn(sandboxed=False)
+class RefundWorkflow:
+    """A workflow that refunds an order, as docs/clients.md shows its worker."""
+
+    @workflow.run
+    async def run(self, order: str, customer: str, amount: float) -> dict[str, float]:
+        """Run the activity."""
+        refunded: dict[str, float] = await workflow.execute_activity(
+            "refund", args=[order, customer, amount], start_to_close_timeout=timedelta(seconds=30), result_type=dict[str, float]
+        )
+        return refunded
+
+
+@workflow.defn(sandboxed=False)
 class SendParcels:
     """A workflow that makes calls whenever it is asked."""
 

@@ -1,18 +1,15 @@
-"""The adapters know every event, item and reason that the SDKs document: each is supported, or refused on purpose."""
+"""The adapters know every event, item and reason that the SDKs document: each is supported, or refused on purpose.
+
+Tests import the SDKs themselves: processes that only collect them are spared the second.
+"""
 
 from __future__ import annotations
 
 from typing import Any, get_args
 
 import pytest
-from anthropic.types import ContentBlock, Message, RawContentBlockDelta, RawMessageStreamEvent, StopReason, TextCitation
 from gavel_client.llm import UnknownProviderEvent
 from gavel_client.llm.providers import anthropic_messages, chat_completions, openai_responses
-from openai.types.chat.chat_completion import Choice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
-from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
-from openai.types.responses.response import IncompleteDetails
-from openai.types.responses.response_output_text import Annotation
 from pydantic import BaseModel
 
 # Events and items of OpenAI that the adapter refuses: audio, which the layers lack, and tools that the caller would have to carry out.
@@ -59,6 +56,8 @@ def literals(model: type[BaseModel], name: str) -> set[str]:
 
 def test_events_of_responses() -> None:
     """The documented events are those with a meaning, those of progress, and those refused on purpose."""
+    from openai.types.responses import ResponseStreamEvent
+
     assert kinds(ResponseStreamEvent) == MEANINGFUL_EVENTS | openai_responses.PROGRESS_EVENTS | REFUSED_EVENTS
     for kind in REFUSED_EVENTS:
         with pytest.raises(UnknownProviderEvent):
@@ -67,6 +66,8 @@ def test_events_of_responses() -> None:
 
 def test_items_of_responses() -> None:
     """Items that the adapter refuses ask the caller to act, or belong to the input."""
+    from openai.types.responses import ResponseOutputItem
+
     supported = {"message", "reasoning", "function_call"} | openai_responses.HOSTED_ITEMS
     refused = kinds(ResponseOutputItem) - supported
     assert supported <= kinds(ResponseOutputItem)
@@ -75,6 +76,8 @@ def test_items_of_responses() -> None:
 
 def test_annotations_of_responses() -> None:
     """Every documented annotation is a citation."""
+    from openai.types.responses.response_output_text import Annotation
+
     fields = {"url": "u", "filename": "f", "file_id": "i", "start_index": 0, "end_index": 1}
     for kind in kinds(Annotation):
         assert "citation" == openai_responses._citation({"type": kind, **fields}, "openai").type
@@ -82,17 +85,24 @@ def test_annotations_of_responses() -> None:
 
 def test_reasons_of_incomplete_responses() -> None:
     """Reasons that cannot come from a request of these layers are refused."""
+    from openai.types.responses.response import IncompleteDetails
+
     assert {"max_messages", "steered"} == literals(IncompleteDetails, "reason") - set(openai_responses._INCOMPLETE)
 
 
 def test_fields_and_reasons_of_chat_completions() -> None:
     """Only audio and the old call of one function are refused."""
+    from openai.types.chat.chat_completion import Choice
+    from openai.types.chat.chat_completion_chunk import ChoiceDelta
+
     assert {"audio", "function_call"} == set(ChoiceDelta.model_fields) - chat_completions._MESSAGE_FIELDS
     assert {"function_call"} == literals(Choice, "finish_reason") - set(chat_completions._FINISH_REASONS)
 
 
 def test_events_of_messages() -> None:
     """Every documented event, delta, block, citation and reason is supported."""
+    from anthropic.types import ContentBlock, Message, RawContentBlockDelta, RawMessageStreamEvent, StopReason, TextCitation
+
     events = kinds(RawMessageStreamEvent)
     assert {"message_start", "message_delta", "message_stop", "content_block_start", "content_block_delta", "content_block_stop"} == events
     assert {"text_delta", "input_json_delta", "citations_delta", "thinking_delta", "signature_delta"} == kinds(RawContentBlockDelta)
