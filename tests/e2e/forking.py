@@ -1,11 +1,13 @@
-"""The program `gavel`, imported once and forked for each run, which saves Python's start and hundreds of imports.
+"""Programs, imported once and forked for each run, which saves Python's start and hundreds of imports.
 
-Each run is a process with its own arguments, environment, standard streams and exit status. It takes signals, starts children and
-ends as any Python process does. Tests that run the installed program cover the start itself. All runs share one hash seed, unlike
-runs of the installed program.
+A program is a module with a function `main`: `gavel`, the compiler's worker, or one of the tests' own. Each run is a process with its
+own arguments, environment, standard streams and exit status. It takes signals, starts children and ends as any Python process does.
+Tests that run the installed program cover the start itself. All runs share one hash seed, unlike runs of the installed program.
 
-`runs` starts this process with a socket. A request is JSON with four descriptors: the run's three standard streams and a socket that
-gets the run's process id and later its exit status. When the requesting process ends, the remaining runs are killed.
+`runs` starts this process with two sockets. A request on the first is JSON with four descriptors: the run's three standard streams and
+a socket that gets the run's process id and later its exit status. When the requesting process ends, the remaining runs are killed.
+The second one listens for `relay`, a command that stands for a run. A relay sends its request, with its standard streams, on the socket
+that gets these numbers, and when it ends first, its run is killed. Servers that are forked here start the compiler's worker so.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from gavel_server.cli.main import main
+from gavel_server.compile import compiler
 
 REQUEST_BYTES_MAX: Final = 128 * 1024
 STREAMS: Final = 3
+RELAY: Final = Path(__file__).with_name("relay.py")
+WORKER: Final = "gavel_server.compile.worker"
 # Python's exit status if it cannot flush the standard streams.
 EXIT_OUTPUT_LOST: Final = 120
 # Modules that commands import when they run.
@@ -34,11 +39,13 @@ PRELOADED: Final = (
     "gavel_rules.authoring.format",
     "gavel_rules.authoring.graph",
     "gavel_server.bootstrap.process",
+    "gavel_server.cli.main",
     "gavel_server.cli.rendering.suite_report",
     "gavel_server.identity.authenticator",
     "gavel_server.cli.rendering.simulation",
     "gavel_server.cli.rendering.decision",
     "gavel_server.cli.offline_log",
+    WORKER,
     "gavel_server.history.replay",
     "google.protobuf.json_format",
     "rich.progress",
@@ -46,39 +53,73 @@ PRELOADED: Final = (
 )
 
 
-def serve(control: socket.socket) -> None:
+def relay_command(address: str, program: str) -> tuple[str, ...]:
+    """Return the command that stands for a run of a program, for a process that listens at an abstract address."""
+    return sys.executable, "-I", "-S", str(RELAY), address, program
+
+
+def serve(control: socket.socket, listener: socket.socket) -> None:
     """Start a run for each request and report its exit status, until the control socket is closed."""
     runs: dict[int, tuple[int, socket.socket]] = {}  # process id and reply socket, by the process's pidfd
+    relays: dict[int, int] = {}  # process id, by the descriptor of the reply socket
     poller = select.poll()
     poller.register(control, select.POLLIN)
+    poller.register(listener, select.POLLIN)
+
+    def start(request: bytes, streams: list[int], reply: socket.socket) -> int:
+        document = json.loads(request)
+        importlib.import_module(document["program"])
+        run = os.fork()
+        if not run:
+            for open_descriptor in (control, reply, *(other for _, other in runs.values())):
+                open_descriptor.close()
+            for pidfd in runs:
+                os.close(pidfd)
+            compiler._COMMAND = relay_command(address_of(listener), WORKER)  # type: ignore[assignment, misc]
+            listener.close()
+            run_program(document, streams)
+        send_number(reply, run)
+        for stream in streams:
+            os.close(stream)
+        pidfd = os.pidfd_open(run)
+        runs[pidfd] = run, reply
+        poller.register(pidfd, select.POLLIN)
+        return run
+
     while True:
-        for descriptor, _ in poller.poll():
-            if descriptor in runs:
-                poller.unregister(descriptor)
-                run, reply = runs.pop(descriptor)
-                os.close(descriptor)
-                with reply:
-                    send_number(reply, os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]))
-                continue
+        # One at a time: what an event does may close the descriptor of another one.
+        descriptor, _ = poller.poll()[0]
+        if descriptor in runs:
+            poller.unregister(descriptor)
+            run, reply = runs.pop(descriptor)
+            os.close(descriptor)
+            if relays.pop(reply.fileno(), None) is not None:
+                poller.unregister(reply)
+            with reply:
+                send_number(reply, os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]))
+        elif descriptor in relays:
+            poller.unregister(descriptor)
+            os.kill(relays.pop(descriptor), signal.SIGKILL)
+        elif descriptor == listener.fileno():
+            reply, _ = listener.accept()
+            request, streams, _, _ = socket.recv_fds(reply, REQUEST_BYTES_MAX, STREAMS)
+            if request:
+                relays[reply.fileno()] = start(request, streams, reply)
+                poller.register(reply, 0)
+        else:
             request, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, STREAMS + 1)
             if not request:
                 for run, _ in runs.values():
                     os.kill(run, signal.SIGKILL)
                 return
-            reply = socket.socket(fileno=descriptors.pop())
-            run = os.fork()
-            if not run:
-                for open_descriptor in (control, reply, *(other for _, other in runs.values())):
-                    open_descriptor.close()
-                for pidfd in runs:
-                    os.close(pidfd)
-                run_program(json.loads(request), descriptors)
-            send_number(reply, run)
-            for stream in descriptors:
-                os.close(stream)
-            pidfd = os.pidfd_open(run)
-            runs[pidfd] = run, reply
-            poller.register(pidfd, select.POLLIN)
+            *streams, end = descriptors
+            start(request, streams, socket.socket(fileno=end))
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the abstract address of a socket, without the zero byte in front."""
+    address: bytes = listener.getsockname()
+    return address[1:].decode()
 
 
 def send_number(reply: socket.socket, number: int) -> None:
@@ -104,7 +145,7 @@ def run_program(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.update(request["environment"])
     sys.argv[1:] = request["arguments"]
     try:
-        main()
+        leave(sys.modules[request["program"]].main())
     except SystemExit as end:
         leave(end.code)
 
@@ -133,4 +174,4 @@ if __name__ == "__main__":
     # Keep collections in a run from touching, and so copying, the pages that all runs share.
     gc.collect()
     gc.freeze()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))

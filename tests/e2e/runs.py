@@ -9,15 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 from tests.e2e import forking
 
+GAVEL: Final = "gavel_server.cli.main"
 # Only a program that hangs runs longer.
 RUN_SECONDS_MAX: Final = 100
 # The log of a campaign has a million events.
@@ -30,11 +32,11 @@ class Run:
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[IO[Any]]) -> None:
         self.arguments = list(arguments)
         self.returncode: int | None = None
-        request = {"arguments": self.arguments, "environment": dict(environment), "directory": str(Path.cwd())}
+        request = {"program": GAVEL, "arguments": self.arguments, "environment": dict(environment), "directory": str(Path.cwd())}
         descriptors = [stream.fileno() for stream in streams]
         self._answers, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
-            socket.send_fds(forker(), [json.dumps(request).encode()], [*descriptors, there.fileno()])
+            socket.send_fds(forker().control, [json.dumps(request).encode()], [*descriptors, there.fileno()])
         self.pid = int(self._answers.recv(64))
 
     def poll(self) -> int | None:
@@ -84,11 +86,25 @@ def run_gavel(
         return subprocess.CompletedProcess(["gavel", *arguments], status, stdout.read(), stderr.read())
 
 
+class Forker(NamedTuple):
+    """A `forking` process: the socket to it, and the abstract address where it listens."""
+
+    control: socket.socket
+    address: str
+
+    def command(self, program: str) -> tuple[str, ...]:
+        """Return a command that stands for a run of a program, a module with a function `main`."""
+        return forking.relay_command(self.address, program)
+
+
 @cache
-def forker() -> socket.socket:
-    """Return the socket to the `forking` process. The first call starts it; it ends with this process."""
+def forker() -> Forker:
+    """Return the `forking` process of this one. The first call starts it; it ends with this process."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with there:
-        command = [sys.executable, "-P", forking.__file__, str(there.fileno())]
-        subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
-    return here
+    address = f"gavel-tests-{uuid.uuid4().hex}"
+    with there, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{address}")
+        listener.listen()
+        descriptors = [there.fileno(), listener.fileno()]
+        subprocess.Popen([sys.executable, "-P", forking.__file__, *map(str, descriptors)], pass_fds=descriptors, stdin=subprocess.DEVNULL)
+    return Forker(here, address)

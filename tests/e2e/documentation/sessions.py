@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tests.e2e.runs import forker
+from tests.e2e.runs import GAVEL, forker
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
@@ -43,21 +44,6 @@ with grpc.insecure_channel(address) as channel:
     print(json_format.MessageToJson(call(request, timeout=100), preserving_proto_field_name=True))
 """
 
-# Replaces `gavel` in long sessions, where the starts of the program would take most of the time. `serve` and `executor`, which the shell
-# sends signals to, and `mcp proxy`, which another program starts, still run the installed program.
-GAVEL: Final = f"""#!{sys.executable} -IS
-import json, os, socket, sys
-
-arguments = sys.argv[1:]
-if arguments[0] in ("serve", "executor") or arguments[:2] == ["mcp", "proxy"]:
-    os.execv("{BIN}/gavel", ["gavel", *arguments])
-here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-request = json.dumps({{"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}})
-socket.send_fds(socket.socket(fileno=int(os.environ["FORKER"])), [request.encode()], [0, 1, 2, there.fileno()])
-here.recv(64)
-sys.exit(int(here.recv(64)))
-"""
-
 
 def blocks(page: Path, language: str, section: str = "") -> list[str]:
     """Return the blocks of a language in a page, or in the section of it that has this heading."""
@@ -77,13 +63,15 @@ def free_address() -> str:
 def shell(
     script: str, directory: Path, address: str, installed: bool, programs: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a script in a shell and kill everything that it started. `installed`: whether `gavel` is the installed program, or GAVEL.
+    """Run a script in a shell and kill everything that it started. `installed`: whether `gavel` is the installed program, or a fork of it.
 
     `programs` has more scripts for the path, by name.
     """
+    # In long sessions the starts of the program would take most of the time.
+    forked = f'#!/bin/sh\nexec {shlex.join(forker().command(GAVEL))} "$@"\n'
     tools = directory / "tools"
     tools.mkdir()
-    for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": GAVEL}), **programs}.items():
+    for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": forked}), **programs}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")} | {
@@ -93,13 +81,11 @@ def shell(
         "COLUMNS": "200",
         "GAVEL_LISTEN": address,
         "GAVEL_SERVER": address,
-        "FORKER": str(forker().fileno()),
     }
     process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=ROOT,
         env=environment,
-        pass_fds=[forker().fileno()],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
