@@ -9,6 +9,7 @@ from __future__ import annotations
 from gavel.v1 import error_pb2, fact_pb2
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.fact_pb2 import (
+    ArbiterVersionChanged,
     BusOpened,
     ClockAccepted,
     CountersOpened,
@@ -37,13 +38,15 @@ from gavel_rules.commands import (
     RecordRefusals,
     RuleSetPosition,
     UnfilledCounters,
+    UpgradeBus,
 )
-from gavel_rules.events.arbiter_versions import semantics_of
+from gavel_rules.events.arbiter_versions import implemented_versions, is_implemented, semantics_of
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import DeployedRuleSet
+from gavel_rules.state.snapshot.encoding import state_sha256
 from gavel_rules.state.state import State
 
 
@@ -91,6 +94,30 @@ def accept_loss(recorder: Recorder, command: AcceptLoss) -> EventAnswer | Fault:
         message = f"the log of bus {state.bus} ends at event {state.head}, not at event {accepted.head_sequence_number}"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
     return EventAnswer(recorder.record_system_fact(command.event_id, "DataLossAccepted", f"bus/{state.bus}", data_loss_accepted=accepted))
+
+
+def upgrade_bus(recorder: Recorder, command: UpgradeBus) -> EventAnswer | Fault:
+    """Record that a later arbiter version decides from now on, with the digest of the state that the earlier one has come to."""
+    state = recorder.state
+    current, later = state.arbiter_version, command.to_version
+    if command.from_version != current:
+        message = f"bus {state.bus} has arbiter version {current}, not {command.from_version}: read it again, and look at the plan"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    if later <= current:
+        message = f"bus {state.bus} has arbiter version {current}: a bus gets a later version, never the same or an earlier one"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    if not is_implemented(later):
+        message = f"arbiter version {later} is unknown; this build implements {implemented_versions()}: use a build that implements it"
+        return Fault(error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED, message)
+    changed = ArbiterVersionChanged(
+        arbiter_version=later,
+        from_arbiter_version=current,
+        state_digest=f"sha256:{state_sha256(state.store).hex()}",
+        upgraded_by=command.upgraded_by,
+        reason=command.reason,
+    )
+    subject = f"bus/{state.bus}"
+    return EventAnswer(recorder.record_system_fact(command.event_id, "ArbiterVersionChanged", subject, arbiter_version_changed=changed))
 
 
 def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Fault:

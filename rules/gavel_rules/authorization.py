@@ -38,6 +38,7 @@ from gavel_rules.commands import (
     ResolveReview,
     RevokeDecision,
     SubmitProposal,
+    UpgradeBus,
 )
 from gavel_rules.derivation import is_derived
 from gavel_rules.events.kinds import GAVEL
@@ -130,7 +131,7 @@ def access_of_command(state: State, command: Command) -> Access | None:
             return Access("grant", bus)
         case ChangeTools():
             return Access("tools", bus)
-        case AcceptClock() | AcceptLoss() | ChangeCrossCheck():
+        case AcceptClock() | AcceptLoss() | ChangeCrossCheck() | UpgradeBus():
             return Access("operate", bus)
     return None
 
@@ -192,6 +193,8 @@ def _person_fault(command: Command, principal: Principal) -> Fault | None:
             field, person = "accepted_by", command.accepted_by
         case AcceptLoss():
             field, person = "accepted_by", command.accepted.accepted_by
+        case UpgradeBus():
+            field, person = "upgraded_by", command.upgraded_by
         case _:
             return None
     if person == principal.name:

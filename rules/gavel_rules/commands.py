@@ -63,6 +63,17 @@ class AcceptLoss:
     accepted: DataLossAccepted
 
 
+@dataclass(slots=True)
+class UpgradeBus:
+    """Change the arbiter version of the bus from one to a later one."""
+
+    event_id: str
+    from_version: int
+    to_version: int
+    upgraded_by: str
+    reason: str
+
+
 class SubmitProposal:
     """Decide a proposal. It is validated and complete: event_id, trace_id, event_name and producer are set."""
 
@@ -224,6 +235,7 @@ Command = (
     | ChangeCrossCheck
     | AcceptClock
     | AcceptLoss
+    | UpgradeBus
     | SubmitProposal
     | PublishEvent
     | BeginExecution

@@ -45,6 +45,7 @@ from gavel_rules.commands import (
     RevokeDecision,
     SubmitProposal,
     Tick,
+    UpgradeBus,
 )
 from gavel_rules.execution import attempts, lifecycle, reports, review
 from gavel_rules.identity.principal import ANONYMOUS, Principal
@@ -127,6 +128,8 @@ def _dispatch(recorder: Recorder, command: Command, references: References, engi
             return administration.accept_clock(recorder, command)
         case AcceptLoss():
             return administration.accept_loss(recorder, command)
+        case UpgradeBus():
+            return administration.upgrade_bus(recorder, command)
         case DeployRuleSet():
             return administration.deploy(recorder, command)
         case ActivateRuleSet():

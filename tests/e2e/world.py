@@ -91,8 +91,8 @@ class Server:
 
     Without `redis_url`, which may be that of a PostgreSQL, it has an embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with
     port 0 every start picks another port, which `address` names. `options` are more options of `gavel serve`. `installed` runs the
-    installed program, with a hash seed of its own, in place of a fork of the imported one (see `forking`). `environment` has variables
-    besides those of the tests.
+    installed program, with a hash seed of its own, in place of a fork of the imported one (see `forking`). `program` is another program to
+    run; a test may change it between two starts. `environment` has variables besides those of the tests.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Server:
         listen: str = "127.0.0.1:0",
         options: Sequence[str] = (),
         installed: bool = False,
+        program: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.data = data
@@ -110,7 +111,7 @@ class Server:
         self._redis_url = redis_url
         self._listen = listen
         self._options = tuple(options)
-        self._installed = installed
+        self.program = (GAVEL,) if installed else tuple(program)
         self._environment = dict(environment or {})
         self._process: Run | subprocess.Popen[bytes] | None = None
         self._stdout: IO[bytes] | None = None
@@ -138,8 +139,8 @@ class Server:
         read_end, write_end = os.pipe()
         self._stdout = open(read_end, "rb")  # noqa: SIM115  # open while the process runs
         with open(os.devnull, "rb") as nothing, open(write_end, "wb") as ready, (self.data / "server.log").open("ab") as log:
-            if self._installed:
-                self._process = subprocess.Popen([GAVEL, *arguments], stdin=nothing, stdout=ready, stderr=log, env=environment)
+            if self.program:
+                self._process = subprocess.Popen([*self.program, *arguments], stdin=nothing, stdout=ready, stderr=log, env=environment)
             else:
                 self._process = Run(arguments, environment, (nothing, ready, log))
 

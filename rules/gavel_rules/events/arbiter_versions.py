@@ -4,15 +4,7 @@ The log of a bus records its arbiter version, in BusOpened and ArbiterVersionCha
 of that version, also by later builds. Everything that differs between versions is an attribute or a method of `Semantics`; no other module
 compares version numbers.
 
-| version | what changed |
-| --- | --- |
-| 2 | the rejections of a trace, its open review and its last refusal are those of all producers together |
-| 3 | they are kept for each producer of the trace; refusals have remedies; reason codes and effects are enums; starts and renewals have the
-      event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller;
-      attempts belong to their caller; rule sets say who resolves reviews; with authentication an observation needs a witness;
-      subjects of templates may have any characters; the traces in which refusals count are limited; buses have a registry of tools;
-      contradictions last as long as their readings are evidence; tool calls have an execution_id of their own and name their schemas;
-      traces are bound to versions, and drift is noted. In development: it may change until it is released |
+CHANGES tells what changed with each version.
 """
 
 from __future__ import annotations
@@ -27,6 +19,24 @@ from gavel_rules.events.kinds import GAVEL, producer_name
 
 # The version of new buses. A change that alters an outcome or an emitted event needs a new one, unless this one is in development.
 ARBITER_VERSION: Final = 3
+
+
+# What each version changed for decisions, for people who upgrade a bus. Version 3 is in development: it may change until it is released.
+CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
+    3: (
+        "rejections, the open review and the last refusal of a trace are those of each producer; in version 2, of all producers together",
+        "refusals have remedies; reason codes and effects are also enums",
+        "starts and renewals have the event_id that the caller chose, and renewals are named ExecutionRenewed",
+        "grants bind, events name their caller, and attempts belong to their caller",
+        "rule sets say who resolves reviews",
+        "with authentication an observation is tier 2 only if another principal witnessed its tool result",
+        "subjects of templates may have any characters",
+        "the traces in which refusals count are limited",
+        "the bus has a registry of tools; tool calls have an execution_id of their own and name their schemas",
+        "a contradiction between readings of a tool result lasts as long as one of them is evidence",
+        "traces are bound to versions, and drift is noted",
+    ),
+}
 
 
 class Semantics:

@@ -72,6 +72,7 @@ LLM_INVOCATION_COMMITTED: Final = "LlmInvocationCommitted"
 # Facts about Gavel itself: event name -> fact key.
 SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "BusOpened": "gavel.bus_opened",
+    "ArbiterVersionChanged": "gavel.arbiter_version_changed",
     "CrossCheckChanged": "gavel.cross_check_changed",
     "ClockAccepted": "gavel.clock_accepted",
     "DataLossAccepted": "gavel.data_loss_accepted",

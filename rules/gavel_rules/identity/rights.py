@@ -85,6 +85,7 @@ RPCS_OF_RIGHT: Final[Mapping[Right, tuple[str, ...]]] = {
     "grant": ("gavel.v1.AdministrationService/ValidateGrants", "gavel.v1.AdministrationService/DeployGrants"),
     "operate": (
         "gavel.v1.AdministrationService/CreateBus",
+        "gavel.v1.AdministrationService/UpgradeBus",
         "gavel.v1.EventService/AcceptClock",
         "gavel.v1.EventService/AcceptLoss",
         "gavel.v1.ProofService/PublishCheckpoint",

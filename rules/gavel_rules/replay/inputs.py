@@ -34,6 +34,7 @@ from gavel_rules.commands import (
     ResolveReview,
     RevokeDecision,
     SubmitProposal,
+    UpgradeBus,
 )
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.kinds import GAVEL
@@ -139,6 +140,10 @@ def _system_command(envelope: Envelope, compile_document: Callable[[str], Compil
         case "bus_opened":
             opened = fact.bus_opened
             return OpenBus(envelope.event_id, opened.cross_check, opened.idempotency_window_ms, opened.arbiter_version)
+        case "arbiter_version_changed":
+            changed = fact.arbiter_version_changed
+            from_version, to_version = changed.from_arbiter_version, changed.arbiter_version
+            return UpgradeBus(envelope.event_id, from_version, to_version, changed.upgraded_by, changed.reason)
         case "cross_check_changed":
             return ChangeCrossCheck(envelope.event_id, fact.cross_check_changed.cross_check)
         case "clock_accepted":

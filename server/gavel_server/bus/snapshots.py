@@ -30,7 +30,7 @@ from gavel_server.process.time_slice import TimeSlice
 
 # Fewer events are read faster than a snapshot of them would save.
 EVENTS_MIN: Final = 1_000
-# After a snapshot, the next one waits for as many times its duration: writing takes at most that part of a processor.
+# After a snapshot, the next one waits for as many times the processor time that it took: writing takes at most that part of a processor.
 PAUSE_FACTOR: Final = 10
 # The pause after a failure, such as a full disk.
 RETRY_SECONDS: Final = 60.0
@@ -139,17 +139,18 @@ class BusSnapshots:
             return None
         pause_seconds = self._monotonic() - began
         metrics.SNAPSHOT_PAUSE.labels(self.files.bus).set(pause_seconds)
-        ended = asyncio.ensure_future(asyncio.to_thread(os.waitpid, self._child, 0))
+        ended = asyncio.ensure_future(asyncio.to_thread(os.wait4, self._child, 0))
         try:
             await asyncio.wait([ended], timeout=WRITE_SECONDS_MAX)
         finally:
             # The child hangs, or the server stops and writes a newer snapshot itself.
             if not ended.done():
                 os.kill(self._child, signal.SIGKILL)
-            _, status = await ended
+            _, status, usage = await ended
             self._child = 0
         exit_status = os.waitstatus_to_exitcode(status)
-        self._end(head, began, exit_status, pause_ms=round(pause_seconds * 1000, 1))
+        processor_seconds = usage.ru_utime + usage.ru_stime
+        self._end(head, began, exit_status, processor_seconds, pause_ms=round(pause_seconds * 1000, 1))
         return None if exit_status else await self._open_pages(head.sequence_number)
 
     async def _open_pages(self, number: int) -> EvidencePages | None:
@@ -177,10 +178,10 @@ class BusSnapshots:
         self.files.write(content)
         self.files.prune()
 
-    def _end(self, head: Head, start_seconds: float, status: int, **measures: float) -> None:
+    def _end(self, head: Head, start_seconds: float, status: int, processor_seconds: float = 0.0, **measures: float) -> None:
         """Note the end of an attempt. `status` is 0, an errno, EXIT_FAILED, or the negative number of the signal that ended the child."""
         seconds = self._monotonic() - start_seconds
-        self._not_before = self._monotonic() + max(PAUSE_FACTOR * seconds, RETRY_SECONDS if status else 0)
+        self._not_before = self._monotonic() + max(PAUSE_FACTOR * processor_seconds, RETRY_SECONDS if status else 0)
         if status:
             problem = os.strerror(status) if 0 < status < EXIT_FAILED else f"the child that writes it ended with status {status}"
             _LOG.error("snapshot.not_written", bus=self.files.bus, sequence_number=head.sequence_number, problem=problem)
@@ -194,6 +195,7 @@ class BusSnapshots:
             sequence_number=head.sequence_number,
             size_bytes=size_bytes,
             seconds=round(seconds, 3),
+            processor_seconds=round(processor_seconds, 3),
             **measures,
         )
 

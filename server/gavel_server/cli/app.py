@@ -12,6 +12,7 @@ from typer.models import CommandInfo, TyperInfo
 from gavel_server.cli.command import Command
 from gavel_server.cli.commands.buses.create import create_bus
 from gavel_server.cli.commands.buses.list import list_buses
+from gavel_server.cli.commands.buses.upgrade import upgrade
 from gavel_server.cli.commands.buses.whoami import whoami
 from gavel_server.cli.commands.completion import completion
 from gavel_server.cli.commands.evidence.get import get_evidence
@@ -130,6 +131,7 @@ app.command("reviews")(reviews)
 app.command("revoke")(revoke)
 app.command("accept-clock")(accept_clock)
 app.command("accept-loss")(accept_loss)
+app.command("upgrade")(upgrade)
 app.command("status")(status)
 app.command("whoami")(whoami)
 app.command("projection")(projection)

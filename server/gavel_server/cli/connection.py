@@ -77,7 +77,7 @@ def as_person(by: str | None, call: Callable[[str], _Response]) -> _Response:
     try:
         return call("")
     except GavelError as error:
-        if [violation.field for violation in error.violations] not in (["reviewer"], ["revoked_by"]):
+        if [violation.field for violation in error.violations] not in (["reviewer"], ["revoked_by"], ["upgraded_by"]):
             raise
     return call(person(None))
 

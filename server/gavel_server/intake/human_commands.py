@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from gavel.v1 import fact_pb2
+from gavel.v1.administration_service_pb2 import UpgradeBusRequest
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import AcceptClockRequest, AcceptLossRequest
 from gavel.v1.fact_pb2 import DataLossAccepted, Fact, ReviewResolved, RevocationRequested
-from gavel_rules.commands import AcceptClock, AcceptLoss, ResolveReview, RevokeDecision
+from gavel_rules.commands import AcceptClock, AcceptLoss, ResolveReview, RevokeDecision, UpgradeBus
 from gavel_rules.events.ids import is_uuid, uuid_problem
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.limits import PERSON_LENGTH_MAX
@@ -75,6 +76,20 @@ def loss_acceptance(request: AcceptLossRequest, lost_head: Head, head: Head, pri
         head_chain_hash=head.chain_hash,
     )
     return AcceptLoss(new_event_id(), accepted)
+
+
+def bus_upgrade(request: UpgradeBusRequest, principal: Principal = ANONYMOUS) -> UpgradeBus:
+    """Return the command to change the arbiter version of a bus. Raises ServiceError with every violation."""
+    upgraded_by = request.upgraded_by or _name_of(principal)
+    violations = list(_person_violations(("upgraded_by", upgraded_by), request.reason, principal))
+    violations += [
+        (field, "is not a version, which is 1 or more")
+        for field in ("from_arbiter_version", "arbiter_version")
+        if getattr(request, field) < 1
+    ]
+    if violations:
+        raise invalid(violations)
+    return UpgradeBus(new_event_id(), request.from_arbiter_version, request.arbiter_version, upgraded_by, request.reason)
 
 
 def reason_violations(reason: str) -> list[tuple[str, str]]:

@@ -89,6 +89,7 @@ _REQUEST_LIMITS: Final[Mapping[str, RequestLimit]] = {
     "gavel.v1.ArbitrationService/RevokeDecision": RequestLimit(MESSAGE_BYTES_MAX),
     "gavel.v1.EventService/AcceptClock": RequestLimit(MESSAGE_BYTES_MAX),
     "gavel.v1.EventService/AcceptLoss": RequestLimit(MESSAGE_BYTES_MAX),
+    "gavel.v1.AdministrationService/UpgradeBus": RequestLimit(MESSAGE_BYTES_MAX),
     "gavel.v1.EventService/PublishEvent": _ENVELOPE,
     "gavel.v1.EventService/BatchPublishEvents": _BATCH,
     "gavel.v1.ExecutionService/ReportExecution": _ENVELOPE,

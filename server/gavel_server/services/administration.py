@@ -20,6 +20,8 @@ from gavel.v1.administration_service_pb2 import (
     ListBusesResponse,
     ListGrantsRequest,
     ListGrantsResponse,
+    UpgradeBusRequest,
+    UpgradeBusResponse,
     ValidateGrantsRequest,
     ValidateGrantsResponse,
     WhoAmIRequest,
@@ -39,9 +41,10 @@ from gavel_rules.state.state import State
 from gavel_server.bus.registry import BUS_DEFAULT
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.intake.event_ids import new_event_id
-from gavel_server.intake.human_commands import reason_violations
+from gavel_server.intake.human_commands import bus_upgrade, reason_violations
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.identity.access import AccessControl
+from gavel_server.services.reads.log_reader import committed_envelope
 from gavel_server.services.reads.paging import fill, page_of
 
 if TYPE_CHECKING:
@@ -151,6 +154,13 @@ class AdministrationServicer:
             raise invalid([("bus", "is required: 1 to 63 characters of a-z, 0-9 and -")])
         sequencer = await self._buses.create(request.bus, context.caller, context.principal)
         return CreateBusResponse(bus_incarnation=sequencer.replica.incarnation)
+
+    async def UpgradeBus(self, request: UpgradeBusRequest, context: CallContext) -> UpgradeBusResponse:
+        """Change the arbiter version of a bus to a later one."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        command = bus_upgrade(request, context.principal)
+        completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.caller, principal=context.principal)
+        return UpgradeBusResponse(envelope=committed_envelope(completed))
 
     async def ListBuses(self, request: ListBusesRequest, context: CallContext) -> ListBusesResponse:
         """Read a page of the buses that the caller may read, by name."""

@@ -22,6 +22,7 @@ from gavel.v1.projection_service_pb2 import (
     Projection,
     ThrottledCaller,
 )
+from gavel_rules.events.arbiter_versions import SEMANTICS
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.limits import PAGE_SIZE_MAX, PHASES_MAX
 
@@ -147,6 +148,7 @@ class ProjectionServicer:
                 for one in self._quotas.throttled_accounts(lambda other: self._access.may_know(context.principal, other, state))
             ],
             arbiter_version=state.arbiter_version,
+            implemented_arbiter_versions=sorted(SEMANTICS),
             cross_check=state.cross_check,
             server_version=_SERVER_VERSION,
             durable=not durability_warnings,

@@ -86,6 +86,28 @@ class AsyncMethods(ABC):
         """Open the bus. ALREADY_EXISTS if there is one of this name."""
         return await self._call(calls.create_bus(bus=bus, timeout_ms=timeout_ms))
 
+    async def upgrade_bus(
+        self,
+        *,
+        from_arbiter_version: int,
+        arbiter_version: int,
+        upgraded_by: str = "",
+        reason: str = "",
+        bus: str = "",
+        timeout_ms: int = WRITE_TIMEOUT_MS,
+    ) -> administration.UpgradeBusResponse:
+        """Change the arbiter version of the bus to a later one that the server implements. There is no way back."""
+        return await self._call(
+            calls.upgrade_bus(
+                from_arbiter_version=from_arbiter_version,
+                arbiter_version=arbiter_version,
+                upgraded_by=upgraded_by,
+                reason=reason,
+                bus=bus,
+                timeout_ms=timeout_ms,
+            )
+        )
+
     async def list_buses(
         self, *, page_size: int = 0, page_token: str = "", timeout_ms: int = READ_TIMEOUT_MS
     ) -> administration.ListBusesResponse:

@@ -45,7 +45,7 @@ def snake_case(name: str) -> str:
 @pytest.mark.parametrize("client_type", [GavelClient, SyncGavelClient])
 def test_every_call_has_a_method(client_type: type) -> None:
     """Every RPC of the contract has a method of its name in both clients, with documentation and its own signature."""
-    assert len(METHODS) == 46
+    assert len(METHODS) == 47
     for name in METHODS:
         method = getattr(client_type, snake_case(name))
         assert method.__doc__
@@ -64,6 +64,7 @@ ARGUMENTS: dict[str, tuple[tuple[object, ...], dict[str, object]]] = {
     "BatchPublishEvents": (([proposal()],), {}),
     "AcceptClock": ((), {"accepted_by": "ann", "reason": "set wrongly"}),
     "AcceptLoss": ((), {"head_sequence_number": 7, "accepted_by": "ann", "reason": "the disk is gone"}),
+    "UpgradeBus": ((), {"from_arbiter_version": 2, "arbiter_version": 3, "upgraded_by": "ann", "reason": "remedies"}),
     "GetEvent": ((), {"sequence_number": 7}),
     "ListEvents": (
         (),

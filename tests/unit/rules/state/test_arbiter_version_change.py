@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from gavel.v1 import decision_pb2
+import pytest
+from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.tool_pb2 import ToolCall
 from gavel_rules import reason_codes
-from gavel_rules.events.arbiter_versions import LATEST
+from gavel_rules.commands import EventAnswer, UpgradeBus
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.timestamps import timestamp
+from gavel_rules.state.snapshot.encoding import state_sha256
 
-from tests.support.driver import Core
+from tests.support.driver import AGENT, SUBJECT, Core
 from tests.support.histories.shared_trace import APPROVE, GUEST, OWNER, WINDOW_MS, rule_set
+from tests.support.state.snapshots import restore, tables
 
 TRACE = "shared"
 
@@ -20,13 +25,11 @@ def bus_of_version_2() -> tuple[Core, Envelope]:
     return core, core.fact("order.status", "delivered")
 
 
-def change_to_version_3(core: Core) -> None:
-    """Apply the event that changes the version; no command records it yet."""
-    changed = Envelope(sequence_number=core.state.head + 1, event_id=core.new_id(), trace_id="upgrade", producer=LATEST.system)
-    changed.recorded_at.CopyFrom(timestamp(core.now_ms))
-    changed.fact.arbiter_version_changed.arbiter_version = 3
-    core.state.apply(changed)
-    core.state.commit()
+def change_to_version_3(core: Core) -> Envelope:
+    """Change the version of the bus by the command, and return the event."""
+    answer = core.run(UpgradeBus(core.new_id(), 2, 3, "ada", "to count for each producer"))
+    assert isinstance(answer, EventAnswer), answer
+    return answer.envelope
 
 
 def test_counts_begin_anew() -> None:
@@ -38,6 +41,7 @@ def test_counts_begin_anew() -> None:
     for producer in (OWNER, GUEST):
         decision = core.decide([fact], trace_id=TRACE, amount=501, producer=producer)
         assert ("TOO_MUCH", 1, 3) == (decision.reason_code, decision.consecutive_rejections, decision.arbiter_version)
+    core.prove()
 
 
 def test_an_open_review_holds_the_producer_that_it_is_about() -> None:
@@ -81,3 +85,59 @@ def test_the_change_can_be_undone() -> None:
     assert (before, 3) != (core.state.digest(), core.state.semantics.arbiter_version)
     core.state.undo(mark)
     assert (before, 2) == (core.state.digest(), core.state.semantics.arbiter_version)
+
+
+def test_the_change_is_an_event_of_the_earlier_version() -> None:
+    """The event names both versions, the operator, the reason and the digest of the state before; a replay recomputes all of it."""
+    core, fact = bus_of_version_2()
+    core.decide([fact], trace_id=TRACE, amount=500, producer=GUEST)
+    expected = f"sha256:{state_sha256(core.state.store).hex()}"
+    envelope = change_to_version_3(core)
+    changed = envelope.fact.arbiter_version_changed
+    assert (2, 3, expected) == (changed.from_arbiter_version, changed.arbiter_version, changed.state_digest)
+    assert ("ada", "to count for each producer") == (changed.upgraded_by, changed.reason)
+    assert ("ArbiterVersionChanged", "2") == (envelope.event_name, envelope.producer.version)
+    decision = core.propose([fact], trace_id=TRACE, amount=501, producer=GUEST)
+    assert (3, "3") == (decision.decision.arbiter_version, decision.producer.version)
+    core.prove()
+
+
+@pytest.mark.parametrize(
+    ("from_version", "to_version", "reason"),
+    [
+        (2, 2, error_pb2.ERROR_REASON_WRONG_STATE),
+        (2, 1, error_pb2.ERROR_REASON_WRONG_STATE),
+        (3, 3, error_pb2.ERROR_REASON_WRONG_STATE),
+        (2, ARBITER_VERSION + 1, error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED),
+    ],
+)
+def test_other_changes_are_refused(from_version: int, to_version: int, reason: int) -> None:
+    """A bus gets a later version that the build implements, from the version that the operator expects; nothing else is recorded."""
+    core, _ = bus_of_version_2()
+    head = core.state.head
+    assert reason == core.fault(UpgradeBus(core.new_id(), from_version, to_version, "ada", "")).reason
+    assert head == core.state.head
+
+
+def test_a_bus_never_goes_back() -> None:
+    """After the change, a change to the version before is refused."""
+    core, _ = bus_of_version_2()
+    change_to_version_3(core)
+    assert error_pb2.ERROR_REASON_WRONG_STATE == core.fault(UpgradeBus(core.new_id(), 3, 2, "ada", "")).reason
+
+
+def test_tool_calls_are_found_by_their_execution() -> None:
+    """After the change, no other trace may use the execution_id of a remembered call; a restored state has the same calls.
+
+    Version 2 let two traces use one. The call in one of them stays.
+    """
+    core, _ = bus_of_version_2()
+    for trace_id, number in (("b", 1), ("a", 1), ("b", 2)):
+        call = ToolCall(tool_name="fraud-tool", execution_id=f"exec_{number:012x}")
+        core.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_call=call))
+    change_to_version_3(core)
+    first, second = (f"exec_{number:012x}" for number in (1, 2))
+    assert {first: "a", second: "b"} == core.state.trace_of_execution
+    assert {"a": [first], "b": [second]} == {trace_id: list(calls) for trace_id, calls in core.state.tool_calls.items()}
+    assert tables(core.state) == tables(restore(core.state))
+    core.prove()

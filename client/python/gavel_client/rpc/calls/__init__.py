@@ -5,7 +5,16 @@ both are generated from here (`make methods`). An empty `bus` means the client's
 the whole call, including retries and pauses; for a stream None means no deadline.
 """
 
-from gavel_client.rpc.calls.administration import create_bus, deploy_grants, get_grants, list_buses, list_grants, validate_grants, who_am_i
+from gavel_client.rpc.calls.administration import (
+    create_bus,
+    deploy_grants,
+    get_grants,
+    list_buses,
+    list_grants,
+    upgrade_bus,
+    validate_grants,
+    who_am_i,
+)
 from gavel_client.rpc.calls.arbitration import (
     batch_preflight,
     batch_submit_proposals,
@@ -106,6 +115,7 @@ __all__ = [
     "submit_proposal",
     "subscribe_events",
     "unbind_tool",
+    "upgrade_bus",
     "validate_grants",
     "validate_rule_set",
     "verify_replay",

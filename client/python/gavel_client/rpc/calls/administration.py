@@ -60,6 +60,22 @@ def create_bus(*, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS) -> UnaryCal
     return unary_call(AdministrationServiceStub, lambda stub: stub.CreateBus, request, timeout_ms, repeatable=False)
 
 
+def upgrade_bus(
+    *,
+    from_arbiter_version: int,
+    arbiter_version: int,
+    upgraded_by: str = "",
+    reason: str = "",
+    bus: str = "",
+    timeout_ms: int = WRITE_TIMEOUT_MS,
+) -> UnaryCall[administration.UpgradeBusResponse]:
+    """Change the arbiter version of the bus to a later one that the server implements. There is no way back."""
+    request = administration.UpgradeBusRequest(
+        bus=bus, from_arbiter_version=from_arbiter_version, arbiter_version=arbiter_version, upgraded_by=upgraded_by, reason=reason
+    )
+    return unary_call(AdministrationServiceStub, lambda stub: stub.UpgradeBus, request, timeout_ms, repeatable=False)
+
+
 def list_buses(
     *, page_size: int = 0, page_token: str = "", timeout_ms: int = READ_TIMEOUT_MS
 ) -> UnaryCall[administration.ListBusesResponse]:

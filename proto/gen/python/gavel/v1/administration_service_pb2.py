@@ -22,12 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from gavel.v1 import envelope_pb2 as gavel_dot_v1_dot_envelope__pb2
 from gavel.v1 import identity_pb2 as gavel_dot_v1_dot_identity__pb2
 from gavel.v1 import rule_set_service_pb2 as gavel_dot_v1_dot_rule__set__service__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gavel/v1/administration_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/identity.proto\x1a\x1fgavel/v1/rule_set_service.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1c\n\rWhoAmIRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\"\x87\x01\n\x0eWhoAmIResponse\x12&\n\tprincipal\x18\x01 \x01(\x0b\x32\x13.gavel.v1.Principal\x12\x0e\n\x06rights\x18\x02 \x03(\t\x12\x15\n\rgrants_digest\x18\x03 \x01(\t\x12\r\n\x05\x61\x64min\x18\x04 \x01(\x08\x12\x17\n\x0f\x62us_incarnation\x18\x05 \x01(\t\"6\n\x15ValidateGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\"\x8f\x01\n\x16ValidateGrantsResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12+\n\x08warnings\x18\x03 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"x\n\x13\x44\x65ployGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"^\n\x14\x44\x65ployGrantsResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"0\n\x10GetGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"_\n\x11GetGrantsResponse\x12 \n\x06grants\x18\x01 \x01(\x0b\x32\x10.gavel.v1.Grants\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x03 \x01(\t\"\xb2\x01\n\x06Grants\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x1b\x64\x65ployed_at_sequence_number\x18\x04 \x01(\x03\x12/\n\x0b\x64\x65ployed_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x10\n\x08in_force\x18\x07 \x01(\x08\"G\n\x11ListGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"O\n\x12ListGrantsResponse\x12 \n\x06grants\x18\x01 \x03(\x0b\x32\x10.gavel.v1.Grants\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x10\x43reateBusRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\",\n\x11\x43reateBusResponse\x12\x17\n\x0f\x62us_incarnation\x18\x01 \x01(\t\"9\n\x10ListBusesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"J\n\x11ListBusesResponse\x12\x1c\n\x05\x62uses\x18\x01 \x03(\x0b\x32\r.gavel.v1.Bus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"1\n\x03\x42us\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x14head_sequence_number\x18\x02 \x01(\x03\x32\x93\x04\n\x15\x41\x64ministrationService\x12;\n\x06WhoAmI\x12\x17.gavel.v1.WhoAmIRequest\x1a\x18.gavel.v1.WhoAmIResponse\x12S\n\x0eValidateGrants\x12\x1f.gavel.v1.ValidateGrantsRequest\x1a .gavel.v1.ValidateGrantsResponse\x12M\n\x0c\x44\x65ployGrants\x12\x1d.gavel.v1.DeployGrantsRequest\x1a\x1e.gavel.v1.DeployGrantsResponse\x12\x44\n\tGetGrants\x12\x1a.gavel.v1.GetGrantsRequest\x1a\x1b.gavel.v1.GetGrantsResponse\x12G\n\nListGrants\x12\x1b.gavel.v1.ListGrantsRequest\x1a\x1c.gavel.v1.ListGrantsResponse\x12\x44\n\tCreateBus\x12\x1a.gavel.v1.CreateBusRequest\x1a\x1b.gavel.v1.CreateBusResponse\x12\x44\n\tListBuses\x12\x1a.gavel.v1.ListBusesRequest\x1a\x1b.gavel.v1.ListBusesResponseBt\n\x0c\x64\x65v.gavel.v1B\x1a\x41\x64ministrationServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gavel/v1/administration_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/envelope.proto\x1a\x17gavel/v1/identity.proto\x1a\x1fgavel/v1/rule_set_service.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1c\n\rWhoAmIRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\"\x87\x01\n\x0eWhoAmIResponse\x12&\n\tprincipal\x18\x01 \x01(\x0b\x32\x13.gavel.v1.Principal\x12\x0e\n\x06rights\x18\x02 \x03(\t\x12\x15\n\rgrants_digest\x18\x03 \x01(\t\x12\r\n\x05\x61\x64min\x18\x04 \x01(\x08\x12\x17\n\x0f\x62us_incarnation\x18\x05 \x01(\t\"6\n\x15ValidateGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\"\x8f\x01\n\x16ValidateGrantsResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12+\n\x08warnings\x18\x03 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"x\n\x13\x44\x65ployGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"^\n\x14\x44\x65ployGrantsResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"0\n\x10GetGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"_\n\x11GetGrantsResponse\x12 \n\x06grants\x18\x01 \x01(\x0b\x32\x10.gavel.v1.Grants\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x03 \x01(\t\"\xb2\x01\n\x06Grants\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x1b\x64\x65ployed_at_sequence_number\x18\x04 \x01(\x03\x12/\n\x0b\x64\x65ployed_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x10\n\x08in_force\x18\x07 \x01(\x08\"G\n\x11ListGrantsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"O\n\x12ListGrantsResponse\x12 \n\x06grants\x18\x01 \x03(\x0b\x32\x10.gavel.v1.Grants\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x10\x43reateBusRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\",\n\x11\x43reateBusResponse\x12\x17\n\x0f\x62us_incarnation\x18\x01 \x01(\t\"|\n\x11UpgradeBusRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x1c\n\x14\x66rom_arbiter_version\x18\x02 \x01(\x05\x12\x17\n\x0f\x61rbiter_version\x18\x03 \x01(\x05\x12\x13\n\x0bupgraded_by\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\":\n\x12UpgradeBusResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"9\n\x10ListBusesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"J\n\x11ListBusesResponse\x12\x1c\n\x05\x62uses\x18\x01 \x03(\x0b\x32\r.gavel.v1.Bus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"1\n\x03\x42us\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x14head_sequence_number\x18\x02 \x01(\x03\x32\xdc\x04\n\x15\x41\x64ministrationService\x12;\n\x06WhoAmI\x12\x17.gavel.v1.WhoAmIRequest\x1a\x18.gavel.v1.WhoAmIResponse\x12S\n\x0eValidateGrants\x12\x1f.gavel.v1.ValidateGrantsRequest\x1a .gavel.v1.ValidateGrantsResponse\x12M\n\x0c\x44\x65ployGrants\x12\x1d.gavel.v1.DeployGrantsRequest\x1a\x1e.gavel.v1.DeployGrantsResponse\x12\x44\n\tGetGrants\x12\x1a.gavel.v1.GetGrantsRequest\x1a\x1b.gavel.v1.GetGrantsResponse\x12G\n\nListGrants\x12\x1b.gavel.v1.ListGrantsRequest\x1a\x1c.gavel.v1.ListGrantsResponse\x12\x44\n\tCreateBus\x12\x1a.gavel.v1.CreateBusRequest\x1a\x1b.gavel.v1.CreateBusResponse\x12G\n\nUpgradeBus\x12\x1b.gavel.v1.UpgradeBusRequest\x1a\x1c.gavel.v1.UpgradeBusResponse\x12\x44\n\tListBuses\x12\x1a.gavel.v1.ListBusesRequest\x1a\x1b.gavel.v1.ListBusesResponseBt\n\x0c\x64\x65v.gavel.v1B\x1a\x41\x64ministrationServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,38 +36,42 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.administration_ser
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\032AdministrationServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_WHOAMIREQUEST']._serialized_start=142
-  _globals['_WHOAMIREQUEST']._serialized_end=170
-  _globals['_WHOAMIRESPONSE']._serialized_start=173
-  _globals['_WHOAMIRESPONSE']._serialized_end=308
-  _globals['_VALIDATEGRANTSREQUEST']._serialized_start=310
-  _globals['_VALIDATEGRANTSREQUEST']._serialized_end=364
-  _globals['_VALIDATEGRANTSRESPONSE']._serialized_start=367
-  _globals['_VALIDATEGRANTSRESPONSE']._serialized_end=510
-  _globals['_DEPLOYGRANTSREQUEST']._serialized_start=512
-  _globals['_DEPLOYGRANTSREQUEST']._serialized_end=632
-  _globals['_DEPLOYGRANTSRESPONSE']._serialized_start=634
-  _globals['_DEPLOYGRANTSRESPONSE']._serialized_end=728
-  _globals['_GETGRANTSREQUEST']._serialized_start=730
-  _globals['_GETGRANTSREQUEST']._serialized_end=778
-  _globals['_GETGRANTSRESPONSE']._serialized_start=780
-  _globals['_GETGRANTSRESPONSE']._serialized_end=875
-  _globals['_GRANTS']._serialized_start=878
-  _globals['_GRANTS']._serialized_end=1056
-  _globals['_LISTGRANTSREQUEST']._serialized_start=1058
-  _globals['_LISTGRANTSREQUEST']._serialized_end=1129
-  _globals['_LISTGRANTSRESPONSE']._serialized_start=1131
-  _globals['_LISTGRANTSRESPONSE']._serialized_end=1210
-  _globals['_CREATEBUSREQUEST']._serialized_start=1212
-  _globals['_CREATEBUSREQUEST']._serialized_end=1243
-  _globals['_CREATEBUSRESPONSE']._serialized_start=1245
-  _globals['_CREATEBUSRESPONSE']._serialized_end=1289
-  _globals['_LISTBUSESREQUEST']._serialized_start=1291
-  _globals['_LISTBUSESREQUEST']._serialized_end=1348
-  _globals['_LISTBUSESRESPONSE']._serialized_start=1350
-  _globals['_LISTBUSESRESPONSE']._serialized_end=1424
-  _globals['_BUS']._serialized_start=1426
-  _globals['_BUS']._serialized_end=1475
-  _globals['_ADMINISTRATIONSERVICE']._serialized_start=1478
-  _globals['_ADMINISTRATIONSERVICE']._serialized_end=2009
+  _globals['_WHOAMIREQUEST']._serialized_start=167
+  _globals['_WHOAMIREQUEST']._serialized_end=195
+  _globals['_WHOAMIRESPONSE']._serialized_start=198
+  _globals['_WHOAMIRESPONSE']._serialized_end=333
+  _globals['_VALIDATEGRANTSREQUEST']._serialized_start=335
+  _globals['_VALIDATEGRANTSREQUEST']._serialized_end=389
+  _globals['_VALIDATEGRANTSRESPONSE']._serialized_start=392
+  _globals['_VALIDATEGRANTSRESPONSE']._serialized_end=535
+  _globals['_DEPLOYGRANTSREQUEST']._serialized_start=537
+  _globals['_DEPLOYGRANTSREQUEST']._serialized_end=657
+  _globals['_DEPLOYGRANTSRESPONSE']._serialized_start=659
+  _globals['_DEPLOYGRANTSRESPONSE']._serialized_end=753
+  _globals['_GETGRANTSREQUEST']._serialized_start=755
+  _globals['_GETGRANTSREQUEST']._serialized_end=803
+  _globals['_GETGRANTSRESPONSE']._serialized_start=805
+  _globals['_GETGRANTSRESPONSE']._serialized_end=900
+  _globals['_GRANTS']._serialized_start=903
+  _globals['_GRANTS']._serialized_end=1081
+  _globals['_LISTGRANTSREQUEST']._serialized_start=1083
+  _globals['_LISTGRANTSREQUEST']._serialized_end=1154
+  _globals['_LISTGRANTSRESPONSE']._serialized_start=1156
+  _globals['_LISTGRANTSRESPONSE']._serialized_end=1235
+  _globals['_CREATEBUSREQUEST']._serialized_start=1237
+  _globals['_CREATEBUSREQUEST']._serialized_end=1268
+  _globals['_CREATEBUSRESPONSE']._serialized_start=1270
+  _globals['_CREATEBUSRESPONSE']._serialized_end=1314
+  _globals['_UPGRADEBUSREQUEST']._serialized_start=1316
+  _globals['_UPGRADEBUSREQUEST']._serialized_end=1440
+  _globals['_UPGRADEBUSRESPONSE']._serialized_start=1442
+  _globals['_UPGRADEBUSRESPONSE']._serialized_end=1500
+  _globals['_LISTBUSESREQUEST']._serialized_start=1502
+  _globals['_LISTBUSESREQUEST']._serialized_end=1559
+  _globals['_LISTBUSESRESPONSE']._serialized_start=1561
+  _globals['_LISTBUSESRESPONSE']._serialized_end=1635
+  _globals['_BUS']._serialized_start=1637
+  _globals['_BUS']._serialized_end=1686
+  _globals['_ADMINISTRATIONSERVICE']._serialized_start=1689
+  _globals['_ADMINISTRATIONSERVICE']._serialized_end=2293
 # @@protoc_insertion_point(module_scope)

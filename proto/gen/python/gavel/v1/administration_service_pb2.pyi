@@ -4,6 +4,7 @@ isort:skip_file
 Grants and buses."""
 
 from collections import abc as _abc
+from gavel.v1 import envelope_pb2 as _envelope_pb2
 from gavel.v1 import identity_pb2 as _identity_pb2
 from gavel.v1 import rule_set_service_pb2 as _rule_set_service_pb2
 from google.protobuf import descriptor as _descriptor
@@ -426,6 +427,68 @@ class CreateBusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateBusResponse: _TypeAlias = CreateBusResponse  # noqa: Y015
+
+@_typing.final
+class UpgradeBusRequest(_message.Message):
+    """UpgradeBusRequest changes the arbiter version of a bus."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUS_FIELD_NUMBER: _builtins.int
+    FROM_ARBITER_VERSION_FIELD_NUMBER: _builtins.int
+    ARBITER_VERSION_FIELD_NUMBER: _builtins.int
+    UPGRADED_BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    bus: _builtins.str
+    """Name of the bus. Empty: "default"."""
+    from_arbiter_version: _builtins.int
+    """The version that the bus has, as the caller knows it."""
+    arbiter_version: _builtins.int
+    """The version that it gets."""
+    upgraded_by: _builtins.str
+    """The operator, 1..128 characters. Empty: the authenticated caller."""
+    reason: _builtins.str
+    """The operator's reason."""
+    def __init__(
+        self,
+        *,
+        bus: _builtins.str = ...,
+        from_arbiter_version: _builtins.int = ...,
+        arbiter_version: _builtins.int = ...,
+        upgraded_by: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version", b"arbiter_version", "bus", b"bus", "from_arbiter_version", b"from_arbiter_version", "reason", b"reason", "upgraded_by", b"upgraded_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpgradeBusRequest: _TypeAlias = UpgradeBusRequest  # noqa: Y015
+
+@_typing.final
+class UpgradeBusResponse(_message.Message):
+    """UpgradeBusResponse returns the FACT with `arbiter_version_changed`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def envelope(self) -> _envelope_pb2.Envelope:
+        """The event as recorded in the log."""
+
+    def __init__(
+        self,
+        *,
+        envelope: _envelope_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpgradeBusResponse: _TypeAlias = UpgradeBusResponse  # noqa: Y015
 
 @_typing.final
 class ListBusesRequest(_message.Message):

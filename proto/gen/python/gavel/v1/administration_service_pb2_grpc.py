@@ -66,6 +66,11 @@ class AdministrationServiceStub(object):
                 request_serializer=gavel_dot_v1_dot_administration__service__pb2.CreateBusRequest.SerializeToString,
                 response_deserializer=gavel_dot_v1_dot_administration__service__pb2.CreateBusResponse.FromString,
                 _registered_method=True)
+        self.UpgradeBus = channel.unary_unary(
+                '/gavel.v1.AdministrationService/UpgradeBus',
+                request_serializer=gavel_dot_v1_dot_administration__service__pb2.UpgradeBusRequest.SerializeToString,
+                response_deserializer=gavel_dot_v1_dot_administration__service__pb2.UpgradeBusResponse.FromString,
+                _registered_method=True)
         self.ListBuses = channel.unary_unary(
                 '/gavel.v1.AdministrationService/ListBuses',
                 request_serializer=gavel_dot_v1_dot_administration__service__pb2.ListBusesRequest.SerializeToString,
@@ -121,6 +126,16 @@ class AdministrationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpgradeBus(self, request, context):
+        """UpgradeBus changes the arbiter version of a bus to a later one that this server implements. It records a FACT with
+        both versions and the digest of the state, and all later decisions are made by the new version. A bus never goes back
+        to an earlier version. FAILED_PRECONDITION if the bus has another version than the caller expects, or not an earlier
+        one. Servers of other builds must implement the new version, or they can only read the bus.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListBuses(self, request, context):
         """ListBuses lists the buses of the log store, by name.
         """
@@ -160,6 +175,11 @@ def add_AdministrationServiceServicer_to_server(servicer, server):
                     servicer.CreateBus,
                     request_deserializer=gavel_dot_v1_dot_administration__service__pb2.CreateBusRequest.FromString,
                     response_serializer=gavel_dot_v1_dot_administration__service__pb2.CreateBusResponse.SerializeToString,
+            ),
+            'UpgradeBus': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpgradeBus,
+                    request_deserializer=gavel_dot_v1_dot_administration__service__pb2.UpgradeBusRequest.FromString,
+                    response_serializer=gavel_dot_v1_dot_administration__service__pb2.UpgradeBusResponse.SerializeToString,
             ),
             'ListBuses': grpc.unary_unary_rpc_method_handler(
                     servicer.ListBuses,
@@ -331,6 +351,33 @@ class AdministrationService(object):
             '/gavel.v1.AdministrationService/CreateBus',
             gavel_dot_v1_dot_administration__service__pb2.CreateBusRequest.SerializeToString,
             gavel_dot_v1_dot_administration__service__pb2.CreateBusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpgradeBus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gavel.v1.AdministrationService/UpgradeBus',
+            gavel_dot_v1_dot_administration__service__pb2.UpgradeBusRequest.SerializeToString,
+            gavel_dot_v1_dot_administration__service__pb2.UpgradeBusResponse.FromString,
             options,
             channel_credentials,
             insecure,

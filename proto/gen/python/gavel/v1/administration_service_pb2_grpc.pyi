@@ -49,6 +49,12 @@ class AdministrationServiceStub:
     """ListGrants lists deployed versions, newest first."""
     CreateBus: _grpc.UnaryUnaryMultiCallable[_administration_service_pb2.CreateBusRequest, _administration_service_pb2.CreateBusResponse]
     """CreateBus opens a bus. ALREADY_EXISTS if there is one of this name."""
+    UpgradeBus: _grpc.UnaryUnaryMultiCallable[_administration_service_pb2.UpgradeBusRequest, _administration_service_pb2.UpgradeBusResponse]
+    """UpgradeBus changes the arbiter version of a bus to a later one that this server implements. It records a FACT with
+    both versions and the digest of the state, and all later decisions are made by the new version. A bus never goes back
+    to an earlier version. FAILED_PRECONDITION if the bus has another version than the caller expects, or not an earlier
+    one. Servers of other builds must implement the new version, or they can only read the bus.
+    """
     ListBuses: _grpc.UnaryUnaryMultiCallable[_administration_service_pb2.ListBusesRequest, _administration_service_pb2.ListBusesResponse]
     """ListBuses lists the buses of the log store, by name."""
 
@@ -73,6 +79,12 @@ class AdministrationServiceAsyncStub(AdministrationServiceStub):
     """ListGrants lists deployed versions, newest first."""
     CreateBus: _aio.UnaryUnaryMultiCallable[_administration_service_pb2.CreateBusRequest, _administration_service_pb2.CreateBusResponse]  # type: ignore[assignment]
     """CreateBus opens a bus. ALREADY_EXISTS if there is one of this name."""
+    UpgradeBus: _aio.UnaryUnaryMultiCallable[_administration_service_pb2.UpgradeBusRequest, _administration_service_pb2.UpgradeBusResponse]  # type: ignore[assignment]
+    """UpgradeBus changes the arbiter version of a bus to a later one that this server implements. It records a FACT with
+    both versions and the digest of the state, and all later decisions are made by the new version. A bus never goes back
+    to an earlier version. FAILED_PRECONDITION if the bus has another version than the caller expects, or not an earlier
+    one. Servers of other builds must implement the new version, or they can only read the bus.
+    """
     ListBuses: _aio.UnaryUnaryMultiCallable[_administration_service_pb2.ListBusesRequest, _administration_service_pb2.ListBusesResponse]  # type: ignore[assignment]
     """ListBuses lists the buses of the log store, by name."""
 
@@ -130,6 +142,18 @@ class AdministrationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_administration_service_pb2.CreateBusResponse, _abc.Awaitable[_administration_service_pb2.CreateBusResponse]]:
         """CreateBus opens a bus. ALREADY_EXISTS if there is one of this name."""
+
+    @_abc_1.abstractmethod
+    def UpgradeBus(
+        self,
+        request: _administration_service_pb2.UpgradeBusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_administration_service_pb2.UpgradeBusResponse, _abc.Awaitable[_administration_service_pb2.UpgradeBusResponse]]:
+        """UpgradeBus changes the arbiter version of a bus to a later one that this server implements. It records a FACT with
+        both versions and the digest of the state, and all later decisions are made by the new version. A bus never goes back
+        to an earlier version. FAILED_PRECONDITION if the bus has another version than the caller expects, or not an earlier
+        one. Servers of other builds must implement the new version, or they can only read the bus.
+        """
 
     @_abc_1.abstractmethod
     def ListBuses(

@@ -358,21 +358,39 @@ Global___BusOpened: _TypeAlias = BusOpened  # noqa: Y015
 
 @_typing.final
 class ArbiterVersionChanged(_message.Message):
-    """ArbiterVersionChanged changes the arbiter version of a bus (`gavel upgrade`)."""
+    """ArbiterVersionChanged changes the arbiter version of a bus (`gavel upgrade`). The event itself is of the earlier version."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ARBITER_VERSION_FIELD_NUMBER: _builtins.int
+    FROM_ARBITER_VERSION_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    UPGRADED_BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     arbiter_version: _builtins.int
-    """The arbiter version from this event on."""
+    """The arbiter version after this event."""
+    from_arbiter_version: _builtins.int
+    """The arbiter version up to this event."""
+    state_digest: _builtins.str
+    """"sha256:" and the hex digits of SHA-256 over the state before this event, as in snapshots. A replay of either part
+    of the log computes it, so the proofs of both parts are one.
+    """
+    upgraded_by: _builtins.str
+    """The operator."""
+    reason: _builtins.str
+    """The operator's reason."""
     def __init__(
         self,
         *,
         arbiter_version: _builtins.int = ...,
+        from_arbiter_version: _builtins.int = ...,
+        state_digest: _builtins.str = ...,
+        upgraded_by: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version", b"arbiter_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version", b"arbiter_version", "from_arbiter_version", b"from_arbiter_version", "reason", b"reason", "state_digest", b"state_digest", "upgraded_by", b"upgraded_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

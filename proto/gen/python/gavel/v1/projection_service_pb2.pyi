@@ -833,6 +833,7 @@ class GetStatusResponse(_message.Message):
     BUS_INCARNATION_FIELD_NUMBER: _builtins.int
     THROTTLED_CALLERS_FIELD_NUMBER: _builtins.int
     NEWEST_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    IMPLEMENTED_ARBITER_VERSIONS_FIELD_NUMBER: _builtins.int
     head_sequence_number: _builtins.int
     """The last committed sequence number."""
     head_chain_hash: _builtins.bytes
@@ -893,6 +894,10 @@ class GetStatusResponse(_message.Message):
     def newest_snapshot(self) -> Global___NewestSnapshot:
         """The newest snapshot of the bus from which this server would start again. Unset: none."""
 
+    @_builtins.property
+    def implemented_arbiter_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Arbiter versions that this server implements, ascending."""
+
     def __init__(
         self,
         *,
@@ -915,10 +920,11 @@ class GetStatusResponse(_message.Message):
         bus_incarnation: _builtins.str = ...,
         throttled_callers: _abc.Iterable[Global___ThrottledCaller] | None = ...,
         newest_snapshot: Global___NewestSnapshot | None = ...,
+        implemented_arbiter_versions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cross_check", b"cross_check", "head_recorded_at", b"head_recorded_at", "newest_snapshot", b"newest_snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "background_tasks", b"background_tasks", "bus_incarnation", b"bus_incarnation", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "newest_snapshot", b"newest_snapshot", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "shadow_rule_sets", b"shadow_rule_sets", "throttled_callers", b"throttled_callers", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "background_tasks", b"background_tasks", "bus_incarnation", b"bus_incarnation", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "implemented_arbiter_versions", b"implemented_arbiter_versions", "newest_snapshot", b"newest_snapshot", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "shadow_rule_sets", b"shadow_rule_sets", "throttled_callers", b"throttled_callers", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,7 +103,7 @@ def replay(
         _simulate(source, interval, rules, as_json)
         return
     verdict = asyncio.run(_show_progress(_verify(source, interval, engine, snapshots, processes)))
-    raise typer.Exit(_print_verdict(verdict, as_json))
+    raise typer.Exit(print_verdict(verdict, as_json))
 
 
 class _Source(NamedTuple):
@@ -260,7 +260,7 @@ async def read_verdict(
     raise CommandError("the replay ended without a verdict; try again, or replay the log without a server with --data or --log")
 
 
-def _print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:
+def print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:
     """Print the verdict; return the exit status."""
     from gavel.v1.replay_service_pb2 import VerifyReplayResponse
     from gavel_rules.text import printable
@@ -322,4 +322,4 @@ async def _simulate_on_log(
     except ReplayRangeError as error:
         raise InvalidInputError(str(error)) from error
     except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
-        raise typer.Exit(_print_verdict(verdict_of(error), as_json)) from error
+        raise typer.Exit(print_verdict(verdict_of(error), as_json)) from error
