@@ -118,21 +118,6 @@ def apply_tool_call(store: Store, event: RecordedEvent) -> None:
             store.put(store.trace_of_execution, execution_id, event.trace_id)
 
 
-def pair_tool_calls(store: Store) -> None:
-    """Find the trace of every remembered tool call by its execution_id, because the semantics have changed.
-
-    Before, several traces could use one execution_id. Only one of these calls stays: observations of results of the others are inference.
-    """
-    if not store.semantics.pairs_tool_calls:
-        return
-    for trace_id in sorted(store.tool_calls):
-        for execution_id in list(store.tool_calls[trace_id]):
-            if store.trace_of_execution.get(execution_id, trace_id) != trace_id:
-                store.drop(store.tool_calls[trace_id], execution_id)
-            else:
-                store.put(store.trace_of_execution, execution_id, trace_id)
-
-
 def apply_tool_result(store: Store, event: RecordedEvent) -> None:
     """Remember a tool result in its trace, for observations to refer to."""
     result = event.envelope.tool_result

@@ -92,6 +92,21 @@ def begin_counts_anew(store: Store) -> None:
             store.put(store.subtable(store.trace_reviews, trace_id), key, review)
 
 
+def pair_tool_calls(store: Store) -> None:
+    """Find the trace of every remembered tool call by its execution_id, because the semantics have changed.
+
+    Before, several traces could use one execution_id. Only one of these calls stays: observations of results of the others are inference.
+    """
+    if not store.semantics.pairs_tool_calls:
+        return
+    for trace_id in sorted(store.tool_calls):
+        for execution_id in list(store.tool_calls[trace_id]):
+            if store.trace_of_execution.get(execution_id, trace_id) != trace_id:
+                store.drop(store.tool_calls[trace_id], execution_id)
+            else:
+                store.put(store.trace_of_execution, execution_id, trace_id)
+
+
 def close_action(store: Store, event: RecordedEvent, decision: Decision, by_person: bool) -> None:
     """Close the decision's action on its subject for its trace."""
     closed = ClosedAction(_stored_reasons(event, decision), event.event_id, store.head, by_person)
