@@ -6,10 +6,10 @@ from collections.abc import MutableMapping
 
 from gavel_rules.events import arbiter_versions
 
-assert isinstance(arbiter_versions.SEMANTICS, MutableMapping)
-del arbiter_versions.SEMANTICS[3]
-
-from gavel_server.cli.main import main  # noqa: E402  # after the version is gone
-
 if __name__ == "__main__":
+    assert isinstance(arbiter_versions.SEMANTICS, MutableMapping)
+    del arbiter_versions.SEMANTICS[3]
+
+    from gavel_server.cli.main import main
+
     main()
