@@ -1,8 +1,8 @@
 """JSON values: conversion between protobuf and Python, and the limits of values from outside.
 
 Numbers stay floats, as on the wire; only a declared type turns them into integers. A value without `problems` is safe for both rule
-engines: it has no NUL (CEL's Python binding cuts strings there), no lone surrogate, no infinite number, no depth that exhausts a
-stack, and no integer that a double cannot represent exactly.
+engines. It has no NUL, at which CEL's Python binding cuts strings, no lone surrogate and no infinite number. Its depth exhausts no stack,
+and a double holds each of its integers exactly.
 """
 
 from __future__ import annotations

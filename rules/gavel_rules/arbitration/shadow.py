@@ -1,8 +1,8 @@
 """Shadows: rule sets that evaluate every proposal and decide nothing (constitution §6.2).
 
-A shadow is evaluated as if it were active, in place of the active version of its rule set or besides the other rule sets, on the state, the
-evidence and the time of the decision. A different outcome is recorded with the decision, as a diagnostic that a replay recomputes. An error
-in a shadow never affects the decision.
+A shadow is evaluated on the state, the evidence and the time of the decision, as if it were active. It takes the place of the active
+version of its rule set, or stands beside the other rule sets. A different outcome is recorded with the decision, as a diagnostic that a
+replay recomputes. An error in a shadow never affects the decision.
 """
 
 from __future__ import annotations

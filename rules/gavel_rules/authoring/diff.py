@@ -1,9 +1,9 @@
 """The differences between two versions of a rule set: edits of the document, and sample cases that the versions decide differently.
 
-Conditions are compared by meaning and not by layout. Cases are sought where an edit can matter: a case that a changed rule decides
-now and did not match before, one that it decided and does not match now, one that it took over from another rule. Then follow
-cases at every threshold of either version, which show the effect of changed declarations. Both engines evaluate each case in both
-versions, and only a case with different decisions is shown.
+Conditions are compared by meaning and not by layout. Cases are sought where an edit can matter: cases that a changed rule decides now and
+did not match before, cases that it decided and does not match now, and cases that it took over from another rule. Then follow cases at
+every threshold of either version, which show the effect of changed declarations. Both engines evaluate each case in both versions, and only
+a case with different decisions is shown.
 
 A case holds what rules can read. Arbitration checks the age and the source of evidence before it asks the rules, so changes of
 ages, tiers, sources and limits appear among the edits and in no case.

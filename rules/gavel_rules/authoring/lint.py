@@ -1,7 +1,7 @@
 """Warnings about a valid rule set: rules that never decide, approvals that overrule refusals, and decisions that take too long.
 
 Authors ask for them with `gavel rules lint` or ValidateRuleSet. They take time, so a deployment compiles without them. Each warning is
-certain: a rule is reported as unreachable only if no case is left for it (`samples.constraints`), and two rules as overlapping only if both
+certain. A rule is reported as unreachable only if no case is left for it (`samples.constraints`), and two rules as overlapping only if both
 engines match both of them on a sample case. A rule about which neither a case nor a proof was found is reported as not analysed.
 
 Most overlaps are normal, because priorities settle them: the stricter rule is the higher one, or a rule that asks a person stands

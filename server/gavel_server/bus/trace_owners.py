@@ -2,11 +2,11 @@
 
 The first proposal of a trace opens it. The trace belongs to that producer until it has had no proposal for TRACE_LAPSE_MS. A proposal or
 observation of another producer in the trace has to name a cause in it: nobody takes part in another's work by its trace_id alone. Where
-grants are in force, another principal also needs a grant that lets it join the owner's traces, and a producer of its own, so that it
-never uses up the owner's budget of rejections.
+grants are in force, another principal also needs a grant that lets it join the owner's traces, and a producer of its own. It thus never
+uses up the owner's budget of rejections.
 
-The owners come from the log alone. Their number is limited: beyond the limit, the producer with the most traces loses those that it used
-least recently, so no producer makes others lose theirs, and a trace in use stays whoever imitates its producer.
+The owners come from the log alone. Their number is limited. Beyond the limit, the producer with the most traces loses those that it used
+least recently. No producer makes others lose their traces, and a trace in use stays, even if another caller imitates its producer.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ def as_person(by: str | None, call: Callable[[str], _Response]) -> _Response:
 def _exit_on_interrupt() -> Iterator[None]:
     """End the process on SIGINT at once, without an exception.
 
-    Python may raise KeyboardInterrupt between any two steps of gRPC's synchronous calls, which are not written for it: a lock that
-    one of its threads waits for stays taken, and the command never ends. Nothing is lost: output is flushed as it is printed, and
-    the server carries out a request whether or not the caller waits for the answer.
+    Python may raise KeyboardInterrupt between any two steps of gRPC's synchronous calls, which are not written for it. A lock that one of
+    its threads waits for then stays taken, and the command never ends. Nothing is lost: output is flushed as it is printed, and the server
+    carries out a request whether or not the caller waits for the answer.
     """
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 """A replay on several processes: ranges of the log are checked, then the segments between snapshots recomputed, side by side.
 
-It only proves. If anything cannot be proved in this way, `verify` replays the log in one piece and says what is wrong and where: a
-divergence, damage, a snapshot that does not fit, or a bus whose counters span segments.
+It only proves. If anything cannot be proved in this way, `verify` replays the log in one piece, which tells what is wrong and where. The
+reason may be a divergence, damage, a snapshot that does not fit, or a bus whose counters span segments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The keys of one issuer of JWTs: a JSON Web Key Set (RFC 7517) from a URL or a file, cached.
 
-The set is read again after REFRESH_SECONDS, and at once when a token names a key that is not in it, though not more often than every
-RETRY_SECONDS: callers must not be able to make the server flood an issuer. While an issuer cannot be reached its keys serve for
-STALE_SECONDS, then none of its tokens is accepted.
+The set is read again after REFRESH_SECONDS. It is read at once when a token names a key that is not in it, but at most every RETRY_SECONDS,
+so that callers cannot make the server flood an issuer. While an issuer cannot be reached its keys serve for STALE_SECONDS, then none of its
+tokens is accepted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The clock that dates events, and the guards without which a server may not write.
 
-Freshness, expiry and leases depend on `now`, so a wrong clock does harm. `now` is the wall clock at an anchor plus the time elapsed
-since, which no setting of the wall clock changes. The anchor follows the wall clock only if the log store's clock agrees with it. A step
-of more than STEP_MS_MAX may be an error that host and store share, as on one machine: the anchor follows it only after STEP_SECONDS of
-agreement, and writes are refused until then (docs/decisions/0034-time-by-an-anchor.md).
+Freshness, expiry and leases depend on `now`, so a wrong clock does harm. `now` is the wall clock at an anchor plus the time elapsed since,
+which no setting of the wall clock changes. The anchor follows the wall clock only if the log store's clock agrees with it. A step of more
+than STEP_MS_MAX may be an error that host and store share, as on one machine. The anchor follows it only after STEP_SECONDS of agreement,
+and writes are refused until then (docs/decisions/0034-time-by-an-anchor.md).
 
 A server also refuses writes while `now` differs from the store's time by more than SKEW_MS_MAX, or lags behind the last time in the log
 by more than LAG_MS_MAX. The log itself refuses an append whose date does not agree with the store's time (`is_timely`).

@@ -1,6 +1,6 @@
 """A forked child: a copy of this process at one moment, which does one piece of work and ends.
 
-The child shares no work with its parent. It has one thread, closes the descriptors that it inherited, such as sockets and locks, and may
+The child shares no work with its parent. It has one thread, and closes the descriptors that it inherited, such as sockets and locks. It may
 take no lock that another thread of the parent may have held: it computes and writes files, and neither logs nor calls gRPC or Redis.
 """
 

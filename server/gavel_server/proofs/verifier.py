@@ -4,9 +4,9 @@ This file is also a program of its own, for auditors: it needs Python 3.11 and t
 
     python verifier.py refund.proof --key 'gavel/default+5f8d9c3a+AbC…'
 
-A proof file shows that a decision, the proposal that it answers and the facts that it rests on are events of a log whose notary has signed
-a checkpoint. docs/proofs.md describes the file. The formats below it are public: RFC 6962 §2.1 (Merkle tree), C2SP signed-note,
-tlog-checkpoint and tlog-cosignature. Exit status: 0 verified, 3 not verified, 2 unreadable.
+A proof file shows that a decision, its proposal and the facts that it rests on are events of a log whose notary has signed a checkpoint.
+docs/proofs.md describes the file. The formats below it are public: RFC 6962 §2.1 (Merkle tree), C2SP signed-note, tlog-checkpoint and
+tlog-cosignature. Exit status: 0 verified, 3 not verified, 2 unreadable.
 """
 
 from __future__ import annotations

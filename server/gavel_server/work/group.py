@@ -5,7 +5,7 @@ streams, takes over those that a killed server or a silent consumer has left, an
 servers may serve one group: the log store gives each item to one of them.
 
 Streams of one group may have callers of different rights. Each item goes to a stream that selects it and whose caller may work on it
-(`permissions`). An item that no stream here takes, or that finds no room, is given back: no delivery is counted, the streams of other
+(`permissions`). An item that no stream here takes, or that finds no room, is given back without counting a delivery. The streams of other
 servers can take it, and the items behind it are read on. A stream takes the items that it had no room for as soon as it has room.
 """
 

@@ -1,7 +1,7 @@
 """A log with injected faults, drawn from a seed, for the simulation and for tests of recovery.
 
-It wraps a real log and keeps its contract: a refused append was not applied, and an append of unknown outcome was applied or not
-before the error is raised, so that `head` tells which. A rival moves the head by a real append.
+It wraps a real log and keeps its contract. A refused append was not applied. An append of unknown outcome was applied, or not, before the
+error is raised, and `head` tells which. A rival moves the head by a real append.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Providers: functions, registered by fact key, that get the evidence a rejection requires (constitution §5.6).
 
-There are two kinds of provider for the two kinds of evidence. A *tool* provider reads through a tool: the call, the result and the
-reading become TOOL_CALL, TOOL_RESULT and OBSERVATION events, which are evidence of tier 2. With a runtime of tools
-(`gavel_client.tools`) the runtime calls the tool, records it and keeps the result, and the function only reads the values in it. A
-*fact* provider asks a controlled channel (a gateway, an adapter of a database) to publish and returns the recorded FACT events, which
-are evidence of tier 1; an agent never states facts itself.
+There are two kinds of provider for the two kinds of evidence. A *tool* provider reads through a tool: the call, the result and the reading
+become TOOL_CALL, TOOL_RESULT and OBSERVATION events, which are evidence of tier 2. With a runtime of tools (`gavel_client.tools`) the
+runtime calls the tool, records it and keeps the result, and the function only reads the values in it. A *fact* provider asks a controlled
+channel (a gateway, an adapter of a database) to publish and returns the recorded FACT events, which are evidence of tier 1. An agent never
+states facts itself.
 
     providers = FactProviders(tools=runtime)
 

@@ -5,10 +5,10 @@ outcome, until the log says that the decision has ended. Only the server decides
 executor carries out what BeginExecution returned. An executor that cannot reach the server does not act, and an executor that
 cannot renew a lease stops acting before the lease lapses.
 
-An entry is deleted once its decision has ended in the log. While a person has to decide, the entry is only acknowledged; one
-more attempt, if the person grants it, is a new entry. An entry whose action has no handler here stays pending for another member
-of the group, so that executors with different handlers can share a group; one group for each kind avoids the wait. Entries of
-decisions that ended without an executor (expired, revoked) are trimmed from time to time.
+An entry is deleted once its decision has ended in the log. While a person has to decide, the entry is only acknowledged; one more attempt,
+if the person grants it, is a new entry. An entry whose action has no handler here stays pending for another member of the group. Executors
+with different handlers can thus share a group; one group for each kind avoids the wait. Entries of decisions that ended without an executor
+(expired, revoked) are trimmed from time to time.
 
 The executor also begins decisions whose entry the queue has lost (`consumers.pending_work`). BeginExecution makes that safe: it
 starts one attempt, however many executors ask and even if the entry reappears.

@@ -1,7 +1,7 @@
 """The lease of an attempt: its renewal, and the moment from which it is no longer safe.
 
-The lease is measured on this process's monotonic clock from the moment before the request, so that neither a difference between
-clocks nor a slow response makes it longer here than on the server. It is given up early, because the handler needs time to stop.
+The lease is measured on this process's monotonic clock from the moment before the request. Neither a difference between clocks nor a slow
+response makes it longer here than on the server. It is given up early, because the handler needs time to stop.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
         print(turn.llm_response.text, turn.tool_results)
 
 Each turn has the model's response as the service returned it, and the results of its tools. Every call of the model is an event in the
-trace of the cause, and what the turn's tools do is caused by that event: an auditor reads which answer led to which proposal.
+trace of the cause, and it is the cause of the calls and proposals of the turn's tools. An auditor reads which answer led to which proposal.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@
     async with runtime:
         outcome = await runtime.invoke("fs.read_text", {"path": "/workspace/a.txt"}, ToolContext("file/a.txt", trace_id=trace_id))
 
-A call goes through fixed steps: the server resolves the name, the arguments are checked, the guard is asked, hooks patch the arguments,
-the TOOL_CALL is recorded, the provider acts, the result is checked, hooks patch it, the evidence is kept, the TOOL_RESULT is recorded. A
-call that fails leaves both events too. Nothing is carried out before its TOOL_CALL is in the log, and no result is given out before its
-TOOL_RESULT is. If the server is away, calls raise GavelError; if it goes while a tool acts, the outcome is E_LOST.
+A call goes through fixed steps. Before the call, the server resolves the name, the runtime checks the arguments and asks the guard, and
+hooks patch the arguments. The runtime records the TOOL_CALL, and the provider acts. After the call, the runtime checks the result, hooks
+patch it, and the runtime keeps the evidence and records the TOOL_RESULT. A call that fails leaves both events too. Nothing is carried out
+before its TOOL_CALL is in the log, and no result is given out before its TOOL_RESULT is. If the server is away, calls raise GavelError; if
+it goes while a tool acts, the outcome is E_LOST.
 
 A process that dies leaves its calls open. Every runtime of the same producer closes such calls as E_LOST when their lease has lapsed.
 """

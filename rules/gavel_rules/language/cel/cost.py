@@ -30,7 +30,7 @@ ACTION_STEPS_MAX: Final = 200_000_000
 # rule sets that were deployed before.
 DECISION_STEPS_MAX: Final = 4_000_000
 BOUNDS_NAMED_MAX: Final = 8  # of a suggestion
-# The conditions of an action share the values of variables only if they take no longer than this without sharing: a refusal may evaluate
+# The conditions of an action share the values of variables only if they take no longer than this without sharing. A refusal may evaluate
 # some of them one by one, to find out whether any proposal could succeed (`feasibility`).
 INLINE_STEPS_MAX: Final = 16_000_000
 ITERATIONS_MAX: Final = 9_999  # of one evaluation; the library gives up after 10,000

@@ -1,8 +1,8 @@
 """The types of expressions' values, with the fields and bounds that the schemas declare.
 
-For the library an object is a map with values of any type. This inference follows the declared types through reads, macros and choices,
-so that the compiler knows the fields of an element of a filtered list, and the kind of the numbers that a sum adds up. A value whose
-type it cannot tell is of type "dyn".
+For the library an object is a map with values of any type. This inference follows the declared types through reads, macros and choices. The
+compiler thus knows the fields of an element of a filtered list, and the kind of the numbers that a sum adds up. A value whose type it
+cannot tell is of type "dyn".
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class NameAnalysis:
     def _visit(self, node: Node, known: _Known, names: _Locals) -> None:
         """Check a node. `known` are the paths that are certainly present wherever its value matters.
 
-        The operands of && and || guard each other in both directions, because CEL absorbs errors: if a path is absent, the operand
-        that tests it is false (or true) and decides alone, even if the other one fails.
+        The operands of && and || guard each other in both directions, because CEL absorbs errors. If a path is absent, the operand that
+        tests it is false (or true) and decides alone, even if the other one fails.
         """
         match node:
             case Call("_&&_", None, (left, right)):

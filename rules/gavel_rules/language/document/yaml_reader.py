@@ -1,8 +1,8 @@
 """Reads YAML into plain JSON data, with the place of every part.
 
-YAML says more than JSON. Anchors, aliases, tags, merge keys, timestamps, duplicate keys and keys that are not strings are refused
-at their place, as are characters that no event can carry and numbers that a double does not hold exactly. Anchors would also let a
-small text grow without bound.
+YAML says more than JSON. Anchors, aliases, tags, merge keys, timestamps, duplicate keys and keys that are not strings are refused at their
+place. So are characters that no event can carry, and numbers that a double does not hold exactly. Anchors would also let a small text grow
+without bound.
 
 Parts, depth and the length of tags are limited while the library composes, because its time grows faster than the text.
 """

@@ -1,7 +1,7 @@
 """The Rete network, on durable-rules: a case in, the indexes of the matching rules out.
 
-The C engine is exact within a narrow subset. Outside of it, it gives wrong answers, hangs or crashes. It therefore gets only documents
-and rules that this module writes: flat documents with generated field names (`n0`, `s1`, …), each field of one type, and rules that are
+The C engine is exact within a narrow subset. Outside of it, it gives wrong answers, hangs or crashes. It therefore gets only documents and
+rules that this module writes. The documents are flat, with generated field names (`n0`, `s1`, …), each field of one type. The rules are
 single conjunctions of typed comparisons, with a test of `kind` first. Texts and numbers of authors and agents reach the engine only as
 values of such fields. A disjunction becomes several rules of the engine.
 

@@ -1,8 +1,8 @@
 """Which logs have grown, by LISTEN and NOTIFY.
 
-A server notifies the others after its appends, not in them: a transaction that notifies holds a lock of the whole cluster until it is on
-disk, so that the appends of all buses would wait for each other. A notification may be lost with its connection. A query of all heads,
-every second and whenever nothing listens, therefore has the last word.
+A server notifies the others after its appends, not in them. A transaction that notifies holds a lock of the whole cluster until it is on
+disk, and the appends of all buses would wait for each other. A notification may be lost with its connection. A query of all heads, every
+second and whenever nothing listens, therefore has the last word.
 """
 
 from __future__ import annotations
