@@ -135,6 +135,11 @@ sanitize: compiled
 recount: compiled
 	$(COMPILED) $(BIN)/python -m tests.campaigns.recount $(CAMPAIGN)
 
+# Faults of processes, disks, memory, clocks and links on each kind of log; what clients saw must be linearizable; half an hour.
+.PHONY: faults
+faults: compiled front
+	$(COMPILED) $(BIN)/python -m tests.campaigns.faults $(CAMPAIGN)
+
 build/ghz:
 	@command -v go >/dev/null || { echo "gavel: make bench needs Go to build ghz; install Go, or put ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }
 	GOBIN="$(CURDIR)/build" go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,24 @@ from tests.support.redis.programs import redis_programs
 class RedisProcess:
     """One Redis on a port of this machine, with the durability that a server asks for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` has variables besides those of this process."""
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._directory = directory
+        self.directory = directory
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process_id(self) -> int:
+        """The id of its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
         """Start it, and return once it answers."""
@@ -45,12 +59,12 @@ class RedisProcess:
         return redis.asyncio.Redis.from_url(self.url, protocol=2, single_connection_client=True)
 
     def _launch(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         program = next(iter(redis_programs().values()))
         durability = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
-        arguments = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory), *durability)
-        with (self._directory / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
+        arguments = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory), *durability)
+        with (self.directory / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen([program, *arguments], stdout=log, stderr=log, env=self._environment)
 
     async def _answers(self) -> bool | None:
         try:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,8 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.environment: Mapping[str, str] = {}
+        """Variables of its processes besides those of the test."""
         self._data = directory / "data"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -65,6 +67,17 @@ class Cluster:
     def url_of(self, user: str, database: str = DATABASE) -> str:
         """Return the URL for a user; `postgres` is the superuser."""
         return f"postgresql://{user}@/{database}?host={self.directory}&port={PORT}"
+
+    @property
+    def socket(self) -> Path:
+        """The path of its socket."""
+        return self.directory / f".s.PGSQL.{PORT}"
+
+    def process_ids(self) -> list[int]:
+        """Return the ids of all its processes, the parent's first."""
+        assert self._process is not None
+        pid = self._process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     def initialize(self) -> None:
         """Create the files."""
@@ -84,6 +97,7 @@ class Cluster:
                         cwd=self.directory,
                         stdout=log,
                         stderr=log,
+                        env={**os.environ, **self.environment},
                         start_new_session=True,
                         **_identity(),
                     )
@@ -114,10 +128,7 @@ class Cluster:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes, to the parent first: each of them has a process group of its own."""
-        assert self._process is not None
-        pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for process in (pid, *map(int, children)):
+        for process in self.process_ids():
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a Redis that cuts, silences or garbles the link at will."""
+"""A TCP proxy in front of a Redis or PostgreSQL that cuts, silences, delays or garbles the link at will."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+DELAY_SECONDS: Final = 0.15
 GARBAGE: Final = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
 
@@ -19,6 +20,7 @@ class Link(Enum):
     CUT = 2  # closes the connections, and every new one
     SILENT = 3  # accepts connections, and drops everything that is sent; what was sent meanwhile never arrives
     GARBLE = 4  # answers every request with what is no reply of Redis
+    DELAY = 5  # forwards everything, each part after a pause
 
 
 class TcpProxy:
@@ -96,6 +98,8 @@ class TcpProxy:
                 if self._link is Link.GARBLE and back is not None:
                     back.write(GARBAGE)
                     continue
+                if self._link is Link.DELAY:
+                    await asyncio.sleep(DELAY_SECONDS)
                 sink.write(data)
         sink.close()
 
