@@ -19,6 +19,7 @@ from gavel_server.log import (
     HeadMovedError,
     IdEntry,
     LogUnavailableError,
+    LossReportedError,
     OutcomeUnknownError,
     UntimelyError,
     chain,
@@ -391,3 +392,32 @@ async def test_the_head_settles_unknown_outcomes(open_log: OpenLog, bus: str) ->
     assert faulty.faults > 20
     names = [record.envelope.split(b" ")[-1].rsplit(b"-", 1)[0].decode() for record in await faulty.read(1, 1000)]
     assert [f"batch-{index}" for index in range(60) for _ in range(2)] == [name for name in names if name != "rival"]
+
+
+async def test_a_reported_loss_refuses_appends(open_log: OpenLog, bus: str) -> None:
+    """After a report of a lost event, every handle refuses appends, and `head` names the last lost event, until one accepts the loss."""
+    log, other = await open_log(), await open_log()
+    first = entries_after(empty_head(bus), 3)
+    await log.append(empty_head(bus), first, NOW_MS, [])
+    lost = [Head(5, b"\x05" * 32), Head(4, b"\x04" * 32)]
+    for head in (*lost, *lost):
+        await log.report_loss(head)
+    with pytest.raises(LossReportedError):
+        await other.append(head_of(first), entries_after(head_of(first), 1), NOW_MS, [])
+    assert head_of(first) == await other.head()
+    assert lost[0] == other.reported_loss
+    (entry,) = entries_after(head_of(first), 1)
+    accepting = Entry(entry.sequence_number, entry.envelope, entry.chain_hash, entry.event_id, "", accepts_loss=True)
+    await other.append(head_of(first), [accepting], NOW_MS, [])
+    await log.report_loss(lost[1])  # accepted already, as a server that was away does not know
+    assert head_of([accepting]) == await log.head()
+    assert log.reported_loss is None
+    await log.append(head_of([accepting]), entries_after(head_of([accepting]), 1), NOW_MS, [])
+
+
+async def test_an_empty_log_takes_no_report(log: EventLog, bus: str) -> None:
+    """A loss that is reported of a log without events changes nothing: its next event is the first one of another bus."""
+    await log.report_loss(Head(5, b"\x05" * 32))
+    assert empty_head(bus) == await log.head()
+    assert log.reported_loss is None
+    await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])

@@ -82,6 +82,15 @@ class Link:
         """See EventLog."""
         return await self._call(self._log.time_ms)
 
+    @property
+    def reported_loss(self) -> Head | None:
+        """See EventLog."""
+        return self._log.reported_loss
+
+    async def report_loss(self, lost: Head) -> None:
+        """See EventLog."""
+        await self._call(lambda: self._log.report_loss(lost))
+
     async def trim(self, before: int) -> None:
         """See EventLog."""
         await self._call(lambda: self._log.trim(before))

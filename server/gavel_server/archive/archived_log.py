@@ -90,6 +90,15 @@ class ArchivedLog:
         """See EventLog."""
         await self.live.publish_checkpoint(note)
 
+    @property
+    def reported_loss(self) -> Head | None:
+        """See EventLog."""
+        return self.live.reported_loss
+
+    async def report_loss(self, lost: Head) -> None:
+        """See EventLog."""
+        await self.live.report_loss(lost)
+
     async def trim(self, before: int) -> None:
         """See EventLog."""
         await self.live.trim(before)

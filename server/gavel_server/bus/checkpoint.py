@@ -1,9 +1,10 @@
 """The last acknowledged event of each bus, in a file outside the log.
 
 Only this file shows, after a restart, that a log has lost acknowledged events, or that a bus existed. It has one line for each bus, a JSON
-list of bus, sequence number and chain hash, padded to LINE_BYTES. Each append overwrites the line of its bus with one small write, before
-its callers are answered: what was written survives `kill -9`. A sync follows every second and on stop: only a power cut that also hits
-Redis can leave a loss of the last second unnoticed. A line lies within one sector of a disk, so that a power cut leaves it old or new.
+list of bus, sequence number, chain hash and the event_id of the first event, padded to LINE_BYTES. Each append overwrites the line of its
+bus with one small write, before its callers are answered: what was written survives `kill -9`. A sync follows every second and on stop:
+only a power cut that also hits Redis can leave a loss of the last second unnoticed. A line
+lies within one sector of a disk, so that a power cut leaves it old or new.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gavel_server.errors import GavelServerError
 from gavel_server.log import Head
 from gavel_server.process.private_files import open_private
 
-# Half a sector of the smallest disks. The longest line, with a bus of 63 characters, has 159 bytes.
+# Half a sector of the smallest disks. The longest line, with a bus of 63 characters, has 199 bytes.
 LINE_BYTES: Final = 256
 
 
@@ -34,13 +35,14 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._heads: dict[str, Head] = {}
+        self._incarnations: dict[str, str] = {}
         self._offsets: dict[str, int] = {}  # of the lines
         self._descriptor: int | None = None  # None: the file is missing, of an older form, or damaged by a failed write
         self._is_synced = True
         self._syncing = asyncio.Lock()  # the buses of a server share the file
         if path.exists():
             try:
-                self._heads = _parse(path.read_bytes())
+                self._heads, self._incarnations = _parse(path.read_bytes())
             except (ValueError, TypeError, AttributeError) as error:
                 raise CheckpointError(
                     f"{path} is not a checkpoint of acknowledged events ({error}); restore it, or remove it to accept what the log holds"
@@ -50,11 +52,20 @@ class Checkpoint:
         """Return the last event of a bus that was acknowledged before this process started, or None."""
         return self._heads.get(bus)
 
-    def note(self, bus: str, head: Head) -> None:
-        """Write that everything up to `head` is acknowledged, without a sync. After an error the next `save` tries again and reports."""
+    def incarnation_of(self, bus: str) -> str:
+        """Return the event_id of the first event of the bus that the file is about; "" if an earlier build wrote it."""
+        return self._incarnations.get(bus, "")
+
+    def note(self, bus: str, head: Head, incarnation: str = "") -> None:
+        """Write that everything up to `head` is acknowledged, without a sync. After an error the next `save` tries again and reports.
+
+        `incarnation` is the event_id of the first event; "" keeps the one that is known.
+        """
         if self._heads.get(bus) == head:
             return
         self._heads[bus] = head
+        if incarnation:
+            self._incarnations[bus] = incarnation
         self._is_synced = False
         try:
             self._write(bus, head)
@@ -84,7 +95,7 @@ class Checkpoint:
             self._replace()
             return
         offset = self._offsets.setdefault(bus, LINE_BYTES * len(self._offsets))
-        line = _line(bus, head)
+        line = _line(bus, head, self.incarnation_of(bus))
         if os.pwrite(self._descriptor, line, offset) != len(line):
             raise OSError(f"only a part of {self.path} was written")
 
@@ -94,7 +105,7 @@ class Checkpoint:
         temporary = self.path.with_name(self.path.name + ".new")
         descriptor = open_private(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         try:
-            content = b"".join(_line(bus, head) for bus, head in self._heads.items())
+            content = b"".join(_line(bus, head, self.incarnation_of(bus)) for bus, head in self._heads.items())
             if os.write(descriptor, content) != len(content):
                 raise OSError(f"only a part of {temporary} was written")
             os.fdatasync(descriptor)
@@ -120,22 +131,27 @@ class Checkpoint:
             self._finalizer()
 
 
-def _line(bus: str, head: Head) -> bytes:
-    return json.dumps([bus, head.sequence_number, head.chain_hash.hex()]).encode().ljust(LINE_BYTES - 1) + b"\n"
+def _line(bus: str, head: Head, incarnation: str) -> bytes:
+    values = [bus, head.sequence_number, head.chain_hash.hex(), *([incarnation] if incarnation else [])]
+    return json.dumps(values).encode().ljust(LINE_BYTES - 1) + b"\n"
 
 
-def _parse(content: bytes) -> dict[str, Head]:
-    """Return the heads in a file. Raises ValueError, TypeError, AttributeError.
+def _parse(content: bytes) -> tuple[dict[str, Head], dict[str, str]]:
+    """Return the heads and the incarnations in a file. Raises ValueError, TypeError, AttributeError.
 
-    After a power cut the last line may be incomplete or zeros: it was never synced. Files of earlier builds are one JSON object.
+    After a power cut the last line may be incomplete or zeros: it was never synced. Files of earlier builds are one JSON object, or lines
+    without incarnations.
     """
     if not content.startswith(b"["):
-        return {bus: Head(int(number), bytes.fromhex(chain_hash)) for bus, (number, chain_hash) in json.loads(content).items()}
+        earlier = json.loads(content).items()
+        return {bus: Head(int(number), bytes.fromhex(chain_hash)) for bus, (number, chain_hash) in earlier}, {}
     heads: dict[str, Head] = {}
+    incarnations: dict[str, str] = {}
     for line in content[: content.rfind(b"\n") + 1].splitlines():
         if line.strip(b"\0 "):
-            bus, number, chain_hash = json.loads(line)
+            bus, number, chain_hash, *incarnation = json.loads(line)
             heads[str(bus)] = Head(int(number), bytes.fromhex(chain_hash))
+            incarnations[str(bus)] = str(incarnation[0]) if incarnation else ""
     if not heads:
         raise ValueError("it has no whole line")
-    return heads
+    return heads, incarnations

@@ -88,6 +88,7 @@ class Replica:
         self.write_block: ServiceError | None = None
         # The last acknowledged event, if the log has lost it.
         self.lost_head: Head | None = None
+        self._awaits_acceptance = False  # of a loss that another server has reported
         self._is_block_permanent = False
         self.volatility = ""
         self.is_behind = False
@@ -141,13 +142,22 @@ class Replica:
             self._block_regressed(head, acknowledged, f" (see {checkpoint.path})", has_diverged=False)
             # Keep the head from the file: this log lacks that event.
             self._kept_checkpoint, self.checkpoint = checkpoint, None
+        elif (lost := await self._reported_loss()) is not None:
+            self._block_reported(head, lost)
         elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
             note = "no checkpoint of this bus: a loss of acknowledged events cannot be detected"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
         await self._restore(head)
         await self._read_on(head)
+        if acknowledged is not None and self.lost_head is acknowledged and self._is_of_checkpoint:
+            await self._report_loss(acknowledged)
         self._note_checkpoint()
         await self.observe_clock()
+
+    @property
+    def _is_of_checkpoint(self) -> bool:
+        """Whether the log begins as the one of the checkpoint. A checkpoint of another store is no reason to stop this one's servers."""
+        return self._kept_checkpoint is not None and self._kept_checkpoint.incarnation_of(self.bus) == self.incarnation
 
     async def _restore(self, head: Head) -> None:
         """Start from a snapshot instead of an empty state, if there is one that the log confirms."""
@@ -166,9 +176,14 @@ class Replica:
         if head != self.head:
             if self.head.sequence_number and not await self._is_in_log(self.head):
                 self._block_regressed(head, self.head)
+                await self._report_loss(self._acknowledged_before())
                 return
             await self._read_on(head)
             self._note_checkpoint()
+        if self._awaits_acceptance and self.log.reported_loss is None:
+            self._end_loss()
+        elif (lost := await self._reported_loss()) is not None:
+            self._block_reported(head, lost)
         self.unblock_writes()
 
     def advance(self, batch: DecidedBatch) -> None:
@@ -195,7 +210,7 @@ class Replica:
             if self.work_listeners and (queues := {entry.work for entry in batch.entries} - {""}):
                 self._notify_work(queues)
 
-    async def report_loss(self, problem: str) -> ServiceError:
+    async def note_missing(self, problem: str) -> ServiceError:
         """Block writes because the log lacks an event that it had; return the callers' error. `problem` describes the event.
 
         Raises LogError if the log cannot be read.
@@ -203,7 +218,27 @@ class Replica:
         head = await self.log.head()
         if await self._is_in_log(self.head):
             return self.handle_log_error(LogCorruptError(f"bus {self.bus}: {problem}; restore the log from a backup or replica"))
-        return self._block_regressed(head, self.head)
+        error = self._block_regressed(head, self.head)
+        await self._report_loss(self._acknowledged_before())
+        return error
+
+    def _acknowledged_before(self) -> Head:
+        """Return the last event that this server has acknowledged: that of its checkpoint, if it has one."""
+        return (self.checkpoint and self.checkpoint.load(self.bus)) or self.head
+
+    async def _report_loss(self, lost: Head) -> None:
+        """Tell the servers that have no checkpoint, or another one, that the log has lost an event. May raise LogError."""
+        if await self._is_in_log(lost):
+            return  # what it has lost was not acknowledged yet
+        try:
+            await self.log.report_loss(lost)
+        except LogError as error:
+            _LOG.warning("log.loss_not_reported", bus=self.bus, problem=str(error))
+
+    async def _reported_loss(self) -> Head | None:
+        """Return the event that another server has reported as lost and that the log still lacks, or None."""
+        lost = self.log.reported_loss
+        return lost if lost is not None and self.lost_head is None and not await self._is_in_log(lost) else None
 
     async def _is_in_log(self, head: Head) -> bool:
         """Return whether the log has this event with this chain hash."""
@@ -316,6 +351,8 @@ class Replica:
             self.handle_log_error(error)
             return False
         # Reading on also unblocks writes after the log has come back.
+        if self.log.reported_loss is not None and self.lost_head is None:
+            return True
         return self.is_waiting_for_log or (head != known and known == self.head and not self.state.has_uncommitted_changes)
 
     async def observe_clock(self) -> None:
@@ -341,7 +378,7 @@ class Replica:
         """Write the acknowledged head, before anybody is answered."""
         head = self.acknowledged()
         if self.checkpoint is not None and head is not None:
-            self.checkpoint.note(self.bus, head)
+            self.checkpoint.note(self.bus, head, self.incarnation)
 
     async def save_checkpoint(self) -> None:
         """Save the checkpoint on stop. A full disk is logged and does not keep the bus from stopping."""
@@ -415,10 +452,17 @@ class Replica:
         message = _regression(self.bus, head, acknowledged, source)
         return self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message, has_diverged=has_diverged)
 
+    def _block_reported(self, head: Head, lost: Head) -> None:
+        """Block writes because the log, which ends at `head`, lacks an event of another server. The state is that of the log."""
+        self._block_regressed(head, lost, " (another server acknowledged it)", has_diverged=False)
+        self._kept_checkpoint, self.checkpoint = self.checkpoint, None
+        self._awaits_acceptance = True
+
     def _end_loss(self) -> None:
         """Allow writes after an operator has accepted the loss, which the log has now. The checkpoint follows the log again."""
         _LOG.warning("log.loss_accepted", bus=self.bus, sequence_number=self.head.sequence_number)
         self.lost_head = None
+        self._awaits_acceptance = False
         self.write_block = None
         self._is_block_permanent = False
         self.checkpoint = self._kept_checkpoint

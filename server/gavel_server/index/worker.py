@@ -18,7 +18,6 @@ import os
 import signal
 import sqlite3
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -198,8 +197,11 @@ class _Worker:
 
 
 def _say(**line: object) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(0)  # the server was killed; the index survives that, as it survives a kill of this process
 
 
 async def _run() -> None:
@@ -230,8 +232,7 @@ def main() -> None:
     """Run until the input ends."""
     _give_way()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(BrokenPipeError):
-        asyncio.run(_run())
+    asyncio.run(_run())
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Entry(Record):
     `work` names the work queue that the event also enters: "decisions" for executors, "executions" for the fact derivation
     reactor, "requests" for collectors of facts and people, or "". `decision_sequence_number` is the number of a PROPOSAL's
     first decision if that is known, else 0; `find` returns it. `deploys_grants`: the event holds the grants in force from then on, and
-    the log can tell its number without being opened.
+    the log can tell its number without being opened. `accepts_loss`: the event ends a report of lost events (`EventLog.report_loss`).
     """
 
     def __init__(
@@ -55,12 +55,14 @@ class Entry(Record):
         decision_sequence_number: int = 0,
         *,
         deploys_grants: bool = False,
+        accepts_loss: bool = False,
     ) -> None:
         super().__init__(sequence_number, envelope, chain_hash)
         self.event_id: Final = event_id
         self.work: Final = work
         self.decision_sequence_number = decision_sequence_number
         self.deploys_grants: Final = deploys_grants
+        self.accepts_loss: Final = accepts_loss
 
 
 def check_sequence(expected: Head, entries: Sequence[Entry]) -> None:

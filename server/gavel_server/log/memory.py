@@ -18,6 +18,7 @@ from gavel_server.log.protocol import (
     EventIdTakenError,
     HeadMovedError,
     IdEntry,
+    LossReportedError,
     UntimelyError,
     empty_head,
     window_days,
@@ -40,6 +41,8 @@ class MemoryLog:
         self._head = empty_head(bus)
         self.grants_number = 0  # of the event with the grants in force; 0: none
         self._checkpoint: bytes | None = None
+        self._losses: set[Head] = set()
+        self._accepted_losses: set[Head] = set()
         self._ids_of_day: defaultdict[int, dict[str, IdEntry]] = defaultdict(dict)
 
     async def head(self) -> Head:
@@ -53,6 +56,9 @@ class MemoryLog:
         check_sequence(expected, entries)
         if expected != self._head:
             raise HeadMovedError(expected, self._head)
+        accepts_loss = any(entry.accepts_loss for entry in entries)
+        if self._losses and not accepts_loss:
+            raise LossReportedError(self.bus)
         if date_ms is not None and not is_timely(date_ms, self._clock()):
             raise UntimelyError(date_ms, self._clock())
         if taken := self._known_ids(idempotency_keys, recorded_at_ms):
@@ -63,6 +69,9 @@ class MemoryLog:
         ids = self._ids_of_day[recorded_at_ms // DAY_MS]
         ids.update((entry.event_id, IdEntry(entry.sequence_number, entry.decision_sequence_number)) for entry in entries)
         self._head = Head(entries[-1].sequence_number, entries[-1].chain_hash)
+        if accepts_loss:
+            self._accepted_losses |= self._losses
+            self._losses.clear()
 
     def is_confirmed(self, sequence_number: int) -> bool:
         """Return True: a log in memory has no replicas."""
@@ -96,6 +105,16 @@ class MemoryLog:
     async def time_ms(self) -> int:
         """See EventLog."""
         return self._clock()
+
+    @property
+    def reported_loss(self) -> Head | None:
+        """See EventLog."""
+        return max(self._losses, default=None)
+
+    async def report_loss(self, lost: Head) -> None:
+        """See EventLog."""
+        if self._head.sequence_number and lost not in self._accepted_losses:
+            self._losses.add(lost)
 
     async def trim(self, before: int) -> None:
         """See EventLog."""

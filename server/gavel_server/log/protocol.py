@@ -74,6 +74,13 @@ class LogUnreachableError(LogUnavailableError):
     """The log does not answer, or is loading or busy: it may come back by itself."""
 
 
+class LossReportedError(LogUnavailableError):
+    """A server has reported that the log has lost acknowledged events (`EventLog.report_loss`): nothing was appended."""
+
+    def __init__(self, bus: str) -> None:
+        super().__init__(f"a server has reported that bus {bus} has lost acknowledged events; see gavel status")
+
+
 class LogVolatileError(LogUnavailableError):
     """The log may lose acknowledged events; the message says why and what to do."""
 
@@ -122,8 +129,8 @@ class EventLog(Protocol):
         `recorded_at_ms` is the time recorded in them. `idempotency_keys` are event_ids that producers chose: if the log has one of
         them within the idempotency window, nothing is appended. `date_ms` is the writer's clock when it dated the batch; unless the
         store's clock agrees (`clock.is_timely`), nothing is appended. None: the clocks are not compared.
-        Raises HeadMovedError, UntimelyError, EventIdTakenError, OutcomeUnknownError, NotReplicatedError (the only one after which the
-        entries are in the log), or ValueError if the entries leave a gap.
+        Raises HeadMovedError, LossReportedError, UntimelyError, EventIdTakenError, OutcomeUnknownError, NotReplicatedError (the only one
+        after which the entries are in the log), or ValueError if the entries leave a gap.
         """
 
     def is_confirmed(self, sequence_number: int) -> bool:
@@ -151,6 +158,17 @@ class EventLog(Protocol):
 
     async def time_ms(self) -> int:
         """Return the store's clock. Servers compare their own with it."""
+
+    @property
+    def reported_loss(self) -> Head | None:
+        """The last of the acknowledged events that servers have reported as lost, or None; as of the last `head`."""
+
+    async def report_loss(self, lost: Head) -> None:
+        """Let all servers know that the log has lost an acknowledged event: appends are refused until an entry accepts the loss.
+
+        Nothing is reported about an event whose loss was accepted before, or about a log without events: its next event is the first one
+        of another bus.
+        """
 
     async def trim(self, before: int) -> None:
         """Remove the events with smaller numbers, which must be in an archive. The newest event stays in any case."""

@@ -64,7 +64,9 @@ class Board:
     sent: list[Request] = field(default_factory=list)
     approved: list[str] = field(default_factory=list)
     claimed: list[tuple[str, str, str]] = field(default_factory=list)
-    """Decision, attempt and executor."""
+    """Decision, attempt and executor of attempts that nobody has reported on."""
+    started: set[str] = field(default_factory=set)
+    """The decisions of all attempts."""
     last: int = 0
     """The largest number of an event that somebody was answered with."""
     calls: Counter[str] = field(default_factory=Counter)
@@ -128,14 +130,23 @@ class Caller:
 
         async def begin(client: GavelClient) -> bool:
             called = now()
-            response = await client.begin_execution(
-                decision_id, producer=self._executor, lease_ms=LEASE_MS, request_id=request_id, timeout_ms=CALL_MS
-            )
+            try:
+                response = await client.begin_execution(
+                    decision_id, producer=self._executor, lease_ms=LEASE_MS, request_id=request_id, timeout_ms=CALL_MS
+                )
+            except GavelError as error:
+                if error.reason != "WRONG_STATE":
+                    raise
+                # The request was answered before, and its attempt has ended.
+                self._history.add_refused_claim(self._number, self._board.bus, decision_id, called)
+                return False
             if response.WhichOneof("result") == "refusal":
                 if response.refusal.reason_code in _CLAIMED:
                     self._history.add_refused_claim(self._number, self._board.bus, decision_id, called)
                 return False
-            self._board.claimed.append((decision_id, response.started.execution_id, self._executor.id))
+            if decision_id not in self._board.started:
+                self._board.started.add(decision_id)
+                self._board.claimed.append((decision_id, response.started.execution_id, self._executor.id))
             return True
 
         await self._write(client, (claim_id(decision_id, self._executor.id), begin))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -98,6 +99,7 @@ class Campaign:
         try:
             for fault in faults:
                 await asyncio.sleep(self._randomness.uniform(*LOAD_SECONDS))
+                print(f"{sum(self.report.cycles.values())} {fault.__name__}", file=sys.stderr, flush=True)
                 await fault(self._world, self._randomness, self._randomness.uniform(*FAULT_SECONDS))
                 self.report.cycles[fault.__name__] += 1
                 await self._recover(fault.__name__, boards)

@@ -162,6 +162,7 @@ async def exhaust_log_memory(world: World, _: random.Random, seconds: float) -> 
     else:
         with _scarce_memory(world.log_process_ids()):
             await asyncio.sleep(seconds)
+        _free_memory(world.log_process_ids())  # also of those that began under the limit
         await world.restore_log()
 
 
@@ -234,20 +235,23 @@ async def _configure(url: str, setting: str, value: str) -> None:
         await connection.config_set(setting, value)
 
 
+def _free_memory(process_ids: Iterable[int]) -> None:
+    for process_id in process_ids:
+        with suppress(ProcessLookupError):
+            resource.prlimit(process_id, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
 @contextmanager
 def _scarce_memory(process_ids: Iterable[int]) -> Iterator[None]:
     """Limit the address space of processes to little more than they have."""
-    limited: list[tuple[int, tuple[int, int]]] = []
+    limited: list[int] = []
     for process_id in process_ids:
         with suppress(ProcessLookupError, FileNotFoundError):
             pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[0])
             size = pages * resource.getpagesize() + MEMORY_BYTES
-            before = resource.prlimit(process_id, resource.RLIMIT_AS)
-            resource.prlimit(process_id, resource.RLIMIT_AS, (size, before[1]))
-            limited.append((process_id, before))
+            resource.prlimit(process_id, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+            limited.append(process_id)
     try:
         yield
     finally:
-        for process_id, before in limited:
-            with suppress(ProcessLookupError):
-                resource.prlimit(process_id, resource.RLIMIT_AS, before)
+        _free_memory(limited)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 import redis.exceptions
-from gavel_client import GavelError
+from gavel_client import GavelError, fact_envelope
 from gavel_rules.redis_keys import log_key
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import Server, open_bus, poll, prove, publish_status, run_servers, wait_until_writable
+from tests.e2e.world import DEPOT, Server, open_bus, poll, prove, publish_status, run_servers, wait_until_writable
 from tests.support.redis.cluster import RunningCluster, running_cluster
 from tests.support.redis.sentinel import sentinel_set
 from tests.support.redis.tcp import RedisOnTcp
@@ -145,7 +145,7 @@ async def check_all(servers: list[Server], cluster: RunningCluster, loads: dict[
 
 
 async def test_failover_that_loses_acknowledged_events(tmp_path: Path) -> None:
-    """If a replica without the last acknowledged events takes over, running and restarted servers report it and write nothing."""
+    """If a replica without the last acknowledged events takes over, running, restarted and new servers report it and write nothing."""
     async with sentinel_set(tmp_path / "redis") as redis_set:
         server = Server(tmp_path / "server", redis_url=redis_set.url, options=("--accept-volatile",))
         with run_servers(server):
@@ -168,11 +168,26 @@ async def test_failover_that_loses_acknowledged_events(tmp_path: Path) -> None:
                 await poll(is_regressed)
             await asyncio.to_thread(server.terminate)
             await asyncio.to_thread(server.start)
-            async with server.client(BUS) as client:
-                status = await client.get_status()
-                assert not status.writable
-                assert "has lost acknowledged events" in status.unwritable_reason
-                accepted = await client.accept_loss(head_sequence_number=status.head_sequence_number, accepted_by="ada", reason="failover")
-                assert status.head_sequence_number + 1 == accepted.envelope.sequence_number
-                await publish_status(client, SUBJECTS)
-                await prove(client)
+            new = Server(tmp_path / "new", redis_url=redis_set.url, options=("--accept-volatile",))
+            with run_servers(new):
+                await refuses_until_the_loss_is_accepted(new, server)
+
+
+async def refuses_until_the_loss_is_accepted(new: Server, server: Server) -> None:
+    """Assert that a server without a checkpoint refuses to write, and goes on by itself once the loss is accepted at the other one."""
+    async with new.client(BUS, tries_max=1) as client, server.client(BUS) as other:
+        status = await client.get_status()
+        assert not status.writable
+        assert "another server acknowledged it" in status.unwritable_reason
+        with pytest.raises(GavelError) as refusal:
+            await client.publish_event(fact_envelope(SUBJECTS[0], DEPOT, key="parcel.status", value="ready"))
+        assert "LOG_REGRESSED" == refusal.value.reason
+        status = await other.get_status()
+        assert not status.writable
+        assert "has lost acknowledged events" in status.unwritable_reason
+        accepted = await other.accept_loss(head_sequence_number=status.head_sequence_number, accepted_by="ada", reason="failover")
+        assert status.head_sequence_number + 1 == accepted.envelope.sequence_number
+        await publish_status(other, SUBJECTS)
+        await wait_until_writable(client)
+        await publish_status(client, SUBJECTS)
+        await prove(client)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,6 +62,22 @@ async def test_the_worker_follows_the_log(redis_url: str, bus: str, tmp_path: Pa
         assert last is not None
     assert last.poll() is not None
     await log.close()
+
+
+async def test_the_worker_ends_with_its_server(redis_url: str, bus: str, tmp_path: Path) -> None:
+    """A worker whose server was killed while it worked ends without a message."""
+    [_ async for _ in write_log(redis_url, bus, 300, 1.0)]
+    command = [sys.executable, "-m", "gavel_server.index.worker"]
+    worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    assert worker.stderr is not None
+    worker.stdin.write(json.dumps({"store": redis_url, "data": str(tmp_path), "archive": ""}).encode() + b"\n")
+    worker._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]  # what a dead server no longer reads
+    worker.stdin.write(json.dumps({"bus": bus}).encode() + b"\n")
+    async with asyncio.timeout(60):
+        assert b"" == await worker.stderr.read()
+        await worker.wait()
 
 
 async def test_an_index_is_written_anew_while_reads_go_on(redis_url: str, bus: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._silenced: set[asyncio.Event] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
         self.accepted = 0
         self.url = ""
 
@@ -56,6 +57,7 @@ class TcpProxy:
         assert self._server is not None
         self._server.close()
         self._close_all()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._server.wait_closed()
 
     def _close_all(self) -> None:
@@ -80,6 +82,10 @@ class TcpProxy:
         self.accepted += 1
         silenced = asyncio.Event()
         self._silenced.add(silenced)
+        handler: asyncio.Task[None] | None = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
         directions = (self._copy(reader, to_target, writer, silenced), self._copy(from_target, writer, None, silenced))
         await asyncio.gather(*directions)
         self._writers -= {writer, to_target}

@@ -85,6 +85,15 @@ class FaultyLog:
         """See EventLog."""
         return await self._log.time_ms()
 
+    @property
+    def reported_loss(self) -> Head | None:
+        """See EventLog."""
+        return self._log.reported_loss
+
+    async def report_loss(self, lost: Head) -> None:
+        """See EventLog."""
+        await self._log.report_loss(lost)
+
     async def trim(self, before: int) -> None:
         """See EventLog."""
         await self._log.trim(before)

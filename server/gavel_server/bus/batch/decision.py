@@ -197,6 +197,7 @@ class BatchDecision:
             payload = event.payload
             work: Work = ""
             deploys_grants = False
+            accepts_loss = False
             if payload == "decision":
                 if previous_payload in _DECIDABLE:
                     entries[-1].decision_sequence_number = event.sequence_number
@@ -214,9 +215,20 @@ class BatchDecision:
             elif payload in _CITABLE:
                 self._recent_events.add_citable(envelope)
                 self._state.on_undo(partial(self._recent_events.remove_citable, event.sequence_number))
-                if event.subject == self._bus_subject and envelope.fact.HasField("grants_deployed"):
-                    deploys_grants = True
-            entries.append(Entry(event.sequence_number, content, chain_hash, event.event_id, work, deploys_grants=deploys_grants))
+                if event.subject == self._bus_subject:
+                    deploys_grants = envelope.fact.HasField("grants_deployed")
+                    accepts_loss = envelope.event_name == "DataLossAccepted"
+            entries.append(
+                Entry(
+                    event.sequence_number,
+                    content,
+                    chain_hash,
+                    event.event_id,
+                    work,
+                    deploys_grants=deploys_grants,
+                    accepts_loss=accepts_loss,
+                )
+            )
             self._envelopes.append(envelope)
             self._trace_ids.append(event.trace_id)
             previous_payload = payload

@@ -45,7 +45,7 @@ class RepeatedRequests:
         number = location.sequence_number
         if not await self._answer_at(request, number):
             problem = f"event {number} had event_id {request.idempotency_key}, but this event is no longer in the log"
-            request.answer(await self._replica.report_loss(problem))
+            request.answer(await self._replica.note_missing(problem))
 
     async def answer_known(self, request: Request) -> bool:
         """Answer a request if the log's index knows its event_id; return whether it does. Raises LogError."""
@@ -109,7 +109,7 @@ class RepeatedRequests:
             decision = Envelope() if following is None else Envelope.FromString(following.envelope)
             if following is None or not decision.HasField("decision") or decision.causation_id != recorded.event_id:
                 problem = f"event {number + 1}, the decision that answers event {number}, is missing"
-                request.answer(await replica.report_loss(problem))
+                request.answer(await replica.note_missing(problem))
             else:
                 replica.answers.answer(request, CommittedAnswer(EventAnswer(decision), following), number + 1)
         else:

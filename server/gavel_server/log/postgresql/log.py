@@ -30,6 +30,7 @@ from gavel_server.log.protocol import (
     IdEntry,
     LogCorruptError,
     LogUnavailableError,
+    LossReportedError,
     NotReplicatedError,
     UntimelyError,
     describe,
@@ -47,14 +48,14 @@ TRIM_EVENTS_MAX: Final = 10_000
 # Events that one statement reads before their bytes are counted.
 READ_EVENTS_MAX: Final = 1000
 
-_APPEND: Final = "SELECT * FROM gavel.append(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+_APPEND: Final = "SELECT * FROM gavel.append(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 _RAISE_FENCE: Final = "SELECT gavel.raise_fence(%s, %s)"
 _END_BACKENDS: Final = """
 SELECT pg_terminate_backend(a.pid, 1000) FROM pg_stat_activity AS a
 JOIN unnest(%s::bigint[], %s::timestamptz[]) AS abandoned(pid, started) ON a.pid = abandoned.pid AND a.backend_start = abandoned.started
 """
 _HEAD: Final = """
-SELECT h.sequence_number, h.chain_hash, h.first_sequence_number, h.fence,
+SELECT h.sequence_number, h.chain_hash, h.first_sequence_number, h.fence, h.losses,
   (SELECT e.sequence_number FROM gavel.events AS e WHERE e.bus = one.bus ORDER BY e.sequence_number LIMIT 1),
   (SELECT e.sequence_number FROM gavel.events AS e WHERE e.bus = one.bus ORDER BY e.sequence_number DESC LIMIT 1),
   (SELECT e.chain_hash FROM gavel.events AS e WHERE e.bus = one.bus ORDER BY e.sequence_number DESC LIMIT 1)
@@ -73,6 +74,7 @@ SELECT sha256, sequence_number, decision_sequence_number FROM gavel.event_ids
 WHERE bus = %s AND sha256 = ANY(%s::bytea[]) AND day BETWEEN %s AND %s ORDER BY day
 """
 _TIME: Final = "SELECT gavel.now_ms()"
+_REPORT_LOSS: Final = "SELECT gavel.report_loss(%s, %s, %s)"
 _TRIM: Final = "SELECT gavel.trim(%s, %s, %s)"
 _CHECKPOINT: Final = "SELECT note FROM gavel.checkpoints WHERE bus = %s"
 _PUBLISH: Final = "INSERT INTO gavel.checkpoints (bus, note) VALUES (%s, %s) ON CONFLICT (bus) DO UPDATE SET note = excluded.note"
@@ -109,6 +111,7 @@ class PostgresqlLog:
         self.work = PostgresqlWorkQueues(self._reads, bus)
         self._confirmed = 0  # the last event that the standbys are known to have
         self._fence = 0
+        self.reported_loss: Head | None = None
         # Appends without a reply so far, and how many of them a later `head` has settled.
         self._doubts = 0
         self._doubts_settled = 0
@@ -180,9 +183,10 @@ class PostgresqlLog:
         if doubts != self._doubts_settled:
             await self._end_abandoned()
             await self._reads.read(_RAISE_FENCE, (self.bus, self._genesis))
-        ((number, chain_hash, first, fence, *stored),) = await self._reads.read(_HEAD, (self.bus,))
+        ((number, chain_hash, first, fence, losses, *stored),) = await self._reads.read(_HEAD, (self.bus,))
         head = empty_head(self.bus) if number is None else Head(number, bytes(chain_hash))
         self._check_stored(head, first or 1, *stored)
+        self.reported_loss = max((Head(int.from_bytes(loss[:8]), loss[8:]) for loss in map(bytes, losses or ())), default=None)
         self._fence = fence or 0
         self._doubts_settled = doubts
         return head
@@ -250,6 +254,7 @@ class PostgresqlLog:
             [entry.decision_sequence_number for entry in entries],
             [entry.work for entry in entries],
             max(entry.sequence_number if entry.deploys_grants else 0 for entry in entries),
+            any(entry.accepts_loss for entry in entries),
             recorded_at_ms // DAY_MS,
             window.start,
             [_sha256(event_id) for event_id in idempotency_keys] or None,
@@ -260,6 +265,8 @@ class PostgresqlLog:
     def _refusal(self, expected: Head, status: str, head: Head, row: Sequence[Any], idempotency_keys: Sequence[str]) -> Exception:
         if status == "MOVED":
             return HeadMovedError(expected, head)
+        if status == "LOST":
+            return LossReportedError(self.bus)
         if status == "TAKEN":
             return EventIdTakenError(_id_entries(idempotency_keys, zip(*row, strict=True)))
         if status == "CORRUPT":
@@ -331,6 +338,10 @@ class PostgresqlLog:
         """Return the clock of PostgreSQL."""
         ((time_ms,),) = await self._reads.read(_TIME)
         return int(time_ms)
+
+    async def report_loss(self, lost: Head) -> None:
+        """See EventLog."""
+        await self._reads.read(_REPORT_LOSS, (self.bus, *lost))
 
     async def trim(self, before: int) -> None:
         """See EventLog. Each transaction removes TRIM_EVENTS_MAX, so that appends never wait for long."""

@@ -39,14 +39,17 @@ CREATE TABLE IF NOT EXISTS gavel.events (
 );
 
 -- The newest event of each bus, the first one that was not trimmed, and the number of the event with the grants in force, 0 for none.
--- An append with a fence other than this one is refused.
+-- An append with a fence other than this one is refused. losses: acknowledged events that servers have reported as lost, each as its
+-- number in eight bytes and its chain hash; appends are refused until one accepts the losses.
 CREATE TABLE IF NOT EXISTS gavel.heads (
   bus text PRIMARY KEY,
   sequence_number bigint NOT NULL,
   chain_hash bytea NOT NULL,
   first_sequence_number bigint NOT NULL DEFAULT 1,
   fence bigint NOT NULL DEFAULT 0,
-  grants bigint NOT NULL DEFAULT 0
+  grants bigint NOT NULL DEFAULT 0,
+  losses bytea[] NOT NULL DEFAULT '{}',
+  accepted_losses bytea[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
 
 -- The SHA-256 of the event_ids of the idempotency window, by the day (since 1970) on which they were recorded.
@@ -110,11 +113,12 @@ CREATE OR REPLACE FUNCTION gavel.now_ms() RETURNS bigint LANGUAGE sql VOLATILE A
 -- Appends a batch to the log of a bus: compares the head and writes everything, or nothing. The row of the head is the lock of the bus.
 --
 -- works has a work queue or '' for each entry. grants is the number of the entry with grants, or 0. ids and ids_to_check are SHA-256 of event_ids;
--- the latter must be unknown since first_day. The batch may be written between earliest_ms and latest_ms by the clock of this server only.
--- The status is OK, or nothing was written: MOVED (number, hash), FENCED (number), UNTIMELY (number), TAKEN (ids), CORRUPT.
+-- the latter must be unknown since first_day. accepts_loss: the batch ends a report of lost events. The batch may be written between earliest_ms and latest_ms by the clock of this server only.
+-- The status is OK, or nothing was written: MOVED (number, hash), FENCED (number), LOST, UNTIMELY (number), TAKEN (ids), CORRUPT.
 CREATE OR REPLACE FUNCTION gavel.append(
   of_bus text, expected_number bigint, expected_hash bytea, expected_fence bigint, genesis_hash bytea,
   envelopes bytea[], hashes bytea[], ids bytea[], decision_numbers bigint[], works text[], grants_number bigint,
+  accepts_loss boolean,
   of_day bigint, first_day bigint, ids_to_check bytea[], earliest_ms bigint, latest_ms bigint, requests_max bigint
 ) RETURNS TABLE (status text, number bigint, hash bytea, taken_ids bytea[], taken_numbers bigint[], taken_decisions bigint[])
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = gavel, pg_temp AS $$
@@ -138,6 +142,11 @@ BEGIN
   IF head.fence <> expected_fence THEN
     status := 'FENCED';
     number := head.fence;
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  IF cardinality(head.losses) > 0 AND NOT accepts_loss THEN
+    status := 'LOST';
     RETURN NEXT;
     RETURN;
   END IF;
@@ -190,7 +199,7 @@ BEGIN
       ORDER BY o.sequence_number DESC OFFSET requests_max LIMIT 1);
   END IF;
   UPDATE heads AS h SET sequence_number = append.number, chain_hash = append.hash,
-    grants = CASE WHEN grants_number > 0 THEN grants_number ELSE h.grants END
+    grants = CASE WHEN grants_number > 0 THEN grants_number ELSE h.grants END, losses = '{}', accepted_losses = h.accepted_losses || h.losses
     WHERE h.bus = of_bus;
   status := 'OK';
   RETURN NEXT;
@@ -208,6 +217,13 @@ BEGIN
     ON CONFLICT (bus) DO UPDATE SET fence = h.fence + 1 RETURNING h.fence INTO raised;
   RETURN raised;
 END $$;
+
+-- Reports that the log of a bus has lost an acknowledged event: appends are refused until one accepts the loss. Nothing is written about a log
+-- without events, or about an event whose loss was accepted before.
+CREATE OR REPLACE FUNCTION gavel.report_loss(of_bus text, number bigint, hash bytea) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = gavel, pg_temp AS
+  'UPDATE heads SET losses = losses || (int8send(number) || hash)
+   WHERE bus = of_bus AND sequence_number > 0 AND (int8send(number) || hash) <> ALL(losses || accepted_losses)';
 
 -- Removes up to at_most events before a number, which must be in an archive, and returns the first number of the log. The newest event stays.
 CREATE OR REPLACE FUNCTION gavel.trim(of_bus text, before_number bigint, at_most bigint) RETURNS bigint
@@ -271,7 +287,7 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA gavel FROM PUBLIC;
 GRANT USAGE ON SCHEMA gavel TO gavel_server, gavel_archiver, gavel_reader;
 GRANT EXECUTE ON FUNCTION gavel.format_version(), gavel.now_ms() TO gavel_server, gavel_archiver, gavel_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA gavel TO gavel_server, gavel_reader;
-GRANT EXECUTE ON FUNCTION gavel.append, gavel.raise_fence TO gavel_server;
+GRANT EXECUTE ON FUNCTION gavel.append, gavel.raise_fence, gavel.report_loss TO gavel_server;
 GRANT INSERT, UPDATE ON gavel.checkpoints TO gavel_server;
 GRANT INSERT, UPDATE, DELETE ON gavel.work_entries, gavel.work_groups, gavel.work_members, gavel.work_deliveries TO gavel_server;
 GRANT EXECUTE ON FUNCTION gavel.trim TO gavel_archiver;

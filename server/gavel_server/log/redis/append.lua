@@ -7,13 +7,13 @@
 -- KEYS  1 log  2 head  3 work:decisions  4 work:executions  5 work:requests  6 ids of the batch's day
 --       7… ids of the earlier days of the idempotency window, only if there are ids to check
 -- ARGV  1 expected sequence number  2 expected chain hash  3 fence  4 genesis hash  5 format version
---       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, g for grants, - for none  8 count of ids to check
+--       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, g for grants, l for an accepted loss, - for none  8 count of ids to check
 --       9 the chain hashes of all entries, one after the other
 --       10 and 11 the earliest and the latest time of Redis at which the batch may be written, in milliseconds
 --       12 entries that work:requests keeps: nobody has to consume them, and no end of a decision removes them
 --       then the envelopes; then for each entry event_id, value; then the ids to check
--- Reply {'OK', why a work queue was begun anew, …}, {'MOVED', number, hash}, {'FENCED', fence}, {'UNTIMELY', time}, {'TAKEN', id, value, …},
--- {'FORMAT', version} or {'CORRUPT', why}
+-- Reply {'OK', why a work queue was begun anew, …}, {'MOVED', number, hash}, {'FENCED', fence}, {'LOST'}, {'UNTIMELY', time},
+-- {'TAKEN', id, value, …}, {'FORMAT', version} or {'CORRUPT', why}
 
 local call, byte = redis.call, string.byte
 local FIXED_ARGUMENTS = 12
@@ -29,11 +29,13 @@ local first_id = FIXED_ARGUMENTS + entries + 1
 local first_check = first_id + 2 * entries
 local last_check = first_check + tonumber(ARGV[8]) - 1
 
-local head = call('HMGET', head_key, 'sequence_number', 'chain_hash', 'count', 'format_version', 'fence')
+local head = call('HMGET', head_key, 'sequence_number', 'chain_hash', 'count', 'format_version', 'fence', 'losses', 'accepted_losses')
 local head_number, head_hash, count = head[1] or '0', head[2] or ARGV[4], tonumber(head[3] or '0')
 if head[4] and head[4] ~= ARGV[5] then return {'FORMAT', head[4]} end
 if head_number ~= ARGV[1] or head_hash ~= ARGV[2] then return {'MOVED', head_number, head_hash} end
 if (head[5] or '0') ~= ARGV[3] then return {'FENCED', head[5] or '0'} end
+-- A server has reported that this log has lost acknowledged events (ADR 0063).
+if head[6] and not string.find(flags, 'l', 1, true) then return {'LOST'} end
 
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -103,5 +105,9 @@ end
 call('EXPIRE', ids_key, ARGV[6])
 call('HSET', head_key, 'sequence_number', string.format('%d', number + entries), 'chain_hash', hash,
   'count', string.format('%d', count + entries), 'format_version', ARGV[5])
+if head[6] then
+  call('HSET', head_key, 'accepted_losses', (head[7] or '') .. head[6])
+  call('HDEL', head_key, 'losses')
+end
 if grants then call('HSET', head_key, 'grants', string.format('%d', grants)) end
 return rebuilt

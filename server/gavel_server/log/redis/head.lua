@@ -16,7 +16,7 @@ if ARGV[1] == 'raise' then
 else
   fence = pcall('HGET', KEYS[2], 'fence')
 end
-local fields = pcall('HMGET', KEYS[2], 'sequence_number', 'chain_hash', 'count', 'format_version')
+local fields = pcall('HMGET', KEYS[2], 'sequence_number', 'chain_hash', 'count', 'format_version', 'losses')
 if fields.err then return {false, fields} end
 
 if call('EXISTS', KEYS[1]) == 0 then return {fence, fields, 0, '0-0', false, false} end

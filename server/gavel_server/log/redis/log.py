@@ -32,6 +32,7 @@ from gavel_server.log.protocol import (
     LogCorruptError,
     LogUnavailableError,
     LogUnreachableError,
+    LossReportedError,
     NotReplicatedError,
     UntimelyError,
     describe,
@@ -64,6 +65,7 @@ _APPEND: Final = Script("append.lua")
 _HEAD: Final = Script("head.lua")
 _READ: Final = Script("read.lua")
 _TRIM: Final = Script("trim.lua")
+_LOSS: Final = Script("loss.lua")
 # Parts of the error replies that only a key of the log with the wrong type or contents causes.
 _DAMAGES: Final = ("WRONGTYPE", "equal or smaller than the target stream", "hash value is not an integer")
 
@@ -104,6 +106,7 @@ class RedisLog:
         self._confirmed = 0  # the last event that is known to be acknowledged so
         self._confirming: asyncio.Future[None] | None = None
         self._fence = 0
+        self.reported_loss: Head | None = None
         # Appends without a reply so far, and how many of them a later `head` has settled.
         self._doubts = 0
         self._doubts_settled = 0
@@ -171,6 +174,7 @@ class RedisLog:
         if isinstance(fence, Exception):
             raise self._error_of(fence)
         head = self._checked_head(fields, stream)
+        self.reported_loss = _last_loss(fields[4] or b"")
         self._fence = _number(fence or 0, f"{self._head_key} fence")
         self._doubts_settled = doubts
         return head
@@ -276,6 +280,10 @@ class RedisLog:
         (reply,) = self._answers(await self._reads.read(("TIME",)))
         seconds, microseconds = map(int, reply)
         return seconds * 1000 + microseconds // 1000
+
+    async def report_loss(self, lost: Head) -> None:
+        """See EventLog."""
+        self._answers(await _LOSS.run(self._appends.read, (1, self._head_key, f"{lost.sequence_number}:{lost.chain_hash.hex()}")))
 
     async def trim(self, before: int) -> None:
         """See EventLog."""
@@ -404,6 +412,8 @@ class RedisLog:
     def _refusal(self, expected: Head, status: bytes, details: list[bytes]) -> Exception:
         if status == b"MOVED":
             return HeadMovedError(expected, Head(_number(details[0], f"{self._head_key} sequence_number"), details[1]))
+        if status == b"LOST":
+            return LossReportedError(self.bus)
         if status == b"TAKEN":
             taken = pairs(details)
             return EventIdTakenError({event_id.decode(): _id_entry(value) for event_id, value in taken.items()})
@@ -434,6 +444,12 @@ def _id_entry(value: bytes) -> IdEntry:
     """Return an entry of the index. What the server cannot have written counts as event 0, which no log has."""
     match = re.fullmatch(rb"(\d{1,18})(?::(\d{1,18}))?", value)
     return IdEntry(0, 0) if match is None else IdEntry(int(match[1]), int(match[2] or 0))
+
+
+def _last_loss(losses: bytes) -> Head | None:
+    """Return the last of the lost events that servers have reported. What no server can have written counts as event 0."""
+    found = [re.fullmatch(rb"(\d{1,18}):([0-9a-f]{64})", loss) for loss in losses.split()]
+    return max((Head(int(loss[1]), bytes.fromhex(loss[2].decode())) if loss else Head(0, b"") for loss in found), default=None)
 
 
 def _number(value: bytes | int, name: str) -> int:

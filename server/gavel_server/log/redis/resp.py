@@ -16,6 +16,7 @@ Command = tuple[Argument, ...]
 _FLAG_OF_WORK: Final = {"": "-", "decisions": "d", "executions": "x", "requests": "r"}
 # An event with grants enters no work queue.
 _GRANTS: Final = "g"
+_LOSS: Final = "l"
 _END: Final = b"\r\n"
 # The header of a bulk string by its length, with the end of the part before it. Few events are longer.
 _HEADERS: Final = [b"\r\n$%d\r\n" % length for length in range(2048)]
@@ -41,7 +42,7 @@ def pack(command: Command) -> bytes:
 def flags_and_arguments(entries: Sequence[Entry]) -> tuple[str, bytes, list[Argument]]:
     """Return a letter per entry, the chain hashes, and a list: all envelopes, then event_id and value of each entry.
 
-    The letter names the work queue of the entry, or says that it holds grants.
+    The letter names the work queue of the entry, or says that it holds grants or accepts a loss.
     """
     flags: list[str] = []
     hashes: list[bytes] = []
@@ -50,7 +51,7 @@ def flags_and_arguments(entries: Sequence[Entry]) -> tuple[str, bytes, list[Argu
     for entry in entries:
         number = entry.sequence_number
         decision_number = entry.decision_sequence_number
-        flags.append(_GRANTS if entry.deploys_grants else _FLAG_OF_WORK[entry.work])
+        flags.append(_GRANTS if entry.deploys_grants else _LOSS if entry.accepts_loss else _FLAG_OF_WORK[entry.work])
         hashes.append(entry.chain_hash)
         envelopes.append(entry.envelope)
         ids.append(entry.event_id)
