@@ -67,17 +67,18 @@ async def test_the_worker_follows_the_log(redis_url: str, bus: str, tmp_path: Pa
 async def test_the_worker_ends_with_its_server(redis_url: str, bus: str, tmp_path: Path) -> None:
     """A worker whose server was killed while it worked ends without a message."""
     [_ async for _ in write_log(redis_url, bus, 300, 1.0)]
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as of a server that is dead
     command = [sys.executable, "-m", "gavel_server.index.worker"]
-    worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=write_end, stderr=PIPE)
+    os.close(write_end)
+    orders = ({"store": redis_url, "data": str(tmp_path), "archive": ""}, {"bus": bus})
     assert worker.stdin is not None
-    assert worker.stdout is not None
+    worker.stdin.writelines(json.dumps(order).encode() + b"\n" for order in orders)
     assert worker.stderr is not None
-    worker.stdin.write(json.dumps({"store": redis_url, "data": str(tmp_path), "archive": ""}).encode() + b"\n")
-    worker._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]  # what a dead server no longer reads
-    worker.stdin.write(json.dumps({"bus": bus}).encode() + b"\n")
     async with asyncio.timeout(60):
         assert b"" == await worker.stderr.read()
-        await worker.wait()
+        assert 0 == await worker.wait()
 
 
 async def test_an_index_is_written_anew_while_reads_go_on(redis_url: str, bus: str, tmp_path: Path) -> None:
