@@ -145,7 +145,7 @@ class Replica:
         elif (lost := await self._reported_loss()) is not None:
             self._block_reported(head, lost)
         elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
-            note = "no checkpoint of this bus: a loss of acknowledged events cannot be detected"
+            note = "no checkpoint of this bus: only other servers can detect a loss of acknowledged events"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
         await self._restore(head)
         await self._read_on(head)

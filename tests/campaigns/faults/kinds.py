@@ -148,21 +148,21 @@ async def step_all_clocks(world: World, randomness: random.Random, seconds: floa
 async def exhaust_server_memory(world: World, randomness: random.Random, seconds: float) -> None:
     """Leave a server almost no memory. It may end; then it is started again."""
     server = randomness.choice(world.servers)
-    with _scarce_memory([server.running.pid]):
+    with _scarce_memory(server.running.pid):
         await asyncio.sleep(seconds)
     await _ensure_running(server)
 
 
 async def exhaust_log_memory(world: World, _: random.Random, seconds: float) -> None:
-    """Leave the log almost no memory: Redis by its maxmemory, PostgreSQL by a limit of its processes."""
+    """Leave the log no memory: Redis by its maxmemory, PostgreSQL by an allocator that refuses."""
     urls = [await world.url_of(bus) for bus in world.buses("any")]
     if urls[0].startswith("redis"):
         async with _full_memory(urls):
             await asyncio.sleep(seconds)
     else:
-        with _scarce_memory(world.log_process_ids()):
+        assert world.log_machine is not None
+        with world.log_machine.no_memory():
             await asyncio.sleep(seconds)
-        _free_memory(world.log_process_ids())  # also of those that began under the limit
         await world.restore_log()
 
 
@@ -235,23 +235,14 @@ async def _configure(url: str, setting: str, value: str) -> None:
         await connection.config_set(setting, value)
 
 
-def _free_memory(process_ids: Iterable[int]) -> None:
-    for process_id in process_ids:
-        with suppress(ProcessLookupError):
-            resource.prlimit(process_id, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
 @contextmanager
-def _scarce_memory(process_ids: Iterable[int]) -> Iterator[None]:
-    """Limit the address space of processes to little more than they have."""
-    limited: list[int] = []
-    for process_id in process_ids:
-        with suppress(ProcessLookupError, FileNotFoundError):
-            pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[0])
-            size = pages * resource.getpagesize() + MEMORY_BYTES
-            resource.prlimit(process_id, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
-            limited.append(process_id)
+def _scarce_memory(process_id: int) -> Iterator[None]:
+    """Limit the address space of a process to little more than it has."""
+    pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[0])
+    size = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.prlimit(process_id, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
     try:
         yield
     finally:
-        _free_memory(limited)
+        with suppress(ProcessLookupError):
+            resource.prlimit(process_id, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -57,10 +57,6 @@ class World(Protocol):
         """Send a signal to the log's processes, or to one of them: the same one until `restore_log`."""
         ...
 
-    def log_process_ids(self) -> list[int]:
-        """Return the ids of the log's processes."""
-        ...
-
 
 WorldContext = Callable[[Path], AbstractAsyncContextManager[World]]
 
@@ -94,10 +90,6 @@ class RedisWorld:
     def signal_log(self, number: signal.Signals) -> None:
         """Send Redis a signal."""
         self.process.send_signal(number)
-
-    def log_process_ids(self) -> list[int]:
-        """Return Redis's process id."""
-        return [self.process.process_id]
 
 
 @asynccontextmanager
@@ -141,10 +133,6 @@ class PostgresqlWorld:
     def signal_log(self, number: signal.Signals) -> None:
         """Send all processes of PostgreSQL a signal."""
         self._cluster.signal(number)
-
-    def log_process_ids(self) -> list[int]:
-        """Return the ids of all processes of PostgreSQL."""
-        return self._cluster.process_ids()
 
 
 @asynccontextmanager
@@ -205,10 +193,6 @@ class ClusterWorld:
     def signal_log(self, number: signal.Signals) -> None:
         """Send a signal to the victim, or to the first node if none is chosen."""
         (self._victim or self._nodes[self._turn]).process.send_signal(number)
-
-    def log_process_ids(self) -> list[int]:
-        """Return the ids of all nodes."""
-        return [node.process.pid for node in self._nodes]
 
     async def _choose_victim(self) -> None:
         self._turn = (self._turn + 1) % len(self._cluster.masters)

@@ -1,7 +1,8 @@
-/* A library for LD_PRELOAD that gives a process a faulty machine: a wall clock that is off, a disk that is slow, a disk that is full.
+/* A library for LD_PRELOAD that gives a process a faulty machine: a wall clock that is off, a disk that is slow or full, no memory.
  *
- * FAULTY_MACHINE names a file of three 64-bit integers, which may change at any time: milliseconds that the wall clock is ahead,
- * milliseconds that each sync takes longer, and whether writes to files fail with ENOSPC. Children share it. */
+ * FAULTY_MACHINE names a file of four 64-bit integers, which may change at any time: milliseconds that the wall clock is ahead,
+ * milliseconds that each sync takes longer, whether writes to files fail with ENOSPC, and whether blocks of memory of 1 KiB and more are
+ * refused. Children share it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,7 +17,7 @@
 #include <unistd.h>
 
 struct machine {
-    volatile int64_t clock_ahead_ms, sync_delay_ms, is_full;
+    volatile int64_t clock_ahead_ms, sync_delay_ms, is_full, lacks_memory;
 };
 
 static struct machine sound;
@@ -106,3 +107,19 @@ WRITES(pwrite64, (int descriptor, const void *bytes, size_t size, off64_t offset
 WRITES(writev, (int descriptor, const struct iovec *parts, int count), (descriptor, parts, count))
 WRITES(pwritev, (int descriptor, const struct iovec *parts, int count, off_t offset), (descriptor, parts, count, offset))
 WRITES(pwritev64, (int descriptor, const struct iovec *parts, int count, off64_t offset), (descriptor, parts, count, offset))
+
+/* glibc's own allocator, which dlsym would need to be found. */
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+
+static int is_denied(size_t size) {
+    if (!machine->lacks_memory || size < 1024)
+        return 0;
+    errno = ENOMEM;
+    return 1;
+}
+
+void *malloc(size_t size) { return is_denied(size) ? NULL : __libc_malloc(size); }
+
+void *calloc(size_t count, size_t size) { return is_denied(count * size) ? NULL : __libc_calloc(count, size); }
+
+void *realloc(void *block, size_t size) { return is_denied(size) ? NULL : __libc_realloc(block, size); }

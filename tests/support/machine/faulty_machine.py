@@ -1,4 +1,4 @@
-"""A machine whose clock steps and whose disk is slow or full, for the processes that get its environment.
+"""A machine whose clock steps, whose disk is slow or full, or that has no memory, for the processes that get its environment.
 
 A library between the processes and the C library does it (`faulty_machine.c`), so nothing needs root, and nothing else on the host notices.
 Programs that are linked statically, as the native front is, do not see it.
@@ -22,7 +22,7 @@ from tests.support.missing import report_missing
 from tests.support.paths import ROOT
 
 _SOURCE = Path(__file__).with_name("faulty_machine.c")
-_FORMAT = struct.Struct("=qqq")
+_FORMAT = struct.Struct("=qqqq")
 
 
 class FaultyMachine:
@@ -37,6 +37,7 @@ class FaultyMachine:
         self._clock_ahead_ms = 0
         self._sync_delay_ms = 0
         self._is_full = False
+        self._lacks_memory = False
         self._write()
         path.chmod(0o644)
 
@@ -63,20 +64,26 @@ class FaultyMachine:
         self._is_full = True
         yield from self._apply()
 
+    @contextmanager
+    def no_memory(self) -> Iterator[None]:
+        """Refuse every larger block of memory that a process asks the C library for, for the duration of the block."""
+        self._lacks_memory = True
+        yield from self._apply()
+
     def _apply(self) -> Iterator[None]:
         """Let the processes see the faults until the end of a block, and none afterwards."""
         self._write()
         try:
             yield
         finally:
-            self._clock_ahead_ms, self._sync_delay_ms, self._is_full = 0, 0, False
+            self._clock_ahead_ms, self._sync_delay_ms, self._is_full, self._lacks_memory = 0, 0, False, False
             self._write()
 
     def _write(self) -> None:
         # In place: the processes have the file mapped.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, _FORMAT.pack(self._clock_ahead_ms, self._sync_delay_ms, self._is_full))
+            os.write(descriptor, _FORMAT.pack(self._clock_ahead_ms, self._sync_delay_ms, self._is_full, self._lacks_memory))
         finally:
             os.close(descriptor)
 
