@@ -18,6 +18,7 @@ import os
 import signal
 import sqlite3
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
