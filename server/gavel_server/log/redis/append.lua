@@ -34,7 +34,7 @@ local head_number, head_hash, count = head[1] or '0', head[2] or ARGV[4], tonumb
 if head[4] and head[4] ~= ARGV[5] then return {'FORMAT', head[4]} end
 if head_number ~= ARGV[1] or head_hash ~= ARGV[2] then return {'MOVED', head_number, head_hash} end
 if (head[5] or '0') ~= ARGV[3] then return {'FENCED', head[5] or '0'} end
--- A server has reported that this log has lost acknowledged events (ADR 0064).
+-- A server has reported that this log has lost acknowledged events (ADR 0065).
 if head[6] and not string.find(flags, 'l', 1, true) then return {'LOST'} end
 
 local time = call('TIME')
