@@ -261,21 +261,28 @@ def test_every_code_has_an_example() -> None:
     """Every code has an example, which a test below compiles, except for codes that no single change to the sample can cause."""
     without = {*diagnostic_codes.MISTAKES, *diagnostic_codes.WARNINGS} - {example[0] for example in _examples()}
     assert {
+        "constant-never-used",
         "counter-never-read",
         "document-too-long",
         "duplicate-derivation",
+        "duplicate-name",
         "engine-disagreement",
         "limit-differs",
         "more-mistakes",
         "never-approves",
         "not-analysed",
+        "not-bundled",
+        "not-imported",
         "schema-too-large",
         "threshold-too-exact",
+        "shared-never-used",
+        "shared-parts-disagree",
         "too-complex",
         "too-deep",
         "too-large",
         "too-many-rules",
         "window-in-seconds",
+        "wrong-digest",
     } == without
 
 

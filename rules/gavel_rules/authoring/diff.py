@@ -23,6 +23,7 @@ from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.document.composition import compose
 from gavel_rules.language.engines.lowering import Formula
 from gavel_rules.language.fact_declaration import case_value, is_case_value
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
@@ -36,7 +37,7 @@ _OUTCOMES: Final = {"approve": "APPROVED", "reject": "REJECTED", "review": "NEED
 _REJECTED: Final = _OUTCOMES["reject"]
 # Keys of a document that are not compared: they differ in any two versions or decide nothing. Rules are compared one by one.
 _KEYS_NOT_COMPARED: Final = ("version", "description", "rules")
-_RULE_KEYS: Final = ("action", "priority", "when", "effect", "reason_code", "review")
+_RULE_KEYS: Final = ("action", "actions", "priority", "when", "effect", "reason_code", "review")
 
 
 class CaseDecision(NamedTuple):
@@ -89,7 +90,7 @@ def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetDiff:
     edits = [*_edits("", _declarations(before), _declarations(after))]
     for rule_id in changed:
         edits.extend(_rule_edits(rule_id, old_rules[rule_id], new_rules[rule_id]))
-    actions = [_ActionVersions(name, old, new, before, after) for name in sorted({*old.actions, *new.actions})]
+    actions = [_ActionVersions(name, old, new, _actions(before), _actions(after)) for name in sorted({*old.actions, *new.actions})]
     edited = [action for action in actions if action.may_differ()]
     work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
     cases = tuple(islice(chain.from_iterable(action.case_changes(work_max) for action in edited), CASES_SHOWN_MAX))
@@ -157,6 +158,12 @@ def _shape(node: Node) -> tuple[object, ...]:
     return (*(getattr(node, name, None) for name in names), sum(1 for _ in children(node)))
 
 
+def _actions(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the actions of a document, with what they share written out."""
+    actions: Mapping[str, Any] = compose(document, lambda *_: None).data["actions"]
+    return actions
+
+
 def _declarations(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in _KEYS_NOT_COMPARED}
 
@@ -182,7 +189,7 @@ class _ActionVersions:
         self._name = name
         self._old = old.actions.get(name)
         self._new = new.actions.get(name)
-        old_action, new_action = before["actions"].get(name, {}), after["actions"].get(name, {})
+        old_action, new_action = before.get(name, {}), after.get(name, {})
         self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
         self._same_declarations = old_action == new_action
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()

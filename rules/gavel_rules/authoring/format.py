@@ -255,7 +255,9 @@ _SUITE: Final = _Shape(
     },
 )
 _ACTION: Final = _Shape(_keys(ActionPart), {"facts": _Shape((), every=_Shape(_keys(FactPart))), "retry": _Shape(_keys(RetryPart))})
-_RULE_SET: Final = _Shape(_keys(RuleSetPart), {"actions": _Shape((), every=_ACTION), "rules": _Shape(_keys(RulePart))})
+_RULE_SET: Final = _Shape(
+    _keys(RuleSetPart), {"actions": _Shape((), every=_ACTION), "shared": _Shape((), every=_ACTION), "rules": _Shape(_keys(RulePart))}
+)
 
 
 def _sort(data: Any, shape: _Shape) -> Any:

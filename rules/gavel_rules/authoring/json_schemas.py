@@ -58,6 +58,16 @@ def _rule_set_schema() -> dict[str, Any]:
     parts["ActionPart"]["properties"]["params"].update(
         {"required": ["type"], "properties": {"type": {"const": "object"}, "properties": {"type": "object"}}}
     )
+    parts["ActionPart"].update({"required": [], "anyOf": [{"required": ["params"]}, {"required": ["use"]}]})
+    shared = {key: value for key, value in parts["ActionPart"].items() if key not in ("required", "anyOf")}
+    shared["properties"] = {key: value for key, value in shared["properties"].items() if key != "use"}
+    parts["SharedPart"] = {**shared, "description": "Parts of actions, for actions to use."}
+    literal = {"type": ["number", "string", "boolean"]}
+    constant = {"anyOf": [literal, {"type": "array", "items": literal}]}
+    for part in (schema, parts["LibraryPart"]):
+        part["properties"]["shared"]["additionalProperties"] = {"$ref": "#/$defs/SharedPart"}
+        part["properties"]["constants"]["additionalProperties"] = constant
+    parts["RulePart"]["oneOf"] = [{"required": ["action"]}, {"required": ["actions"]}]
     parts["FactPart"]["dependentRequired"] = {"subjects": ["max"], "max": ["subjects"]}
     parts["FactPart"]["oneOf"] = [{"required": ["type"]}, {"required": ["value"]}]
     is_refusal = {"properties": {"effect": {"enum": ["reject", "review"]}}, "required": ["effect"]}

@@ -43,6 +43,7 @@ from gavel_rules.language.document.models import (
     RulePart,
     RuleSetPart,
     VersionsPart,
+    decides_on,
     version_of,
 )
 from gavel_rules.language.document.params_schema import ParamsSchema, compile_schema
@@ -137,7 +138,7 @@ class _ActionChecker:
         self._part = document.actions[name]
         self._actions = document.actions
         rules: Iterable[RulePart | None] = getattr(document, "rules", ())
-        self._rules = [(index, rule) for index, rule in enumerate(rules) if rule is not None and getattr(rule, "action", None) == name]
+        self._rules = [(index, rule) for index, rule in enumerate(rules) if rule is not None and decides_on(rule, name)]
         derivations: Iterable[DerivationPart | None] = getattr(document, "derivations", ())
         self._derivations = [
             (index, part)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.tokens import closing_offset
-from gavel_rules.language.cel.variables import Expansion, Variables
+from gavel_rules.language.cel.variables import CONSTANT, Expansion, Variables, constant_literal
 from gavel_rules.language.cel.vocabulary import is_spellable
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.models import RuleSetPart, version_of
@@ -31,9 +31,10 @@ class ExpressionChecker:
         self._unused: list[str] = []
         self._reported = 0  # mistakes, repeated ones included
         texts = {name: text for name, text in getattr(part, "variables", {}).items() if is_spellable(name)}
-        written = source.data.get("variables") if isinstance(source.data, dict) else None
+        written = source.composed.get("variables") if isinstance(source.composed, dict) else None
         unreadable = written.keys() - texts.keys() if isinstance(written, dict) else ()
-        self._variables = Variables(texts, unreadable, self._report_variable, version_of(part))
+        constants = {name: literal for name, value in getattr(part, "constants", {}).items() if (literal := constant_literal(value))}
+        self._variables = Variables(texts, unreadable, self._report_variable, version_of(part), constants)
 
     def add_environment(self, environment: Environment) -> None:
         """Add the environment of an action's conditions; unused variables are checked in each."""
@@ -122,7 +123,8 @@ class ExpressionChecker:
             self._variable_mistakes[mistake] = dict.fromkeys(self._actions, suggestion)
 
     def _report_variable(self, variable: str, offset: int, code: str, message: str, suggestion: str) -> None:
-        self._messages.add(self._source.locate_within(("variables", variable), offset), code, message, suggestion)
+        path: Path = ("constants", variable.removeprefix(CONSTANT)) if variable.startswith(CONSTANT) else ("variables", variable)
+        self._messages.add(self._source.locate_within(path, offset), code, message, suggestion)
 
 
 def _ignore(offset: int, code: str, message: str, hint: str) -> None:

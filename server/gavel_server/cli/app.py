@@ -55,6 +55,7 @@ from gavel_server.cli.commands.reads.replay import replay
 from gavel_server.cli.commands.reads.status import status
 from gavel_server.cli.commands.reads.trace import trace
 from gavel_server.cli.commands.rules.authoring.bench import bench
+from gavel_server.cli.commands.rules.authoring.bundle import bundle
 from gavel_server.cli.commands.rules.authoring.diff import diff
 from gavel_server.cli.commands.rules.authoring.explain import explain
 from gavel_server.cli.commands.rules.authoring.fmt import fmt
@@ -171,6 +172,7 @@ rules.command("test")(run_suites)
 rules.command("explain")(explain)
 rules.command("diff")(diff)
 rules.command("graph")(graph)
+rules.command("bundle")(bundle)
 rules.command("bench")(bench)
 rules.command("schema")(schema)
 rules.command("deploy")(deploy)

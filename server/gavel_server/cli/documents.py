@@ -51,12 +51,27 @@ def read_document(name: str) -> str:
 
 
 def read_rule_set(name: str) -> str:
-    """Return the text of a rule set's file, or of stdin for "-". Raises InvalidInputError, also for a file with a suite's name."""
+    """Return the text of a rule set's file, or of stdin for "-", with the documents that it imports.
+
+    Raises InvalidInputError, also for a file with a suite's name.
+    """
     from gavel_rules.authoring.suites.suite import SUITE_SUFFIXES
 
     if name.endswith(SUITE_SUFFIXES):
         raise InvalidInputError(f"{name} is a test suite; give the rule set that the suite tests")
-    return read_document(name)
+    text = read_document(name)
+    return _bundle(text, name) if "imports" in text else text
+
+
+def _bundle(text: str, name: str) -> str:
+    """Return a rule set with the documents that it imports. Raises InvalidInputError."""
+    from gavel_rules.authoring.bundle import BundleError, bundle
+
+    folder = Path() if name == STANDARD_INPUT else Path(name).parent
+    try:
+        return bundle(text, lambda file: read_document(str(folder / file)))
+    except BundleError as error:
+        raise InvalidInputError(f"{display_name(name)}: {error}") from error
 
 
 def compile_document(document: str, name: str) -> CompiledRuleSet:

@@ -26,6 +26,7 @@ from gavel_server.cli.rendering import output
 DOCUMENT_SUFFIXES: Final = (".yaml", ".yml", ".json")
 # A rule set has at least one of these keys at its top.
 _TOP_KEYS: Final = frozenset(["gavel", "rule_set"])
+_LIBRARY_LINE: Final = re.compile(r"""^["']?library["']?[ \t]*:""", re.MULTILINE)
 _TOP_KEY_LINE: Final = re.compile(r"""^["']?(?:gavel|rule_set)["']?[ \t]*:""", re.MULTILINE)
 # A grants document has this key, and its suite names it.
 _GRANTS_LINE: Final = re.compile(r"""^["']?grants["']?[ \t]*:""", re.MULTILINE)
@@ -139,8 +140,9 @@ def _is_rule_set(file: str) -> bool:
         return True
     if text.lstrip().startswith("{"):
         data = _json_object(text)
-        return data is None or (not _TOP_KEYS.isdisjoint(data) and "grants" not in data)
-    return _TOP_KEY_LINE.search(text) is not None and not _is_grants(text)
+        return data is None or (not _TOP_KEYS.isdisjoint(data) and "grants" not in data and "library" not in data)
+    # A document that others import is checked with them.
+    return _TOP_KEY_LINE.search(text) is not None and not _is_grants(text) and _LIBRARY_LINE.search(text) is None
 
 
 def _is_grants(text: str) -> bool:

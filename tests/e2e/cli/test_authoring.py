@@ -315,6 +315,25 @@ def test_unreadable_standard_input(folder: Path) -> None:
     assert (2, "gavel: standard input is closed; name a file\n") == (closed.returncode, closed.stderr)
 
 
+def test_imports_are_bundled(folder: Path) -> None:
+    """Commands bundle what a rule set imports, refuse another content than its digest names, and check no library by itself."""
+    library = {"gavel": "v2", "library": "company", "constants": {"heaviest": 20}}
+    (folder / "company.yaml").write_text(json.dumps(library))
+    rules = (folder / "parcels.yaml").read_text().replace("gavel: v1", "gavel: v2")
+    unbundled = f'{rules}\nimports: [{{file: company.yaml, digest: "{"sha256:" + "0" * 64}"}}]\n'
+    (folder / "parcels.yaml").write_text(unbundled)
+    refused = gavel("rules", "bundle", folder / "parcels.yaml")
+    assert 2 == refused.returncode
+    (digest,) = re.findall(r"company.yaml has the digest (sha256:[0-9a-f]{64})", refused.stderr)
+    (folder / "parcels.yaml").write_text(unbundled.replace("sha256:" + "0" * 64, digest))
+    bundled = gavel("rules", "bundle", folder / "parcels.yaml")
+    assert (0, "") == (bundled.returncode, bundled.stderr)
+    assert '"heaviest": 20' in bundled.stdout
+    checked = gavel("rules", "lint", folder)
+    assert checked.returncode in (0, 1), checked.stdout + checked.stderr
+    assert "company.yaml" not in checked.stdout
+
+
 def test_explain_invalid_params(folder: Path) -> None:
     """If the params do not fit, the output says that no rule was evaluated."""
     (folder / "case.yaml").write_text("subject: parcel/1\nparams: {weight: heavy}\nfacts: {status: ready}\n")

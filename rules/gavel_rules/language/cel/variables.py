@@ -11,20 +11,40 @@ and no macro may give its own variable the name of one.
 
 from __future__ import annotations
 
+import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.library import Report, parse, report_complaint
-from gavel_rules.language.cel.syntax_tree import Comprehension, Identifier, Node, children
-from gavel_rules.language.cel.vocabulary import ROOTS, TYPE_NAMES
+from gavel_rules.language.cel.syntax_tree import Comprehension, Identifier, Node, Select, children
+from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, ROOTS, TYPE_NAMES
 from gavel_rules.text import suggestion
 
 EXPANDED_LENGTH_MAX: Final = 16 * 1024
+# The name of a constant among the variables begins so: authors write constants.NAME.
+CONSTANT: Final = "constants."
+_CONSTANTS: Final = "constants"
+_PATH_OF_CONSTANT: Final = re.compile(r"constants\s*\.\s*\w+")
 
 # Variable, offset in its text, code, message, suggestion.
 VariableReport = Callable[[str, int, str, str, str], None]
+
+
+def constant_literal(value: object) -> str:
+    """Return a constant as a literal of CEL; "" if it cannot be one. All numbers are doubles: canonical JSON does not tell 1.0 from 1."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(float(value))
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        items = [constant_literal(item) for item in value if not isinstance(item, list)]
+        return f"[{', '.join(items)}]" if len(items) == len(value) and all(items) else ""
+    return ""
 
 
 class Expansion(NamedTuple):
@@ -48,7 +68,7 @@ class Expansion(NamedTuple):
         return [
             (start, name)
             for (start, name, there), (after, same, _) in pairwise(self.pieces)
-            if name and there == 0 and same == name and after == start + 1 and self.text[start] == "("
+            if name and there == 0 and same == name and after == start + 1 and self.text[start] == "(" and not name.startswith(CONSTANT)
         ]
 
 
@@ -66,12 +86,20 @@ class _Variable(NamedTuple):
 class Variables:
     """The variables of one document."""
 
-    def __init__(self, texts: Mapping[str, str], unreadable: Collection[str], report: VariableReport, version: int = 1) -> None:
+    def __init__(
+        self,
+        texts: Mapping[str, str],
+        unreadable: Collection[str],
+        report: VariableReport,
+        version: int = 1,
+        constants: Mapping[str, str] | None = None,
+    ) -> None:
         """Read the variables and report their mistakes. `unreadable` are those whose value is not a text, which is reported already.
 
-        `version` is the language's.
+        `version` is the language's. `constants` are the document's, as CEL literals; they are expanded like variables.
         """
         self._version = version
+        texts = {**{f"{CONSTANT}{name}": literal for name, literal in (constants or {}).items()}, **texts}
         self.names = frozenset((*texts, *unreadable))
         self._broken = set(unreadable)
         self._variables: dict[str, _Variable] = {}
@@ -92,16 +120,20 @@ class Variables:
         `known` are the names of the language in scope. An expression that cannot be parsed is returned unchanged.
         """
         plain = Expansion(text, ((0, "", 0),))
-        if not self.names:
+        if not self.names and self._version == 1:
             return plain
         try:
             tree = parse(text, self._version)
         except RuntimeError:
             return plain
         sound = True
-        for offset, name in _captures(tree, self.names):
+        for offset, name in _captures(tree, self._taken()):
             sound = False
             report(offset, "shadowed-name", f"{name} already has a meaning", "choose another name for the macro's variable")
+        for use in self._unknown_constants(tree):
+            sound = False
+            hint = suggestion(use.name, sorted(name for name in self.names if name.startswith(CONSTANT)), 0)
+            report(use.offset, "unknown-name", f"there is no constant {use.name.removeprefix(CONSTANT)}", hint)
         uses = self._uses(tree)
         self.used.update(use.name for use in uses)
         expandable = [use for use in uses if use.name not in self._broken]
@@ -140,11 +172,16 @@ class Variables:
         except RuntimeError as error:
             report_complaint((), text, str(error), note, reported=False)
             return
-        for offset, captured in _captures(tree, self.names):
+        for offset, captured in _captures(tree, self._taken()):
             note(offset, "shadowed-name", f"{captured} already has a meaning", "choose another name for the macro's variable")
         reads = set()
-        for free in _free(tree, frozenset()):
-            if free.name in ROOTS:
+        for free in _free(tree, self._bound()):
+            if free.name.startswith(CONSTANT):
+                if free.name not in self.names:
+                    known = sorted(one for one in self.names if one.startswith(CONSTANT))
+                    constant = free.name.removeprefix(CONSTANT)
+                    note(free.offset, "unknown-name", f"there is no constant {constant}", suggestion(free.name, known, self._reported))
+            elif free.name in ROOTS:
                 reads.add(free.name)
             elif free.name not in self.names and free.name not in TYPE_NAMES:
                 known = sorted({*ROOTS, *self.names})
@@ -152,7 +189,18 @@ class Variables:
         self._variables[name] = _Variable(text, self._uses(tree), frozenset(reads))
 
     def _uses(self, tree: Node) -> tuple[_Use, ...]:
-        return tuple(sorted({use for use in _free(tree, frozenset()) if use.name in self.names}))
+        return tuple(sorted({use for use in _free(tree, self._bound()) if use.name in self.names}))
+
+    def _unknown_constants(self, tree: Node) -> list[_Use]:
+        return sorted({use for use in _free(tree, self._bound()) if use.name.startswith(CONSTANT) and use.name not in self.names})
+
+    def _taken(self) -> frozenset[str]:
+        """Return the names that no macro may give to its variable, besides those of the language's first version."""
+        return self.names if self._version == 1 else self.names | ADDED_ROOTS
+
+    def _bound(self) -> frozenset[str]:
+        """Return the names that stand for nothing of the document: in the first version, `constants` is a name like any other."""
+        return frozenset([_CONSTANTS]) if self._version == 1 else frozenset()
 
     def _refuse_cycles(self, report: VariableReport) -> None:
         """Report every variable that depends on itself, at its first step there; mark the variables that use a broken one."""
@@ -241,6 +289,10 @@ def _expand(text: str, uses: Iterable[_Use], expansions: Mapping[str, Expansion]
         parts.extend((before, of.text))
         length += len(of.text)
         at = use.offset + len(use.name)
+        if use.name.startswith(CONSTANT):
+            written = _PATH_OF_CONSTANT.match(text, use.offset)
+            assert written is not None  # noqa: S101  # the parser has found the name there
+            at = written.end()
         pieces.append((length, owner, at))
     parts.append(text[at:])
     return Expansion("".join(parts), tuple(pieces))
@@ -252,6 +304,8 @@ def _free(node: Node, bound: frozenset[str]) -> Iterator[_Use]:
         case Identifier(name, offset):
             if name not in bound:
                 yield _Use(offset, name)
+        case Select(Identifier(name, offset), field_name, False) if name == _CONSTANTS and name not in bound:
+            yield _Use(offset, f"{CONSTANT}{field_name}")
         case Comprehension():
             yield from _free(node.range, bound)
             yield from _free(node.start, bound)

@@ -48,6 +48,8 @@ RESERVED_WORDS: Final = frozenset(
 TYPE_NAMES: Final = frozenset(["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type"])
 # Every root name that some scope of the language's first version has.
 ROOTS: Final = frozenset(["params", "facts", "proposal", "subject", "producer", "evidence", "trace", "now", "execution", "decision"])
+# Names that the second version adds at the root.
+ADDED_ROOTS: Final = frozenset(["history", "constants", "zones", "calendars"])
 # The root of the counters, as authors write it and as the root of the variables that stand for reads of them: see `counter_reads`.
 HISTORY: Final = "history"
 COUNTER_READS: Final = "History"

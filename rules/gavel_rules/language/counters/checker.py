@@ -14,7 +14,7 @@ from gavel_rules.language.cel.vocabulary import DOUBLE, DYN, FACT_TYPES, INT, Fi
 from gavel_rules.language.counters.counter import COUNT, DISTINCT, CompiledCounter, CounterExpressions, aggregate_of
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.models import CounterPart, RuleSetPart
+from gavel_rules.language.document.models import CounterPart, RuleSetPart, matches_action
 from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.document.source import Source
 from gavel_rules.text import suggestion
@@ -140,8 +140,7 @@ class _CounterChecker:
         declared = sorted(self._schemas)
         matched: dict[str, None] = {}
         for index, pattern in enumerate(getattr(self._part, "action", None) or ()):
-            prefix = pattern.removesuffix("*")
-            found = [name for name in declared if name == pattern or (prefix != pattern and name.startswith(prefix))]
+            found = [name for name in declared if matches_action(pattern, name)]
             if not found:
                 message = f"no action under `actions` is {pattern}, so the counter could not read its params"
                 place = self._source.locate_key((*self._path, "action", index))
@@ -174,7 +173,7 @@ class _CounterChecker:
 
     def _digest(self, schemas: Mapping[str, ParamsSchema]) -> str:
         """Return the digest of all that determines what the counter counts: its keys, and the schemas of its actions."""
-        document: Any = self._source.data
+        document: Any = self._source.composed
         counted = document["counters"][self._name]
         params = {name: document["actions"][name]["params"] for name in schemas}
         value = self._fact_type().kind

@@ -22,6 +22,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "duplicate-derivation": "Two derivations give the same key for one action and status.",
     "duplicate-id": "Two rules, or two derivations, have the same id.",
     "duplicate-key": "A mapping has the same key twice.",
+    "duplicate-name": "An imported document declares a name that the document, or another imported one, has too.",
     "duplicate-priority": "Two rules of an action have the same priority.",
     "engine-disagreement": "The two engines disagree on a generated case, or one of them fails: a bug in Gavel, "
     "found before the document can decide anything.",
@@ -31,6 +32,8 @@ MISTAKES: Final[Mapping[str, str]] = {
     "more-mistakes": "The number of further mistakes after the first `MESSAGES_MAX`.",
     "needless-has": "`has()` tests a value that is always present.",
     "non-string-key": "A key of a mapping is not a string.",
+    "not-bundled": "A document is imported, but the text does not hold it.",
+    "not-imported": "The text holds a document that nothing imports.",
     "not-a-subject": "The subject of a fact is a literal and not a valid subject.",
     "not-a-value": "The name is a group of values, such as `facts`, not a value.",
     "not-bool": "A condition does not give a boolean.",
@@ -47,6 +50,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "schema-reference": "A reference of the params schema leaves the schema, recurses, or names no part of it.",
     "schema-too-large": "The params schema, with references followed, has more than `SCHEMA_PARTS_MAX` parts.",
     "shadowed-name": "A variable of the document or of a macro has a name that already has a meaning.",
+    "shared-parts-disagree": "Two shared parts that an action uses give a key different values.",
     "subject-cycle": "The subject of a fact depends on that fact, directly or through others.",
     "too-complex": "An expression or an action's rules exceed a limit: `COMPREHENSIONS_MAX`, `EXPANDED_LENGTH_MAX`, `CHAINS_MAX`, "
     "`SLOTS_MAX`, or the depth of nesting.",
@@ -65,6 +69,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "unwanted-reason-code": "A rule that approves has a reason_code.",
     "unwanted-review": "A rule that approves or rejects says who resolves its review.",
     "variable-cycle": "A variable depends on itself, directly or through others.",
+    "wrong-digest": "A bundled document is not the one that its digest names.",
     "wrong-type": "The key does not accept values of this type.",
     "yaml-anchor": "Anchors and aliases of YAML are not supported.",
     "yaml-syntax": "The text is not valid YAML.",
@@ -73,6 +78,7 @@ MISTAKES: Final[Mapping[str, str]] = {
 
 # Warnings never refuse a deployment.
 WARNINGS: Final[Mapping[str, str]] = {
+    "constant-never-used": "No expression uses a constant.",
     "contest-outlasts-fact": "A fact is stale before a contest of the action can close.",
     "counter-never-read": "No rule and no score reads a counter.",
     "fact-never-read": "No rule and no subject reads a declared fact.",
@@ -83,6 +89,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "not-analysed": "An action or a rule was not analysed in full; the message says why.",
     "overlapping-rules": "A rule approves a case that a lower rule would reject or send to review.",
     "threshold-too-exact": "A counter is compared with a number that it never equals.",
+    "shared-never-used": "No action uses a shared part.",
     "unreachable-rule": "The rules above a rule decide all its cases, or no case fulfils its condition.",
     "variable-never-used": "No expression uses a variable.",
     "window-in-seconds": "The window of a counter is odd in milliseconds and round in seconds.",

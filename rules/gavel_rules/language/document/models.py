@@ -45,6 +45,10 @@ COUNTER_ENTRIES_MAX: Final = 10_000_000
 COUNTER_DISTINCT_MAX: Final = 100_000
 COMPENSATION_PARAMS_MAX: Final = 64
 REJECTION_LIMIT_MAX: Final = 1_000
+USE_MAX: Final = 16
+SHARED_MAX: Final = 200
+CONSTANTS_MAX: Final = 200
+IMPORTS_MAX: Final = 16
 
 DECISION_TTL_MS_DEFAULT: Final = 60_000
 
@@ -70,7 +74,15 @@ Versions = Annotated[
         }
     ),
 ]
+DocumentDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 GroupName = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
+ActionPattern = Annotated[str, StringConstraints(pattern=f"^({DOTTED_NAME}|({DOTTED_NAME}\\.)?\\*)$", max_length=ACTION_TYPE_LENGTH_MAX)]
+ActionPatterns = Annotated[
+    list[ActionPattern],
+    Field(min_length=1, max_length=COUNTER_ACTIONS_MAX),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
 GroupNames = Annotated[list[GroupName], Field(max_length=REVIEW_GROUPS_MAX)]
 ExpressionText = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_LENGTH_MAX)]
 
@@ -174,6 +186,8 @@ class ReviewPart(Part):
 class ActionPart(Part):
     """An action that the rule set governs."""
 
+    use: Annotated[list[Name], Field(max_length=USE_MAX)] = []
+    """Names of shared parts that the action has. What the action declares itself takes precedence. Needs `gavel: v2`."""
     params: dict[str, Any]
     """JSON Schema 2020-12 of the proposal's params; it gives a type to every property that a condition reads."""
     facts: Annotated[dict[str, FactPart], Field(max_length=FACTS_PER_ACTION_MAX)] = {}
@@ -207,8 +221,10 @@ class RulePart(Part):
 
     id: Name
     """The rule's id, unique in the rule set."""
-    action: ActionType
+    action: ActionType | None = None
     """The action that the rule decides on: one of those under `actions`."""
+    actions: ActionPatterns | None = None
+    """Instead of `action`: several actions, or patterns such as "refund.*". Needs `gavel: v2`."""
     priority: Annotated[int, Field(ge=1, le=65_535)]
     """The rule's priority, unique among the rules of its action. Of the rules that match, the one with the highest priority decides."""
     when: ExpressionText
@@ -247,14 +263,33 @@ class DerivationPart(Part):
     """The fact's value: CEL that gives a string, number or boolean."""
 
 
+class ImportPart(Part):
+    """A document of which this one uses constants, variables and shared parts."""
+
+    file: Annotated[str, StringConstraints(min_length=1, max_length=4_096)] = ""
+    """The document's file, relative to this one. Gavel's commands read it and bundle it."""
+    digest: DocumentDigest
+    """The document's digest, which `gavel rules bundle` prints."""
+
+
+class LibraryPart(Part):
+    """A document that others import."""
+
+    gavel: Literal["v2"]
+    """Version of the language."""
+    library: Name
+    """The document's name, for people."""
+    description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] = ""
+    """A description for people."""
+    constants: Annotated[dict[str, Any], Field(max_length=CONSTANTS_MAX)] = {}
+    """Constants, as in a rule set."""
+    variables: Annotated[dict[str, ExpressionText], Field(max_length=VARIABLES_MAX)] = {}
+    """Named CEL expressions, as in a rule set."""
+    shared: Annotated[dict[Name, dict[str, Any]], Field(max_length=SHARED_MAX)] = {}
+    """Parts of actions, as in a rule set."""
+
+
 CounterName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
-ActionPattern = Annotated[str, StringConstraints(pattern=f"^({DOTTED_NAME}|({DOTTED_NAME}\\.)?\\*)$", max_length=ACTION_TYPE_LENGTH_MAX)]
-ActionPatterns = Annotated[
-    list[ActionPattern],
-    Field(min_length=1, max_length=COUNTER_ACTIONS_MAX),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
-]
 FactKeys = Annotated[
     list[FactKey],
     Field(min_length=1, max_length=COUNTER_ACTIONS_MAX),
@@ -327,6 +362,14 @@ class RuleSetPart(Part):
     """A description for people."""
     actions: Annotated[dict[ActionType, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
     """The actions that the rule set governs, by action type."""
+    shared: Annotated[dict[Name, dict[str, Any]], Field(max_length=SHARED_MAX)] = {}
+    """Parts of actions, by name, for actions to `use`. Needs `gavel: v2`."""
+    constants: Annotated[dict[str, Any], Field(max_length=CONSTANTS_MAX)] = {}
+    """Numbers, texts, booleans and lists of these, for expressions to read as constants.NAME. Needs `gavel: v2`."""
+    imports: Annotated[list[ImportPart], Field(max_length=IMPORTS_MAX)] = []
+    """Documents whose constants, variables and shared parts this one uses. Needs `gavel: v2`."""
+    documents: Annotated[dict[DocumentDigest, LibraryPart], Field(max_length=IMPORTS_MAX)] = {}
+    """The imported documents, by digest. Gavel's commands add them."""
     rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
     """The rules of all actions."""
     derivations: Annotated[list[DerivationPart], Field(max_length=DERIVATIONS_MAX)] = []
@@ -335,6 +378,19 @@ class RuleSetPart(Part):
     """Named CEL expressions for use in other expressions."""
     counters: Annotated[dict[CounterName, CounterPart], Field(max_length=COUNTERS_MAX)] = {}
     """Numbers over the history of the bus, by name. Needs `gavel: v2`."""
+
+
+def matches_action(pattern: str, action: str) -> bool:
+    """Report whether an action is the one of a pattern, or begins as a pattern such as "refund.*" says."""
+    prefix = pattern.removesuffix("*")
+    return action == pattern or (prefix != pattern and action.startswith(prefix))
+
+
+def decides_on(rule: RulePart, action: str) -> bool:
+    """Report whether a rule decides on an action. Attributes of the rule may be missing: see `read_document`."""
+    if getattr(rule, "action", None) is not None:
+        return rule.action == action
+    return any(matches_action(pattern, action) for pattern in getattr(rule, "actions", None) or ())
 
 
 def version_of(document: RuleSetPart) -> int:

@@ -15,7 +15,9 @@ from pydantic_core import ErrorDetails
 
 from gavel_rules.events.kinds import GAVEL
 from gavel_rules.language.cel.library import FUNCTIONS
-from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, is_spellable
+from gavel_rules.language.cel.variables import constant_literal
+from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, PRESENCE_MAPS, ROOTS, TYPE_NAMES, is_spellable
+from gavel_rules.language.document.composition import compose
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.model_errors import describe_error, diagnostic_code, suggest_fix
 from gavel_rules.language.document.models import (
@@ -32,6 +34,7 @@ from gavel_rules.language.document.models import (
     RulePart,
     RuleSetPart,
     VersionsPart,
+    matches_action,
 )
 from gavel_rules.language.document.source import Source
 from gavel_rules.reason_codes import RESERVED_CODES
@@ -47,13 +50,28 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
         if not len(messages):
             messages.add(source.locate(()), "wrong-type", "the document is not a mapping", "start with `gavel: v1`")
         return None
-    part = _PartialReader(source, messages).read(RuleSetPart, source.data, ())
+    if source.data.get("gavel") != "v1":
+        _compose(source, messages)
+    part = _PartialReader(source, messages).read(RuleSetPart, source.composed, ())
     assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
+    _check_version(part, source, messages)
     _check_names(part, source, messages)
+    _check_constants(part, source, messages)
     _check_facts(part, source, messages)
     _check_rules(part, source, messages)
     _check_derivations(part, source, messages)
     return part
+
+
+def _compose(source: Source, messages: Messages) -> None:
+    """Write out what the document imports, and what its actions share."""
+    assert isinstance(source.data, dict)  # noqa: S101  # the caller has looked
+
+    def note(path: Path, code: str, message: str, hint: str) -> None:
+        messages.add(source.locate_key(path), code, message, hint)
+
+    composition = compose(source.data, note)
+    source.compose(composition.data, composition.origins)
 
 
 class _PartialReader:
@@ -144,7 +162,7 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         name = str(next(step for step in reversed(path) if isinstance(step, str)))
         messages.add(source.locate(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
     else:
-        messages.add(source.locate(path), code, f"{_path_text(path)}: {describe_error(details)}", suggest_fix(details))
+        messages.add(source.locate(path), code, f"{_path_text(source.written_path(path))}: {describe_error(details)}", suggest_fix(details))
 
 
 _NAMING: Final = defaultdict(
@@ -156,6 +174,38 @@ _NAMING: Final = defaultdict(
     escalate_to="use 1 to 128 printable ASCII characters without spaces",
     **dict.fromkeys(VersionsPart.model_fields, "use printable ASCII characters"),
 )
+
+
+# Keys of the second version: of the document, of its actions, and of its rules.
+_ADDED_KEYS: Final = ("shared", "constants", "imports", "documents")
+_ADDED_ACTION_KEYS: Final = ("use",)
+_ADDED_RULE_KEYS: Final = ("actions",)
+
+
+def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    """Refuse the keys of the second version in documents of the first."""
+    if getattr(part, "gavel", "v2") != "v1":
+        return
+    found: list[Path] = [(key,) for key in _ADDED_KEYS if key in part.model_fields_set]
+    for name, action in _actions(part).items():
+        found.extend(("actions", name, key) for key in _ADDED_ACTION_KEYS if key in action.model_fields_set)
+    for index, rule in enumerate(getattr(part, "rules", ())):
+        if rule is not None:
+            found.extend(("rules", index, key) for key in _ADDED_RULE_KEYS if key in rule.model_fields_set)
+    for path in found:
+        message = f"no such key here: {path[-1]} needs the language's second version"
+        messages.add(source.locate_key(path), "unknown-key", message, "write `gavel: v2`")
+
+
+def _check_constants(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    """Check the names and the values of constants."""
+    for name, value in getattr(part, "constants", {}).items():
+        path: Path = ("constants", name)
+        if not is_spellable(name):
+            messages.add(source.locate_key(path), "bad-name", f"the name {name!r} of a constant is not an identifier", _SPELLING)
+        elif not constant_literal(value) and source.written_path(path) not in source.broken_paths:
+            message = f"constants.{name} is not a number, a text, a boolean or a list of these"
+            messages.add(source.locate(path), "wrong-type", message, "write an expression under `variables`")
 
 
 def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
@@ -174,8 +224,12 @@ def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
         path: Path = ("variables", name)
         if not is_spellable(name):
             messages.add(source.locate_key(path), "bad-name", f"the variable name {name!r} is not an identifier", _SPELLING)
-        elif name in ROOTS or name in TYPE_NAMES or name in PRESENCE_MAPS.values() or name in FUNCTIONS:
+        elif name in ROOTS or name in TYPE_NAMES or name in PRESENCE_MAPS.values() or name in FUNCTIONS or _is_added_root(part, name):
             messages.add(source.locate_key(path), "shadowed-name", f"{name} already has a meaning", "choose another name for the variable")
+
+
+def _is_added_root(part: RuleSetPart, name: str) -> bool:
+    return name in ADDED_ROOTS and getattr(part, "gavel", "v1") == "v2"
 
 
 def _check_facts(part: RuleSetPart, source: Source, messages: Messages) -> None:
@@ -290,15 +344,31 @@ def _check_id(own_id: str | None, ids: set[str], path: Path, source: Source, mes
 
 
 def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Path, source: Source, messages: Messages) -> None:
-    """Check a rule's action, and its priority there."""
-    action = getattr(rule, "action", None)
+    """Check a rule's actions, and its priority there."""
     priority = getattr(rule, "priority", None)
-    if action is None:
+    written = rule.model_fields_set
+    if "actions" in written and "action" in written:
+        messages.add(source.locate_key((*path, "actions")), "unknown-key", "the rule has an `action` and `actions`", "remove one of them")
         return
-    of_action = priorities.get(action)
-    if of_action is None:
-        _report_undeclared(action, (*path, "action"), sorted(priorities), source, messages)
-    elif priority in of_action:
+    if "actions" not in written and "action" not in written:
+        messages.add(source.locate_key(path), "missing-key", "the key action is missing", "add it")
+    if getattr(rule, "action", None) is not None:
+        patterns = [(rule.action or "", (*path, "action"))]
+    else:
+        patterns = [(pattern, (*path, "actions", index)) for index, pattern in enumerate(getattr(rule, "actions", None) or ())]
+    for pattern, place in patterns:
+        if not any(matches_action(pattern, action) for action in priorities):
+            _report_undeclared(pattern, place, sorted(priorities), source, messages)
+    for action, of_action in priorities.items():
+        if any(matches_action(pattern, action) for pattern, _ in patterns):
+            _check_priority(rule, priority, of_action, path, source, messages)
+
+
+def _check_priority(
+    rule: RulePart, priority: int | None, of_action: dict[int, str], path: Path, source: Source, messages: Messages
+) -> None:
+    """Check that no rule of an action has the priority of a rule, and remember it."""
+    if priority in of_action:
         messages.add(
             source.locate((*path, "priority")),
             "duplicate-priority",

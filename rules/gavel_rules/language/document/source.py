@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Final
 
 from ruamel.yaml.nodes import Node, ScalarNode
@@ -41,12 +42,17 @@ class Source:
 
     def __init__(self, text: str, messages: Messages) -> None:
         self.data: object = None
+        self.composed: object = None  # `data` with what comes from elsewhere written out: see `composition`
+        self._origins: Mapping[Path, Path] = {}
         self.broken_paths: set[Path] = set()
         self._text = text
         self._line_starts: list[int] = []
         self._places: Places | None = None
-        if _is_over_limits(text, messages):
-            return
+        if not _is_over_limits(text, messages):
+            self._read(text, messages)
+            self.composed = self.data
+
+    def _read(self, text: str, messages: Messages) -> None:
         if text.lstrip().startswith("{"):
             try:
                 self.data = json.loads(text, object_pairs_hook=_to_unique_dict, parse_constant=_refuse_constant)
@@ -63,6 +69,19 @@ class Source:
         if root is not None:
             self._places = {}
             self.data = read_nodes(root, self._places, self.broken_paths, messages)
+
+    def compose(self, data: object, origins: Mapping[Path, Path]) -> None:
+        """Set the composed data, in which the parts at `origins` come from other places of the document."""
+        self.composed = data
+        self._origins = origins
+
+    def written_path(self, path: Path) -> Path:
+        """Return the place in the document of a part of the composed data."""
+        for length in range(len(path), 0, -1):
+            origin = self._origins.get(path[:length])
+            if origin is not None:
+                return self.written_path((*origin, *path[length:]))
+        return path
 
     def locate(self, path: Path) -> tuple[int, int]:
         """Return the (line, column) of the value at `path`, of its key if the value is empty, or of the nearest part around it."""
@@ -142,6 +161,7 @@ class Source:
             root = compose(_NOT_IN_YAML.sub("?", self._text), Messages())
             if root is not None:
                 read_nodes(root, self._places, set(), Messages())
+        path = self.written_path(path)
         while path and path not in self._places:
             path = path[:-1]
         return self._places.get(path) or (None, _NO_NODE)

@@ -1,0 +1,69 @@
+"""Bundling of imported documents."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from gavel_rules.authoring.bundle import BundleError, bundle
+from gavel_rules.language.document.composition import library_digest
+from gavel_rules.language.rule_set import compile_rule_set
+
+LIBRARY = "---\n# Limits of the company.\ngavel: v2\nlibrary: company\nconstants:\n  limit: 100\n\n  note: |\n    two\n    lines\n"
+DATA = {"gavel": "v2", "library": "company", "constants": {"limit": 100, "note": "two\nlines\n"}}
+DIGEST = library_digest(DATA)
+RULES = {
+    "gavel": "v2",
+    "rule_set": "refunds",
+    "version": 1,
+    "imports": [{"file": "company.yaml", "digest": DIGEST}],
+    "actions": {"refund.create": {"params": {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "number"}}}}},
+    "rules": [
+        {
+            "id": "small",
+            "action": "refund.create",
+            "priority": 1,
+            "when": "params.amount < constants.limit && constants.note != ''",
+            "effect": "approve",
+        }
+    ],
+}
+YAML = f"""\
+gavel: v2  # the second version
+rule_set: refunds
+version: 1
+imports: [{{file: company.yaml, digest: "{DIGEST}"}}]
+actions: {json.dumps(RULES["actions"])}
+rules: {json.dumps(RULES["rules"])}"""
+
+
+@pytest.mark.parametrize("text", [YAML, json.dumps(RULES)])
+@pytest.mark.parametrize("library", [LIBRARY, json.dumps(DATA)])
+def test_a_bundle_holds_everything(text: str, library: str) -> None:
+    """A bundled document compiles alone and is the same rule set in either notation; bundling it again changes nothing."""
+    bundled = bundle(text, {"company.yaml": library}.__getitem__)
+    rule_set = compile_rule_set(bundled)
+    assert compile_rule_set(bundle(json.dumps(RULES), lambda file: json.dumps(DATA))).digest == rule_set.digest
+    assert bundle(bundled, {}.__getitem__) == bundled
+    if text == YAML:
+        assert bundled.startswith(text)
+
+
+def test_documents_without_imports_stay_as_they_are() -> None:
+    """A document without imports, and one that cannot be read, are returned unchanged."""
+    for text in ("gavel: v2\n", "imports: 5\n", "a: [", "- 1\n", ""):
+        assert text == bundle(text, {}.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        (LIBRARY.replace("100", "200"), "company.yaml has the digest sha256:"),
+        ("a: [", "company.yaml:1:"),
+        ("- 1\n", "company.yaml is not a mapping"),
+    ],
+)
+def test_documents_that_cannot_be_bundled(library: str, message: str) -> None:
+    """Another content than the digest names, and a file that is no document, are refused with the reason."""
+    with pytest.raises(BundleError, match=message):
+        bundle(YAML, lambda file: library)
