@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 from gavel_rules.authoring.diff import diff_rule_sets
 from gavel_rules.authoring.lint import lint_rule_set
 from gavel_rules.language.document.composition import library_digest
+from gavel_rules.language.document.diagnostics import Messages
+from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
 
 TEXT = """\
@@ -174,10 +175,15 @@ variables: {local: params.region in constants.regions}
 """
 
 
+def data_of(text: str) -> object:
+    """Return a document as data."""
+    return Source(text, Messages()).data
+
+
 def importing(library: str = LIBRARY, digest: str = "") -> str:
     """Return the rule set with its constants and its variable in an imported document."""
     bundled = "".join(f"    {line}\n" for line in library.splitlines())
-    digest = digest or library_digest(yaml.safe_load(library))
+    digest = digest or library_digest(data_of(library))
     own = TEXT[: TEXT.index("constants:")] + TEXT[TEXT.index("shared:") :]
     return f'{own}imports:\n  - {{file: company.yaml, digest: "{digest}"}}\ndocuments:\n  "{digest}":\n{bundled}'
 
@@ -193,7 +199,7 @@ def test_imports_decide_as_if_written_out() -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        (importing(LIBRARY.replace("owner: platform", "owner: 5.5"), library_digest(yaml.safe_load(LIBRARY))), "wrong-digest"),
+        (importing(LIBRARY.replace("owner: platform", "owner: 5.5"), library_digest(data_of(LIBRARY))), "wrong-digest"),
         (importing().replace("imports:\n", "variables: {local: 'true'}\nimports:\n"), "duplicate-name"),
         (importing()[: importing().index("documents:")], "not-bundled"),
         (importing() + '  "sha256:' + "0" * 64 + '": {gavel: v2, library: other}\n', "not-imported"),
