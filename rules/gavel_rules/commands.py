@@ -172,7 +172,7 @@ class OpenCounters:
 
 @dataclass(slots=True)
 class FillCounter:
-    """Give a counter entries from before it was opened."""
+    """Enter events into a counter that came before it was opened."""
 
     event_id: str
     filled: CounterFilled

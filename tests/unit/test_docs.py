@@ -66,8 +66,6 @@ LIMITS_OF_DOCUMENTS: Final = (
     "language.counters.counter",
     "language.rule_set",
 )
-# Named in the docs as not there yet.
-FUTURE_COMMANDS: Final = frozenset({"upgrade"})
 
 
 def _text(name: str) -> str:
@@ -117,6 +115,17 @@ def test_decisions_have_unique_numbers() -> None:
     pages = sorted((DOCS / "decisions").glob("0*.md"))
     assert [page.name[:4] for page in pages] == sorted({page.name[:4] for page in pages})
     assert [page.name for page in pages if not page.read_text(encoding="utf-8").startswith(f"# {page.name[:4]} ")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_after_a_link_are_in_the_file(page: Path) -> None:
+    """Every function or class in parentheses after a link to a source file is named in that file."""
+    missing = []
+    links = re.findall(r"\]\(([^)#\s]+\.(?:py|go|lua|sql))\)\s+\(((?:`[\w.]+`(?:,\s+)?)+)\)", page.read_text(encoding="utf-8"))
+    for path, names in links:
+        source = (page.parent / path).read_text(encoding="utf-8")
+        missing += [name for name in re.findall(r"`([\w.]+)`", names) if not all(part in source for part in name.split("."))]
+    assert missing == []
 
 
 def _emitted_reason_codes() -> set[str]:
@@ -333,8 +342,8 @@ def test_settings_are_listed() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page: Path) -> None:
-    """Every `gavel COMMAND` in the docs is a command of the program, or is named there as one of a later release."""
-    known = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups} | FUTURE_COMMANDS
+    """Every `gavel COMMAND` in the docs is a command of the program."""
+    known = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     text = page.read_text(encoding="utf-8")
     lines = re.findall(r"^    .+$", text, flags=re.MULTILINE) + "\n".join(re.findall(r"```sh\n.*?```", text, flags=re.DOTALL)).splitlines()
     shown = {command for line in lines for command in re.findall(r"(?:^\s*|until |/)gavel ([a-z][a-z-]+)\b", line)}

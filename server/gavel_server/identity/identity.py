@@ -62,7 +62,7 @@ class Identity:
 
     @property
     def wants_optional_certificates(self) -> bool:
-        """Whether callers may, and need not, present a client certificate."""
+        """Whether a client certificate is optional."""
         return self._settings.tls_client_ca is not None and self._settings.tls_client_certificate == "optional"
 
     @property

@@ -57,11 +57,11 @@ def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: in
     event names its cause. Raises ServiceError.
     """
     header, payload = _checked_header(envelope, bus, payloads, sent_bytes)
-    found = _payload_violations(envelope, payload)
-    if found and normalize(envelope):
-        found = _payload_violations(envelope, payload)
-    if found:
-        raise invalid(found)
+    violations = _payload_violations(envelope, payload)
+    if violations and normalize(envelope):
+        violations = _payload_violations(envelope, payload)
+    if violations:
+        raise invalid(violations)
     _complete_header(envelope, header, payload, traceparent)
     if payload == "fact" and not envelope.fact.observed_from:
         fact = envelope.fact
@@ -74,12 +74,12 @@ def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None, 
     header, payload = _checked_header(envelope, bus, PROPOSALS, sent_bytes)
     _complete_header(envelope, header, payload, traceparent)
     proposal = ProposalView(envelope, header)
-    found = proposal_violations(proposal)
-    if found and normalize(envelope):
+    violations = proposal_violations(proposal)
+    if violations and normalize(envelope):
         proposal = ProposalView(envelope, header)
-        found = proposal_violations(proposal)
-    if found:
-        raise invalid(found)
+        violations = proposal_violations(proposal)
+    if violations:
+        raise invalid(violations)
     return SubmitProposal(proposal), header.event_id
 
 
@@ -89,9 +89,9 @@ def producer_for_execution(producer: Producer) -> Producer:
     header = EnvelopeHeader(envelope)
     if _imply_producer(envelope, header, "execution"):
         header = EnvelopeHeader(envelope)
-    found = producer_violations(header)
-    if found:
-        raise invalid([(field.removeprefix("envelope."), description) for field, description in found])
+    violations = producer_violations(header)
+    if violations:
+        raise invalid([(field.removeprefix("envelope."), description) for field, description in violations])
     permissions.check(envelope, header, "execution")
     return envelope.producer
 
@@ -102,17 +102,17 @@ def _checked_header(envelope: Envelope, bus: str, payloads: frozenset[str], sent
     header = EnvelopeHeader(envelope)
     if payload is not None and _imply_producer(envelope, header, payload):
         header = EnvelopeHeader(envelope)
-    found = shape_violations(envelope, header, bus, payload, payloads, sent_bytes)
-    if found and normalize(envelope):
+    violations = shape_violations(envelope, header, bus, payload, payloads, sent_bytes)
+    if violations and normalize(envelope):
         header = EnvelopeHeader(envelope)
-        found = shape_violations(envelope, header, bus, payload, payloads, sent_bytes)
-    if found or payload is None:
-        raise invalid(found)
+        violations = shape_violations(envelope, header, bus, payload, payloads, sent_bytes)
+    if violations or payload is None:
+        raise invalid(violations)
     if payload == "decision":
         permissions.check(envelope, header, payload)
-    found = producer_violations(header)
-    if found:
-        raise invalid(found)
+    violations = producer_violations(header)
+    if violations:
+        raise invalid(violations)
     permissions.check(envelope, header, payload)
     return header, payload
 

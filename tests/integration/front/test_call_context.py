@@ -110,7 +110,7 @@ class World:
 
 @pytest.fixture(params=TRANSPORTS)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    """A world, not started."""
+    """A world whose server has not started."""
     server = World(request.param, tmp_path)
     yield server
     await server.stop()

@@ -75,7 +75,7 @@ class _WebServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals: the caller of `serve_http` handles them."""
         yield
 
 

@@ -187,7 +187,7 @@ class CaseBus:
     ) -> EarlierRun:
         """Submit an earlier proposal at its age and carry out its approval, if it has an execution.
 
-        Facts of the case that are recorded only later are recorded now as well, for this proposal.
+        A fact that is younger than the proposal is recorded at the time of the proposal as well.
         """
         part = case.part.earlier[index]
         action_type = part.action or action.action_type

@@ -344,7 +344,7 @@ def _check_id(own_id: str | None, ids: set[str], path: Path, source: Source, mes
 
 
 def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Path, source: Source, messages: Messages) -> None:
-    """Check a rule's actions, and its priority there."""
+    """Check that the actions of a rule exist, and that no other rule of an action has its priority."""
     priority = getattr(rule, "priority", None)
     written = rule.model_fields_set
     if "actions" in written and "action" in written:

@@ -84,8 +84,8 @@ class Server:
         """Note where a new connection leads. Raises LogUnreachableError if that is a former primary."""
         if timeline and system == self._system and timeline < self._timeline:
             raise LogUnreachableError(
-                f"PostgreSQL at {address} is on timeline {timeline}, and a standby was promoted to timeline {self._timeline}: it is a "
-                "former primary; stop it, or make it a standby"
+                f"PostgreSQL at {address} is a former primary on timeline {timeline}: a standby was promoted to timeline {self._timeline}; "
+                "stop the former primary, or make it a standby"
             )
         if timeline and (system, timeline) != (self._system, self._timeline):
             if self._timeline:

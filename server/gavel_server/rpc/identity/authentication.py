@@ -94,7 +94,7 @@ class CallAuthentication:
 
 
 def _credentials(call: _GrpcContext, metadata: tuple[Any, ...]) -> Credentials:
-    """Return what a caller has presented. gRPC does not tell who calls over a Unix socket; only this user reaches it (`transport.bind`)."""
+    """Return the credentials of a caller. gRPC does not name the user of a Unix socket, which only the server's own user can reach."""
     peer = call.peer()
     is_unix = peer.startswith("unix:")
     properties = call.auth_context() or {}

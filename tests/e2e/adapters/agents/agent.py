@@ -43,7 +43,7 @@ class Depot:
     _end: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def act(self, parcel: str) -> str:
-        """Take the effect of a tool."""
+        """Carry out a tool."""
         self.effects.append(parcel)
         self.started.set()
         if self.holds:

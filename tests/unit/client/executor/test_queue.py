@@ -182,7 +182,7 @@ async def test_entry_that_reappears(executions: FakeExecutions, queue: Queue, ma
 
 
 async def test_unread_entries_are_not_lost(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
-    """While the queue has unread entries, no decision is taken for lost, and decisions begin in order."""
+    """While the queue has unread entries, no decision counts as lost, and decisions begin in order."""
     for number in range(1, 6):
         executions.add(approved_decision(number, bus))
         await queue.add(approved_decision(number, bus))

@@ -31,7 +31,7 @@ def proposal(subject: str = "order/1") -> Envelope:
 
 @pytest.fixture
 def channel() -> Any:
-    """A channel whose server is the test."""
+    """A channel to a server that the test plays."""
     return grpc_testing.channel([method.containing_service for method in METHODS.values()], grpc_testing.strict_real_time())
 
 

@@ -98,7 +98,7 @@ class Pins:
         return await self._check(definition, contract)
 
     async def accept(self, definition: ToolDefinition) -> None:
-        """Make a definition the pinned one. Raises GavelError, DefinitionError."""
+        """Pin a definition. Raises GavelError, DefinitionError."""
         await self._client.register_contract(self._contract(definition))
 
     def changes(self, definition: ToolDefinition) -> list[str]:

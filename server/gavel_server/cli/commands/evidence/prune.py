@@ -48,5 +48,5 @@ def prune_evidence(
             size_bytes += evidence.size_bytes
             output.print_line(f"{evidence.hash}  {evidence.size_bytes} bytes  {evidence.written_at:%Y-%m-%dT%H:%M:%SZ}")
     except EvidenceError as error:
-        raise CommandError(f"{error}; {count} pieces were removed before (--store {store})") from error
+        raise CommandError(f"{error}; {count} pieces of evidence were removed before (--store {store})") from error
     output.print_line(f"{'would remove' if dry_run else 'removed'} {count} pieces, {size_bytes} bytes")

@@ -36,7 +36,7 @@ async def _close_nothing() -> None:
 
 
 class Endpoint(NamedTuple):
-    """Where connections lead. `address` is the URL for messages; `new_connection` opens nothing yet; `close` ends the discovery."""
+    """The target of connections. `address` is the URL for messages; `new_connection` opens nothing yet; `close` ends the discovery."""
 
     address: str
     new_connection: Callable[[], AbstractConnection]

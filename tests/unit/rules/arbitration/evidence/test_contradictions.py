@@ -32,7 +32,7 @@ def verdict(decision: Decision) -> tuple[int, str]:
 
 
 def test_contradicting_readings_call_a_person(core: Core) -> None:
-    """Two values of one key read in one result request a human review. This is no rejection and not counted; the trace is closed."""
+    """Two values of one key read in one result request a human review, which is not counted as a rejection; the trace is closed."""
     status = core.fact("order.status", "delivered")
     evidence = core.tool_result()
     core.observe("order.score", 0.1, evidence=evidence)
