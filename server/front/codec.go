@@ -39,7 +39,7 @@ type rawMessage struct {
 // bytesCodec leaves messages as they are: only the server knows what they mean.
 type bytesCodec struct{}
 
-// Name returns the name of protobuf, which callers say they speak.
+// Name returns the name of protobuf, the codec that callers name.
 func (bytesCodec) Name() string { return "proto" }
 
 // Marshal gives away the data of a raw message.

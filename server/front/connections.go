@@ -14,7 +14,7 @@ import (
 	"gavel/front/internal/sockets"
 )
 
-// connections are the callers' connections and what their calls hold in memory. They refuse what exceeds a limit.
+// connections are the callers' connections and what their calls hold in memory. They refuse connections and calls that exceed a limit.
 type connections struct {
 	limits         limits
 	decompressions chan struct{} // holds one for each decompression under way
@@ -47,7 +47,7 @@ func newConnections(limits limits) *connections {
 	}
 }
 
-// callerOf returns whose connections are counted together: those of one address, or of all Unix sockets.
+// callerOf returns the key by which connections are counted: their address, or one key for all Unix sockets.
 func callerOf(address net.Addr) string {
 	if address.Network() == "unix" {
 		return sockets.UnixPrefix
@@ -153,7 +153,7 @@ func (connections *connections) shed() {
 	for connection := range connections.all {
 		bytes[connection.caller] += connection.bytes
 	}
-	// Sorted are the connections, and then the calls of one after the other: a flood has more calls than can be sorted here without delay.
+	// This sorts the connections, and then the calls of one connection after the other. A flood has too many calls to sort them all at once.
 	largest := slices.SortedFunc(maps.Keys(connections.all), func(one, other *connection) int {
 		return cmp.Or(cmp.Compare(bytes[other.caller], bytes[one.caller]), cmp.Compare(other.bytes, one.bytes))
 	})

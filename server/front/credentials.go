@@ -26,8 +26,9 @@ const credentialsMax = 64
 
 const expired = "the credentials have expired"
 
-// credential is what a connection has presented: its certificate, or an authorization header. The server is asked once who that is, and gives
-// a handle, which stands for the caller from then on. The header itself is not kept. Its fields are guarded by the mutex of connections.
+// credential is a credential that a connection has presented: its certificate, or an authorization header. The front asks the server once who
+// the caller is, and gets a handle, which stands for the caller from then on. It does not keep the header. The fields are guarded by the mutex
+// of connections.
 type credential struct {
 	connection *connection
 	digest     [sha256.Size]byte

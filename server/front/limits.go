@@ -34,7 +34,7 @@ type limits struct {
 	Methods                 map[string]method `json:"methods"` // by path
 }
 
-// method is what the front knows of a method.
+// method holds the properties of a method that the front enforces.
 type method struct {
 	RequestBytes    int  `json:"request_bytes"` // of one message, before and after decompression
 	ClientStreaming bool `json:"client_streaming"`

@@ -49,7 +49,7 @@ type identity struct {
 	certificates *secure.Certificates
 }
 
-// decodeServe returns what is in an order to serve (gavel_server/front/orders.py).
+// decodeServe returns the content of an order to serve (gavel_server/front/orders.py).
 func decodeServe(content []byte) (limits, *identity, error) {
 	var order struct {
 		Limits   json.RawMessage `json:"limits"`

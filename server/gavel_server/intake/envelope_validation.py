@@ -36,53 +36,55 @@ def shape_violations(
     `payload` is the one that the envelope holds, `payloads` are those that the call takes. `sent_bytes` bounds the size as sent;
     None: unknown.
     """
-    found: Violations = []
+    violations: Violations = []
     if payload is None:
-        found.append(("envelope.payload", f"is missing; send {' or '.join(sorted(payloads))}"))
+        violations.append(("envelope.payload", f"is missing; send {' or '.join(sorted(payloads))}"))
     elif payload not in payloads and payload != "decision":
-        found.append((f"envelope.{payload}", f"is not taken by this call, which takes {', '.join(sorted(payloads))}"))
+        violations.append((f"envelope.{payload}", f"is not taken by this call, which takes {', '.join(sorted(payloads))}"))
     category = envelope.event_category
     if category:
-        _check_category(category, payload, found)
+        _check_category(category, payload, violations)
     if envelope.schema_version not in ("", SCHEMA_VERSION):
-        found.append(("envelope.schema_version", f'is not "{SCHEMA_VERSION}"'))
+        violations.append(("envelope.schema_version", f'is not "{SCHEMA_VERSION}"'))
     if envelope.bus not in ("", bus):
-        found.append(("envelope.bus", f"contradicts the request's bus {bus}"))
+        violations.append(("envelope.bus", f"contradicts the request's bus {bus}"))
     if envelope.sequence_number:
-        found.append(("envelope.sequence_number", SET_BY_SERVER))
+        violations.append(("envelope.sequence_number", SET_BY_SERVER))
     if _has_field(envelope, "recorded_at"):
-        found.append(("envelope.recorded_at", SET_BY_SERVER))
+        violations.append(("envelope.recorded_at", SET_BY_SERVER))
     if _has_field(envelope, "attestation"):
-        found.append(("envelope.attestation", SET_BY_SERVER))
+        violations.append(("envelope.attestation", SET_BY_SERVER))
     if envelope.chain_hash:
-        found.append(("envelope.chain_hash", SET_BY_SERVER))
+        violations.append(("envelope.chain_hash", SET_BY_SERVER))
     if envelope.traceparent:
-        found.append(("envelope.traceparent", SET_BY_SERVER))
-    _check_header(envelope, header, payload, found)
+        violations.append(("envelope.traceparent", SET_BY_SERVER))
+    _check_header(envelope, header, payload, violations)
     if _has_field(envelope, "occurred_at") and not is_time(envelope.occurred_at):
-        found.append(("envelope.occurred_at", "is not a time between 1970 and 9999"))
+        violations.append(("envelope.occurred_at", "is not a time between 1970 and 9999"))
     if _has_field(envelope, "version_binding"):
-        found.extend(binding_violations(envelope.version_binding, "envelope.version_binding"))
+        violations.extend(binding_violations(envelope.version_binding, "envelope.version_binding"))
     # Measuring is slow: only if the envelope could be over the limit.
     if (sent_bytes is None or sent_bytes * GROWTH_MAX > limits.MESSAGE_BYTES_MAX) and envelope.ByteSize() > limits.MESSAGE_BYTES_MAX:
-        found.append(("envelope", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes"))
-    return found
+        violations.append(("envelope", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes"))
+    return violations
 
 
 def producer_violations(header: EnvelopeHeader) -> Violations:
     """Return the violations of a producer's form."""
-    found: Violations = []
+    violations: Violations = []
     producer_type = header.producer_type
     producer_id = header.producer_id
     if not producer_type:
-        found.append(("envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR, SYSTEM or TOOL_RUNTIME"))
+        violations.append(
+            ("envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR, SYSTEM or TOOL_RUNTIME")
+        )
     elif producer_type not in _PRODUCER_TYPES:
-        found.append(("envelope.producer.type", f"{producer_type} is unknown"))
+        violations.append(("envelope.producer.type", f"{producer_type} is unknown"))
     if len(producer_id) > limits.PRODUCER_ID_LENGTH_MAX or not is_producer_id(producer_id):
-        found.append(("envelope.producer.id", "is not 1 to 128 characters of A-Z a-z 0-9 . _ : @ / -"))
+        violations.append(("envelope.producer.id", "is not 1 to 128 characters of A-Z a-z 0-9 . _ : @ / -"))
     if not is_plain(header.producer_version):
-        found.append(("envelope.producer.version", "is not at most 128 printable ASCII characters"))
-    return found
+        violations.append(("envelope.producer.version", "is not at most 128 printable ASCII characters"))
+    return violations
 
 
 def binding_violations(binding: VersionBinding, path: str) -> Violations:

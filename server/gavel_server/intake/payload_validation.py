@@ -33,50 +33,50 @@ _CHANNELS: Final = frozenset(ObservedFrom.values())
 
 def payload_violations(envelope: Envelope, payload: str) -> Violations:
     """Return the violations of a payload other than a proposal; `payload` names it."""
-    found: Violations = []
-    _CHECKS[payload](envelope, found)
-    return found
+    violations: Violations = []
+    _CHECKS[payload](envelope, violations)
+    return violations
 
 
 def proposal_violations(proposal: ProposalView) -> Violations:
     """Return the violations of a proposal."""
-    found: Violations = []
+    violations: Violations = []
     path = "envelope.proposal"
     action_type = proposal.action_type
     if len(action_type) > limits.ACTION_TYPE_LENGTH_MAX or not is_dotted_name(action_type):
-        found.append((f"{path}.action_type", 'is not a dotted name of at most 128 characters, e.g. "refund.create"'))
-    found.extend(problems(proposal.params, "envelope.proposal.params"))
+        violations.append((f"{path}.action_type", 'is not a dotted name of at most 128 characters, e.g. "refund.create"'))
+    violations.extend(problems(proposal.params, "envelope.proposal.params"))
     problem = text_problem(proposal.expected_outcome)
     if problem:
-        found.append((f"{path}.expected_outcome", problem))
+        violations.append((f"{path}.expected_outcome", problem))
     if not 0.0 <= proposal.cost <= INTEGER_MAX:
-        found.append((f"{path}.cost", "is not between 0 and 2^53"))
+        violations.append((f"{path}.cost", "is not between 0 and 2^53"))
     if not 0.0 <= proposal.risk <= 1.0:
-        found.append((f"{path}.risk", "is not between 0 and 1"))
+        violations.append((f"{path}.risk", "is not between 0 and 1"))
     if not 0.0 <= proposal.confidence <= 1.0:
-        found.append((f"{path}.confidence", "is not between 0 and 1"))
+        violations.append((f"{path}.confidence", "is not between 0 and 1"))
     if not 0 < proposal.max_fact_age_ms <= INTEGER_MAX:
-        found.append((f"{path}.max_fact_age_ms", "is required: milliseconds, from 1 to 2^53"))
+        violations.append((f"{path}.max_fact_age_ms", "is required: milliseconds, from 1 to 2^53"))
     if proposal.required_facts:  # mostly empty, and iterating an empty repeated field still raises StopIteration
         if len(proposal.required_facts) > limits.REQUIRED_FACTS_MAX:
-            found.append((f"{path}.required_facts", f"has more than {limits.REQUIRED_FACTS_MAX} items"))
+            violations.append((f"{path}.required_facts", f"has more than {limits.REQUIRED_FACTS_MAX} items"))
         else:
             for index, key in enumerate(proposal.required_facts):
-                _check_key(key, f"{path}.required_facts[{index}]", found)
+                _check_key(key, f"{path}.required_facts[{index}]", violations)
     citations = proposal.citations
     if len(citations) > limits.BASED_ON_EVENTS_MAX:
-        found.append((f"{path}.based_on_events", f"has more than {limits.BASED_ON_EVENTS_MAX} items"))
+        violations.append((f"{path}.based_on_events", f"has more than {limits.BASED_ON_EVENTS_MAX} items"))
         citations = []
     for index, (sequence_number, event_id) in enumerate(citations):
         if not is_uuid(event_id):
-            found.append((f"{path}.based_on_events[{index}].event_id", "is not a UUID in canonical form"))
+            violations.append((f"{path}.based_on_events[{index}].event_id", "is not a UUID in canonical form"))
         if sequence_number < 1:
-            found.append((f"{path}.based_on_events[{index}].sequence_number", "is not at least 1"))
+            violations.append((f"{path}.based_on_events[{index}].sequence_number", "is not at least 1"))
     if proposal.projection_version is not None and proposal.projection_version < 0:
-        found.append((f"{path}.projection_version", "is negative"))
+        violations.append((f"{path}.projection_version", "is negative"))
     if proposal.competes:
-        found.append((f"{path}.contest", SET_BY_SERVER))
-    return found
+        violations.append((f"{path}.contest", SET_BY_SERVER))
+    return violations
 
 
 def _check_fact(envelope: Envelope, violations: Violations) -> None:

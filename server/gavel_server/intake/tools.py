@@ -41,23 +41,23 @@ _REDACTION: Final = re.compile(r"/(?:arguments|result)(?:/(?:[^/~]|~[01])*)*\Z")
 
 def contract_registration(contract: ToolContract, event_id: str) -> ChangeTools:
     """Return the command that registers a contract, with its `schema_hash`. Raises ServiceError with every violation."""
-    found = _event_id_violations(event_id)
-    _check_name(contract.name, "contract.name", found)
-    _check_version(contract.version, "contract.version", found)
-    _check_names(contract.aliases, TOOL_ALIASES_MAX, "contract.aliases", found)
+    violations = _event_id_violations(event_id)
+    _check_name(contract.name, "contract.name", violations)
+    _check_version(contract.version, "contract.version", violations)
+    _check_names(contract.aliases, TOOL_ALIASES_MAX, "contract.aliases", violations)
     if contract.name in contract.aliases:
-        found.append(("contract.aliases", "names the tool itself"))
-    _check_names(contract.side_effects, TOOL_EFFECTS_MAX, "contract.side_effects", found)
+        violations.append(("contract.aliases", "names the tool itself"))
+    _check_names(contract.side_effects, TOOL_EFFECTS_MAX, "contract.side_effects", violations)
     if contract.default_provider:
-        _check_name(contract.default_provider, "contract.default_provider", found)
-    _check_redactions(contract.redactions, found)
+        _check_name(contract.default_provider, "contract.default_provider", violations)
+    _check_redactions(contract.redactions, violations)
     if contract.ByteSize() > TOOL_CONTRACT_BYTES_MAX:
-        found.append(("contract", f"is larger than {TOOL_CONTRACT_BYTES_MAX} bytes"))
+        violations.append(("contract", f"is larger than {TOOL_CONTRACT_BYTES_MAX} bytes"))
     else:
-        _check_schema(contract.argument_schema, "contract.argument_schema", found)
-        _check_schema(contract.result_schema, "contract.result_schema", found)
-    if found:
-        raise invalid(found)
+        _check_schema(contract.argument_schema, "contract.argument_schema", violations)
+        _check_schema(contract.result_schema, "contract.result_schema", violations)
+    if violations:
+        raise invalid(violations)
     registered = ToolContract()
     registered.CopyFrom(contract)
     registered.schema_hash = schema_hash(contract)
@@ -68,35 +68,35 @@ def contract_registration(contract: ToolContract, event_id: str) -> ChangeTools:
 
 def provider_registration(provider: ToolProvider, event_id: str) -> ChangeTools:
     """Return the command that registers a provider. Raises ServiceError with every violation."""
-    found = _event_id_violations(event_id)
-    _check_name(provider.provider_id, "provider.provider_id", found)
-    _check_version(provider.version, "provider.version", found)
-    _check_names(provider.tools, TOOL_CONTRACTS_MAX, "provider.tools", found)
-    if found:
-        raise invalid(found)
+    violations = _event_id_violations(event_id)
+    _check_name(provider.provider_id, "provider.provider_id", violations)
+    _check_version(provider.version, "provider.version", violations)
+    _check_names(provider.tools, TOOL_CONTRACTS_MAX, "provider.tools", violations)
+    if violations:
+        raise invalid(violations)
     return _change(event_id, Fact(tool_provider_registered=provider))
 
 
 def tool_binding(binding: ToolBinding, event_id: str) -> ChangeTools:
     """Return the command that binds a tool. Raises ServiceError with every violation."""
-    found = _event_id_violations(event_id)
-    _check_name(binding.tool_name, "binding.tool_name", found)
-    _check_name(binding.provider_id, "binding.provider_id", found)
+    violations = _event_id_violations(event_id)
+    _check_name(binding.tool_name, "binding.tool_name", violations)
+    _check_name(binding.provider_id, "binding.provider_id", violations)
     if binding.session_id:
-        _check_name(binding.session_id, "binding.session_id", found)
-    if found:
-        raise invalid(found)
+        _check_name(binding.session_id, "binding.session_id", violations)
+    if violations:
+        raise invalid(violations)
     return _change(event_id, Fact(tool_bound=binding))
 
 
 def tool_unbinding(tool_name: str, session_id: str, event_id: str) -> ChangeTools:
     """Return the command that ends a binding. Raises ServiceError with every violation."""
-    found = _event_id_violations(event_id)
-    _check_name(tool_name, "tool_name", found)
+    violations = _event_id_violations(event_id)
+    _check_name(tool_name, "tool_name", violations)
     if session_id:
-        _check_name(session_id, "session_id", found)
-    if found:
-        raise invalid(found)
+        _check_name(session_id, "session_id", violations)
+    if violations:
+        raise invalid(violations)
     return _change(event_id, Fact(tool_unbound=ToolUnbound(tool_name=tool_name, session_id=session_id)))
 
 

@@ -38,7 +38,7 @@ type Scanner struct {
 	gathered int // bytes of the next frame's header that have come
 }
 
-// NewScanner returns the scanner of what a caller sends, which begins with the preface.
+// NewScanner returns the scanner of the bytes from a caller, which begin with the preface.
 func NewScanner() Scanner {
 	return Scanner{rest: prefaceBytes}
 }

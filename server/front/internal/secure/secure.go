@@ -13,7 +13,7 @@ import (
 // How long the last bytes of a connection may take.
 const leaveTime = time.Second
 
-// Material is what the server sends: its certificate, and the authorities of its clients, in PEM (gavel_server/front/orders.py).
+// Material comes from the server: its certificate, and the authorities of its clients, in PEM (gavel_server/front/orders.py).
 type Material struct {
 	Certificate       string `json:"certificate"`
 	Key               string `json:"key"`

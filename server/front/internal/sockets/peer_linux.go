@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// PeerUser returns the user at the other end of a Unix socket, or nil if it is none.
+// PeerUser returns the user at the other end of a Unix socket, or nil if the connection is not a Unix socket.
 func PeerUser(connection net.Conn) *uint32 {
 	unix, ok := connection.(*net.UnixConn)
 	if !ok {
