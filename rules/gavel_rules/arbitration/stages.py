@@ -39,6 +39,7 @@ from gavel_rules.arbitration.verdict import (
     refuse_for_evidence,
     refuse_for_open_duplicate,
     refuse_score,
+    show_details,
     warn_of_unknown,
     warn_of_violations,
 )
@@ -373,6 +374,9 @@ def apply_rules(context: Context) -> bool:
         retry = action.retries.get(rule.id) if action.retries else None
         if retry is not None:
             delay_for_counter(decision, context.state, retry, _case_of(context, action), context.now_ms)
+        details = action.details.get(rule.id) if action.details else None
+        if details is not None:
+            show_details(decision, action.policy_id, details.values(_case_of(context, action)))
         return rule.effect == "review"
     merge(decision, fragments)
     if errors:

@@ -5,7 +5,7 @@ These functions fill a Decision; none of them decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gavel.v1.decision_pb2 import Decision, RetryHint
@@ -24,6 +24,7 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.state.state import State
 from gavel_rules.text import clip
+from gavel_rules.values import python_to_value
 
 VIOLATIONS_NAMED_MAX: Final = 100
 POINTER_LENGTH_MAX: Final = 256
@@ -90,7 +91,7 @@ def outrank(decision: Decision, winner_id: str, free_after_ms: int) -> None:
     code = reason_codes.OUTRANKED
     refuse(decision, code, retry_hint.of_reason_code(code, free_after_ms))
     decision.conflict_with_proposal_ids.append(winner_id)
-    for field in ("rule_set_digest", "rule_id", "pinned_facts", "absent_facts", "valid_until", "retry_policy"):
+    for field in ("rule_set_digest", "rule_id", "pinned_facts", "absent_facts", "valid_until", "retry_policy", "details"):
         decision.ClearField(field)
 
 
@@ -125,6 +126,17 @@ def refuse_score(decision: Decision, policy_id: str) -> None:
     decision.ClearField("rule_set_digest")
     decision.ClearField("rule_id")
     decision.warnings.append(DecisionWarning(code=reason_codes.EVALUATION_ERROR, message=f"{policy_id}/score"))
+
+
+def show_details(decision: Decision, policy_id: str, values: Mapping[str, object]) -> None:
+    """Add what the deciding rule shows; warn of values that could not be computed."""
+    decision.details.SetInParent()
+    for name, value in values.items():
+        if value is None:
+            message = f"{policy_id}/{decision.rule_id}: {name} could not be computed"
+            decision.warnings.add(code="DETAIL_FAILED", message=message)
+        else:
+            decision.details.fields[name].CopyFrom(python_to_value(value))
 
 
 def make_terminal(decision: Decision, views: list[ActionView]) -> None:

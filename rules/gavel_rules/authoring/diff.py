@@ -37,7 +37,7 @@ _OUTCOMES: Final = {"approve": "APPROVED", "reject": "REJECTED", "review": "NEED
 _REJECTED: Final = _OUTCOMES["reject"]
 # Keys of a document that are not compared: they differ in any two versions or decide nothing. Rules are compared one by one.
 _KEYS_NOT_COMPARED: Final = ("version", "description", "rules")
-_RULE_KEYS: Final = ("action", "actions", "priority", "when", "effect", "reason_code", "review")
+_RULE_KEYS: Final = ("action", "actions", "priority", "when", "effect", "reason_code", "review", "detail")
 
 
 class CaseDecision(NamedTuple):

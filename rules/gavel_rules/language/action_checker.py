@@ -86,6 +86,7 @@ class CheckedAction(NamedTuple):
     score: CheckedExpression | None
     compensation: Compensation | None
     costs: tuple[ExpressionCost, ...]  # of all its expressions
+    details: Mapping[str, Mapping[str, CheckedExpression]]  # what the decisions of a rule show, by the ids of rules that say it
     retries: Mapping[str, FreesCall]  # when a refusal may be tried again, by the ids of rules that say it
     reviews: Mapping[str, ReviewPart]  # who resolves the reviews of a rule, by the ids of rules that say it
 
@@ -173,6 +174,11 @@ class _ActionChecker:
         ]
         self._share_variables(environment, [condition for _, condition in rules if condition is not None])
         retries = {rule.id: frees for index, rule in self._rules if (frees := self._check_retry(environment, index, rule)) is not None}
+        details = {
+            rule.id: checked
+            for index, rule in self._rules
+            if getattr(rule, "id", None) is not None and (checked := self._check_details(environment, index, rule))
+        }
         # All facts are in scope, also those that depend on the fact itself: cycles have a message of their own.
         templated = [name for name, fact in facts.items() if _subject_key(fact)]
         subject_environment = self._environment(subject_scope(self._params, fields, self._version)) if templated else conflict_environment
@@ -205,6 +211,7 @@ class _ActionChecker:
             score,
             compensation,
             tuple(self._costs),
+            details,
             retries,
             {rule.id: rule.review for rule, _ in checked if rule.review is not None},
         )
@@ -271,6 +278,13 @@ class _ActionChecker:
             return self._check_expression(environment, part, path, result)
 
         return check_retry_after(environment, text, self._compiled_counters, check, report)
+
+    def _check_details(self, environment: Environment, index: int, rule: RulePart) -> dict[str, CheckedExpression]:
+        """Return what the decisions of a rule show, if the rule says it and is sound."""
+        texts = getattr(rule, "detail", {})
+        path: Path = ("rules", index, "detail")
+        checked = {name: self._check_expression(environment, text, (*path, name), "DETAIL") for name, text in texts.items()}
+        return {name: expression for name, expression in checked.items() if expression is not None}
 
     def _expression_name(self, path: Path) -> str:
         parts: Mapping[int, object] = dict(self._rules if path[0] == "rules" else self._derivations)

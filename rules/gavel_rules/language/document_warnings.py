@@ -115,6 +115,7 @@ def _review_warnings(path: Path, review: ReviewPart) -> Iterator[DocumentWarning
 def _names_in_use(action: CheckedAction) -> set[str]:
     """Return every name that the rules, the score, the keys of counters and the subject templates of an action read or test."""
     expressions = [condition for _, condition in action.rules]
+    expressions.extend(expression for details in action.details.values() for expression in details.values())
     if action.score is not None:
         expressions.append(action.score)
     names = {name for expression in expressions for name, _ in find_variables(expression.tree, action.environment.types)}

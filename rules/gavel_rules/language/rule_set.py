@@ -23,6 +23,7 @@ from gavel_rules.language.cel.tree_queries import find_presence_tests, find_vari
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
 from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.language.counters.retry_after import RetryAfter
+from gavel_rules.language.details import Details
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import DocumentError, DocumentMessage, Messages
 from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
@@ -146,6 +147,9 @@ class CompiledAction:
         )
         self.retries: Mapping[str, RetryAfter] = {
             rule_id: RetryAfter(checked.environment, frees, counters[frees.counter]) for rule_id, frees in checked.retries.items()
+        }
+        self.details: Mapping[str, Details] = {
+            rule_id: Details(checked.environment, expressions) for rule_id, expressions in checked.details.items()
         }
         self.has_counters = bool(self.counter_reads or self.reserving_counters)
         self._key_programs: tuple[CaseReader, Program] | None = None

@@ -54,6 +54,9 @@ def compare(expect: ExpectCase, decision: Decision, consequences: Consequences |
     ):
         if expected_ids is not None and sorted(expected_ids) != sorted(actual_ids):
             yield Difference(what, _list(expected_ids), _list(actual_ids))
+    details = struct_to_dict(decision.details)
+    if expect.details is not None and expect.details != details:
+        yield Difference("details", _format(expect.details), _format(details))
     rows = list(decision.retry_hint.fact_requirements)
     if expect.hint is not None and not _pair_up(expect.hint, rows, _hint_fits):
         yield Difference("hint", _list(map(_format_expected_row, expect.hint)), _list(map(_format_row, rows)))

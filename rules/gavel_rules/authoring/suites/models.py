@@ -181,6 +181,8 @@ class ExpectCase(_Part):
     """Whether the refusal is terminal: no proposal can succeed in the present state."""
     conflict_key: str | None = None
     """The conflict key that the approval holds."""
+    details: dict[str, Any] | None = None
+    """All values that the rule shows with its decision."""
     derived: list[DerivedCase] | None = None
     """All facts that the rule set derives from the report, in any order; an empty list: none."""
     compensation: CompensationCase | None = None

@@ -186,11 +186,10 @@ class Environment:
     ) -> CheckedExpression | None:
         """Return the checked expression; None with its mistakes reported.
 
-        `result` is the type that it should have, "SCALAR" for a string, number or boolean, "NUMBER" for an int or double, "STRINGS" for
-        a list of strings, "" for any.
-        `open_names` stand for parts that could not be read: mistakes elsewhere are reported, and the answer is None. `variables` are
-        the document's, for suggestions; these are made only while few mistakes are `reported`. `shared` are places in the text where
-        variables begin whose values are shared, with their names.
+        `result` is the type that it should have: "SCALAR" for a string, number or boolean, "DETAIL" for one of known type, "NUMBER" for an
+        int or double, "STRINGS" for a list of strings, "" for any. `open_names` stand for parts that could not be read: mistakes elsewhere
+        are reported, and the answer is None. `variables` are the document's, for suggestions; these are made only while few mistakes are
+        `reported`. `shared` are places in the text where variables begin whose values are shared, with their names.
         """
         return _Check(self, report, variables, reported).run(text, result, text if written is None else written, open_names, shared)
 
@@ -346,7 +345,7 @@ def _ignore(offset: int, code: str, message: str, hint: str) -> None:
 def _wrong_result(result: str, expected: str) -> tuple[str, str, str]:
     """Return (code, message, suggestion) for an expression of the wrong type."""
     description = _RESULT_NAMES.get(expected, expected)
-    code = "type-error" if expected in ("number", "strings") else f"not-{expected}"
+    code = "type-error" if expected in ("number", "strings", "detail") else f"not-{expected}"
     return code, f"the expression gives {result}, not {description}", _CONVERSIONS.get(expected, "")
 
 
@@ -370,11 +369,13 @@ _RESULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN"),
     "NUMBER": ("INT", "DOUBLE", "DYN"),
     "STRINGS": ("LIST<STRING>", "LIST<DYN>"),
+    "DETAIL": ("BOOL", "INT", "DOUBLE", "STRING"),
 }
 _RESULT_NAMES: Final[Mapping[str, str]] = {
     "scalar": "a string, number or boolean",
     "number": "a number",
     "strings": "a list of strings",
+    "detail": "a string, number or boolean",
 }
 _CONVERSIONS: Final[Mapping[str, str]] = {
     "bool": "compare it with something",

@@ -45,6 +45,7 @@ COUNTER_ENTRIES_MAX: Final = 10_000_000
 COUNTER_DISTINCT_MAX: Final = 100_000
 COMPENSATION_PARAMS_MAX: Final = 64
 REJECTION_LIMIT_MAX: Final = 1_000
+DETAILS_MAX: Final = 16
 USE_MAX: Final = 16
 SHARED_MAX: Final = 200
 CONSTANTS_MAX: Final = 200
@@ -74,6 +75,7 @@ Versions = Annotated[
         }
     ),
 ]
+DetailName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 DocumentDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 GroupName = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
 ActionPattern = Annotated[str, StringConstraints(pattern=f"^({DOTTED_NAME}|({DOTTED_NAME}\\.)?\\*)$", max_length=ACTION_TYPE_LENGTH_MAX)]
@@ -235,6 +237,8 @@ class RulePart(Part):
     """The code that agents react to, e.g. ORDER_CANCELLED. Required with reject and review, and only allowed with them."""
     review: ReviewPart | None = None
     """Who has to resolve the reviews that this rule asks for, instead of the action's `review`. Only allowed with effect review."""
+    detail: Annotated[dict[DetailName, ExpressionText], Field(max_length=DETAILS_MAX)] = {}
+    """Values that the agent or the person sees in Decision.details: CEL that gives strings, numbers or booleans. Needs `gavel: v2`."""
     retry_after: ExpressionText | None = None
     """When a refused proposal may be tried again: history.NAME.frees(key, amount, limit). Only allowed with effect reject."""
 

@@ -179,7 +179,7 @@ _NAMING: Final = defaultdict(
 # Keys of the second version: of the document, of its actions, and of its rules.
 _ADDED_KEYS: Final = ("shared", "constants", "imports", "documents")
 _ADDED_ACTION_KEYS: Final = ("use",)
-_ADDED_RULE_KEYS: Final = ("actions",)
+_ADDED_RULE_KEYS: Final = ("actions", "detail")
 
 
 def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> None:

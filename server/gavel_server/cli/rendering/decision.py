@@ -94,6 +94,8 @@ def _detail_rows(decision: Decision) -> list[tuple[str, str]]:
         rows.append(("rule sets", ", ".join(f"{one.policy_id} version {one.version}" for one in decision.active_rule_sets)))
     if decision.conflict_with_proposal_ids:
         rows.append(("conflicts with", ", ".join(decision.conflict_with_proposal_ids)))
+    if decision.HasField("details"):
+        rows.append(("details", printable(format_struct(decision.details))))
     if decision.HasField("contest"):
         rows.append(("contest", contest_text(decision)))
     if decision.HasField("review_policy"):

@@ -230,6 +230,7 @@ class Decision(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REVIEW_POLICY_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The envelope's event_id."""
     proposal_id: _builtins.str
@@ -332,6 +333,10 @@ class Decision(_message.Message):
     def counters(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterReading]:
         """The counters that the rules could read, with their values at the time of the decision."""
 
+    @_builtins.property
+    def details(self) -> _struct_pb2.Struct:
+        """Values that the deciding rule shows with its decision, such as what is left of a limit: texts, numbers and booleans."""
+
     def __init__(
         self,
         *,
@@ -369,10 +374,11 @@ class Decision(_message.Message):
         reason: _reason_code_pb2.ReasonCode.ValueType = ...,
         review_policy: Global___ReviewPolicy | None = ...,
         counters: _abc.Iterable[Global___CounterReading] | None = ...,
+        details: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "evaluated_at", b"evaluated_at", "params", b"params", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "valid_until", b"valid_until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "details", b"details", "evaluated_at", b"evaluated_at", "params", b"params", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "counters", b"counters", "decision_id", b"decision_id", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason", b"reason", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "counters", b"counters", "decision_id", b"decision_id", "details", b"details", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason", b"reason", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

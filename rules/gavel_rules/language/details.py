@@ -1,0 +1,51 @@
+"""The details of a rule: values that the agent or the person sees with the decision, such as what is left of a limit.
+
+A detail is computed after its rule has decided, on the same case. It never changes the outcome: one that fails is missing, and a warning
+names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from gavel_rules.language.cel.checker import CheckedExpression, Environment
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.engines.case import Case, CaseReader
+from gavel_rules.language.engines.cel import Program, condition_source
+from gavel_rules.text import clip
+from gavel_rules.values import INTEGER_MAX
+
+DETAIL_LENGTH_MAX: Final = 1_024
+
+
+class Details:
+    """The details of one rule, compiled."""
+
+    def __init__(self, environment: Environment, checked: Mapping[str, CheckedExpression]) -> None:
+        self._names: Final = tuple(checked)
+        trees = [expression.tree for expression in checked.values()]
+        self._reader: Final = CaseReader(
+            (variable for tree in trees for variable in find_variables(tree, environment.types)),
+            [path for tree in trees for path in find_presence_tests(tree)],
+        )
+        self._program: Final = Program(environment, [condition_source(expression.source) for expression in checked.values()])
+
+    def values(self, case: Case) -> dict[str, object]:
+        """Return the values by name, None for one that fails or is not a finite number below 2^53. Long texts are cut."""
+        given = self._reader.read(case)
+        answers = self._program.evaluate_all(given)
+        if answers is None:
+            answers = self._program.evaluate_each(given)
+        return {name: _value(answer) for name, answer in zip(self._names, answers, strict=True)}
+
+
+def _value(answer: object) -> object:
+    if isinstance(answer, str):
+        return clip(answer, DETAIL_LENGTH_MAX)
+    if isinstance(answer, bool):
+        return answer
+    if isinstance(answer, (int, float)) and math.isfinite(answer) and abs(answer) <= INTEGER_MAX:
+        return float(answer)
+    return None
