@@ -45,7 +45,7 @@ def rules(**changes: Any) -> str:
 def decide(core: Core, amount: float) -> Decision:
     """Propose a refund, and return the decision."""
     subject = f"order/{amount:g}"
-    return core.decide([core.fact("order.status", "new", subject=subject)], params={"amount": amount}, subject=subject)
+    return core.decide([core.fact("order.status", "new", subject=subject)], params={"amount": amount}, subject=subject, trace_id=subject)
 
 
 def test_every_effect_shows_its_details() -> None:
