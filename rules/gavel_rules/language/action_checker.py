@@ -175,9 +175,9 @@ class _ActionChecker:
         self._share_variables(environment, [condition for _, condition in rules if condition is not None])
         retries = {rule.id: frees for index, rule in self._rules if (frees := self._check_retry(environment, index, rule)) is not None}
         details = {
-            rule.id: checked
+            rule.id: shown
             for index, rule in self._rules
-            if getattr(rule, "id", None) is not None and (checked := self._check_details(environment, index, rule))
+            if getattr(rule, "id", None) is not None and (shown := self._check_details(environment, index, rule))
         }
         # All facts are in scope, also those that depend on the fact itself: cycles have a message of their own.
         templated = [name for name, fact in facts.items() if _subject_key(fact)]
