@@ -63,6 +63,7 @@ from gavel_server.cli.commands.rules.authoring.graph import graph
 from gavel_server.cli.commands.rules.authoring.lint import lint
 from gavel_server.cli.commands.rules.authoring.schema import schema
 from gavel_server.cli.commands.rules.authoring.test import run_suites
+from gavel_server.cli.commands.rules.authoring.upgrade import upgrade as upgrade_rules
 from gavel_server.cli.commands.rules.deployment.activate import activate
 from gavel_server.cli.commands.rules.deployment.deactivate import deactivate
 from gavel_server.cli.commands.rules.deployment.deploy import deploy
@@ -173,6 +174,7 @@ rules.command("explain")(explain)
 rules.command("diff")(diff)
 rules.command("graph")(graph)
 rules.command("bundle")(bundle)
+rules.command("upgrade")(upgrade_rules)
 rules.command("bench")(bench)
 rules.command("schema")(schema)
 rules.command("deploy")(deploy)
