@@ -47,6 +47,10 @@ type operation struct {
 	After    uint64  `json:"after"`
 	Complete bool    `json:"complete"`
 	Entries  []entry `json:"entries"`
+
+	// Of the writes with one ID, the one that was called first writes; the others find its entry. This loses no order: an answered write took
+	// effect before its return and after the first call. Without it, every write that has no answer would double the orders to try.
+	writes bool
 }
 
 // A log is what the operations on one bus say of it: its entries in the order of their positions. The state of the model is the number of
@@ -124,10 +128,10 @@ func (l *log) step(size int, o operation) (bool, int) {
 		if !seen || len(o.Entries) > 0 && o.Entries[0] != l.entries[i] {
 			return false, size
 		}
-		if i == size {
-			return l.conflict[i] == "", size + 1
+		if o.writes {
+			return i == size && l.conflict[i] == "", size + 1
 		}
-		return i < size, size // a repetition
+		return i < size, size
 	case "read":
 		first := sort.Search(len(l.entries), func(i int) bool { return l.entries[i].Position > o.After })
 		if first+len(o.Entries) > size || (o.Complete && first+len(o.Entries) < size && first < size) {
@@ -149,10 +153,18 @@ func (l *log) step(size int, o operation) (bool, int) {
 // check returns the verdict on the history of one bus, and a description.
 func check(bus string, history []operation, limit float64) (porcupine.CheckResult, string) {
 	l := newLog(history, limit)
+	first := map[string]int{}
+	for i, o := range history {
+		if earliest, found := first[o.ID]; o.Kind == "write" && (!found || o.Call < history[earliest].Call) {
+			first[o.ID] = i
+		}
+	}
 	var operations []porcupine.Operation
-	for _, o := range history {
-		if _, seen := l.index[o.ID]; o.Kind == "write" && o.Return == 0 && !seen {
-			continue // it was never answered, and nobody saw its entry
+	for i, o := range history {
+		_, seen := l.index[o.ID]
+		o.writes = o.Kind == "write" && first[o.ID] == i
+		if o.Kind == "write" && o.Return == 0 && !(o.writes && seen) {
+			continue // it may have had no effect: nobody saw its entry, or another write explains it
 		}
 		end := o.Return
 		if end == 0 {
