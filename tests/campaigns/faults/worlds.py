@@ -36,6 +36,8 @@ class World(Protocol):
     log_machine: FaultyMachine | None
     """The machine of the log; None: its faults are not injected."""
     proxy: TcpProxy | None
+    files: Path | None
+    """The folder with the files of the log; None: it has several."""
 
     def buses(self, name: str) -> list[str]:
         """Return the buses to use together, with names that begin with `name`."""
@@ -66,6 +68,7 @@ class RedisWorld:
 
     def __init__(self, directory: Path, process: RedisProcess, proxy: TcpProxy, log_machine: FaultyMachine) -> None:
         self.process = process
+        self.files: Path | None = process.directory
         self.proxy: TcpProxy | None = proxy
         self.log_machine: FaultyMachine | None = log_machine
         self.servers, self.machines = _new_servers(directory, proxy.url)
@@ -110,6 +113,7 @@ class PostgresqlWorld:
 
     def __init__(self, directory: Path, cluster: Cluster, proxy: TcpProxy, log_machine: FaultyMachine) -> None:
         self._cluster = cluster
+        self.files: Path | None = cluster.data
         self.proxy: TcpProxy | None = proxy
         self.log_machine: FaultyMachine | None = log_machine
         self.servers, self.machines = _new_servers(directory, f"{proxy.url.replace('redis://', 'postgresql://gavel_server@')}/gavel")
@@ -157,6 +161,7 @@ class ClusterWorld:
 
     log_machine: FaultyMachine | None = None
     proxy: TcpProxy | None = None
+    files: Path | None = None
 
     def __init__(self, directory: Path, cluster: RunningCluster) -> None:
         self._cluster = cluster
@@ -235,6 +240,11 @@ async def _replication(node: RedisOnTcp) -> dict[str, Any]:
             return dict(await client.info("replication"))
     except redis.exceptions.RedisError:
         return {}
+
+
+def new_server(world: World, data: Path) -> Server:
+    """Return a server of the same log that is not started and has no checkpoint."""
+    return Server(data, redis_url=world.servers[0].redis_url, options=_OPTIONS, installed=True)
 
 
 def _new_servers(directory: Path, url: str, *options: str) -> tuple[list[Server], list[FaultyMachine]]:

@@ -56,7 +56,7 @@ class Cluster:
         self.directory = directory
         self.environment: Mapping[str, str] = {}
         """Variables of its processes besides those of the test."""
-        self._data = directory / "data"
+        self.data = directory / "data"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -82,7 +82,7 @@ class Cluster:
     def initialize(self) -> None:
         """Create the files."""
         options = ("-U", "postgres", "-A", "trust", "--no-sync", "--locale=C", "--encoding=UTF8")
-        _run([find_programs() / "initdb", "-D", self._data, *options], self.directory)
+        _run([find_programs() / "initdb", "-D", self.data, *options], self.directory)
 
     def start(self, *settings: str) -> None:
         """Start, and wait until it answers. The files of a killed one recover."""
@@ -93,7 +93,7 @@ class Cluster:
                 # Soon after a kill, its shared memory may still be in use.
                 with (self.directory / "log").open("ab") as log:
                     self._process = subprocess.Popen(
-                        [find_programs() / "postgres", "-D", self._data, "-p", str(PORT), *options],
+                        [find_programs() / "postgres", "-D", self.data, "-p", str(PORT), *options],
                         cwd=self.directory,
                         stdout=log,
                         stderr=log,
@@ -154,7 +154,7 @@ class Cluster:
                 "-d",
                 self.url_of("postgres", "postgres"),
                 "-D",
-                standby._data,
+                standby.data,
                 "-R",
                 "-c",
                 "fast",
