@@ -2,7 +2,7 @@
 
 Two servers serve a bus, clients call both, and one process or machine after the other fails. The campaign ends with 1 if a client saw what
 one log without failures could not have shown, if something acknowledged is missing or twice, if a budget is exceeded, if the log does not
-replay, or if a server ends, does not recover, or reports a bug.
+replay, or if a server ends, does not recover, or reports a bug. At last the log loses events, which all servers must find out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gavel_server.process.build import build
 
 from tests.campaigns.faults.campaign import Campaign, Report
 from tests.campaigns.faults.kinds import FAULTS, KILLS, Fault
+from tests.campaigns.faults.losses import LOSSES, lose
 from tests.campaigns.faults.worlds import WORLDS
 from tests.e2e.languages.toolchains import build_go_module
 
@@ -33,6 +34,9 @@ async def run_campaign(log: str, directory: Path, checker: Path, faults: Sequenc
             # In threads: this loop runs the proxy to the log.
             await asyncio.gather(*(asyncio.to_thread(server.start) for server in world.servers))
             await campaign.run(cycles, CYCLES_PER_BUS)
+            for loss in LOSSES[log]:
+                await lose(world, loss, directory)
+                campaign.report.losses[loss.__name__] += 1
         finally:
             for server in world.servers:
                 server.kill()
@@ -77,6 +81,7 @@ def print_report(log: str, report: Report, seconds: float) -> None:
     (median, _), (longest, fault) = recoveries[len(recoveries) // 2], recoveries[-1]
     print(f"{log}: {sum(report.cycles.values())} faults in {seconds:.0f} s: {dict(report.cycles)}")
     print(f"  {report.buses} buses, {report.events} events, replayed; {report.operations} operations, linearizable")
+    print(f"  losses of acknowledged events, detected by all servers: {dict(report.losses)}")
     print(f"  {report.unanswered} writes without an answer; calls by status: {dict(report.calls)}")
     print(f"  writes again {median:.1f} s after a fault (median), at most {longest:.1f} s, after {fault}")
     sys.stdout.flush()

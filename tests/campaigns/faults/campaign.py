@@ -49,6 +49,7 @@ class Report:
 
     cycles: Counter[str] = field(default_factory=Counter)
     recoveries_seconds: list[tuple[float, str]] = field(default_factory=list)
+    losses: Counter[str] = field(default_factory=Counter)
     buses: int = 0
     events: int = 0
     operations: int = 0
