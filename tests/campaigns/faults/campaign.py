@@ -167,6 +167,8 @@ class Campaign:
         self.report.buses += len(boards)
         self.report.operations += history.operations
         self.report.unanswered += history.unanswered
+        checked = f"{sum(self.report.cycles.values())} faults, {self.report.events} events, {self.report.operations} operations"
+        print(f"checked so far: {checked}", file=sys.stderr, flush=True)
 
     def _check_logs(self) -> None:
         for server in self._world.servers:
