@@ -37,7 +37,7 @@ GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
 # Only a hanging program takes longer.
 START_SECONDS_MAX: Final = 240.0
 STOP_SECONDS_MAX: Final = 60.0
-WAIT_SECONDS_MAX: Final = 120.0
+WAIT_SECONDS_MAX: Final = 60.0
 PATIENT_MS: Final = 60_000
 
 POLICY: Final = "parcels"
