@@ -140,6 +140,11 @@ recount: compiled
 faults: compiled front
 	$(COMPILED) $(BIN)/python -m tests.campaigns.faults $(CAMPAIGN)
 
+# One budget, 64 clients, two servers and ten kills; a few minutes.
+.PHONY: budget
+budget: compiled
+	$(COMPILED) $(BIN)/python -m tests.campaigns.budget $(CAMPAIGN)
+
 build/ghz:
 	@command -v go >/dev/null || { echo "gavel: make bench needs Go to build ghz; install Go, or put ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }
 	GOBIN="$(CURDIR)/build" go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)

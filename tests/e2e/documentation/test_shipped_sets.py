@@ -14,6 +14,7 @@ from gavel_client import GavelClient, fact_envelope, proposal_envelope, referenc
 from gavel_rules.authoring.shipped_rule_sets import shipped_names, shipped_rule_set
 
 from tests.e2e.world import DAY_MS, PATIENT_MS, prove
+from tests.support.driver import compile_cached
 
 AGENT: Final = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent-1")
 
@@ -39,6 +40,15 @@ PLAYS: Final = {
         "delivered",
         ("order/1", "orders-db", "order.status", "cancelled"),
         "ORDER_CANCELLED",
+    ),
+    "refund-budgets": Play(
+        {("order/1", "orders-db"): {"order.customer_id": "c-1"}},
+        "refund.goodwill",
+        "order/1",
+        {"amount": 25, "customer_id": "c-1"},
+        "goodwill",
+        ("order/1", "orders-db", "order.customer_id", "c-2"),
+        "CUSTOMER_MISMATCH",
     ),
     "infrastructure-change": Play(
         {
@@ -141,7 +151,7 @@ async def test_shipped_set(new_bus_clients: tuple[GavelClient, GavelClient], nam
     client, other = new_bus_clients
     play = PLAYS[name]
     await client.deploy_rule_set(shipped_rule_set(name), timeout_ms=PATIENT_MS)
-    await client.activate_rule_set(name, 1)
+    await client.activate_rule_set(name, compile_cached(shipped_rule_set(name)).version)
     events = [
         (await client.publish_event(_fact(subject, source, key, value))).envelope
         for (subject, source), values in play.facts.items()
