@@ -211,7 +211,7 @@ def check_citations(context: Context) -> bool:
         context.unmet.extend(superseded_selections(context.selections, context.citations))
     if unknown:
         warn_of_unknown(context.decision, unknown)
-    context.is_contradicted = bool(context.state.contradictions) and _warn_of_contradictions(context)
+    context.is_contradicted = _warn_of_contradictions(context)
     return bool(unknown) and _refuse(context, reason_codes.UNKNOWN_EVENT)
 
 
@@ -489,11 +489,14 @@ def _warn_of_drift(context: Context, versions: TraceVersions) -> bool:
 
 def _warn_of_contradictions(context: Context) -> bool:
     """Warn of contradictory tool results that the evidence rests on; return whether there are any."""
-    contradictions = context.state.contradictions
-    refs = [citation.evidence_ref for citation in context.citations]
-    refs.extend([selection.candidate.evidence_ref for selection in context.selections if selection.candidate is not None])
-    found = [evidence_ref for evidence_ref in dict.fromkeys(refs) if evidence_ref in contradictions]
-    for evidence_ref in found:
-        message = f"observations read different values of {contradictions[evidence_ref]} in {evidence_ref}"
-        context.decision.warnings.add(code=reason_codes.CONFLICTING_EVIDENCE, message=message)
-    return bool(found)
+    refs = [citation.evidence_ref for citation in context.citations if citation.evidence_ref]
+    candidates = [selection.candidate for selection in context.selections if selection.candidate is not None]
+    refs.extend([candidate.evidence_ref for candidate in candidates if candidate.evidence_ref])
+    is_contradicted = False
+    for evidence_ref in dict.fromkeys(refs):
+        key = context.state.contradiction_of(evidence_ref)
+        if key:
+            is_contradicted = True
+            message = f"observations read different values of {key} in {evidence_ref}"
+            context.decision.warnings.add(code=reason_codes.CONFLICTING_EVIDENCE, message=message)
+    return is_contradicted

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.state.counters import CounterTable
-from gavel_rules.state.packed_evidence import evidence_rows, unpack_evidence
+from gavel_rules.state.packed_evidence import unpack_evidence, unpack_outliving_result
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import ToolRegistry
 
@@ -95,8 +95,8 @@ def digest_parts(store: Store) -> Iterator[str]:
         tables["refused_traces"] = _list(store.refused_traces.by_producer)
     if store.tool_result_tables.candidate_counts:
         tables["candidate_counts"] = _table(store.tool_result_tables.candidate_counts, _text)
-    if store.tool_result_tables.outliving_results:
-        tables["outliving_results"] = _table(store.tool_result_tables.outliving_results, _text)
+    if store.semantics.keeps_readings:
+        tables["outliving_results"] = _outliving_results(store)
     if store.trace_versions:
         tables["trace_versions"] = _table(store.trace_versions, lambda versions: _text(versions.plain()))
     if store.answers:
@@ -160,10 +160,22 @@ def _list(items: Any) -> Iterator[str]:
 def _evidence(store: Store) -> Iterator[str]:
     """Yield the evidence by subject. That in pages is read row by row."""
     start = "{"
-    for subject, keys in evidence_rows(store.evidence, store.evidence_pages):
+    for subject, keys in store.paged_evidence.rows():
         yield f"{start}{json.dumps(subject)}:"
         yield from _table(unpack_evidence(keys) if isinstance(keys, bytes) else keys, _candidates)
         start = ","
+    yield "{}" if start == "{" else "}"
+
+
+def _outliving_results(store: Store) -> Iterator[str]:
+    """Yield the tool results that have outlived their traces. Those in pages are read row by row."""
+    start = "{"
+    for event_id, row in store.tool_result_tables.outliving_results.rows():
+        result = unpack_outliving_result(row) if isinstance(row, bytes) else row
+        if result.candidate_count:
+            yield f"{start}{json.dumps(event_id)}:"
+            yield from _text(result.plain())
+            start = ","
     yield "{}" if start == "{" else "}"
 
 

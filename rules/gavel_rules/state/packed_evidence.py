@@ -1,56 +1,14 @@
-"""The evidence about subjects as bytes, as snapshots hold it, and pages of it beside a state.
-
-Most subjects of a bus are never needed again. A state therefore holds in its own tables only the evidence that has changed since a
-snapshot. The rest is in pages: a table of that snapshot, which never changes and is given to the state. Which evidence is in pages
-is no part of the state: it changes neither a decision nor a digest (docs/decisions/0063-evidence-in-pages.md).
-"""
+"""Rows of paged tables as bytes, as snapshots hold them: the evidence about a subject, and the readings of a tool result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
-
 from gavel.internal.v1 import state_snapshot_pb2
-from gavel.internal.v1.state_snapshot_pb2 import Evidence
+from gavel.internal.v1.state_snapshot_pb2 import Evidence, Readings
 
-from gavel_rules.state.records import Candidate
+from gavel_rules.state.records import Candidate, OutlivingResult
 from gavel_rules.values import python_to_value, value_to_python
 
 KeyCandidates = dict[str, tuple[Candidate, ...]]
-
-
-class EvidencePages:
-    """Packed evidence as it was after one event. It never changes.
-
-    `find` returns the packed evidence about a subject, or None. `rows` yields all of it by subject, sorted.
-    """
-
-    def __init__(self, sequence_number: int, find: Callable[[str], bytes | None], rows: Callable[[], Iterator[tuple[str, bytes]]]) -> None:
-        self.sequence_number: Final = sequence_number
-        self.find: Final = find
-        self.rows: Final = rows
-
-
-def pages_in_memory(sequence_number: int, packed: Mapping[str, bytes]) -> EvidencePages:
-    """Return pages of packed evidence by subject, which must not change any more."""
-    return EvidencePages(sequence_number, packed.get, lambda: iter(sorted(packed.items())))
-
-
-def evidence_rows(evidence: Mapping[str, KeyCandidates], pages: EvidencePages | None) -> Iterator[tuple[str, KeyCandidates | bytes]]:
-    """Yield all evidence by subject, sorted: that in `evidence` as it is, and that of other subjects in the pages, packed."""
-    subjects = iter(sorted(evidence))
-    subject = next(subjects, None)
-    if pages is not None:
-        for paged_subject, packed in pages.rows():
-            while subject is not None and subject < paged_subject:
-                yield subject, evidence[subject]
-                subject = next(subjects, None)
-            if subject == paged_subject:
-                continue  # it has changed since
-            yield paged_subject, packed
-    while subject is not None:
-        yield subject, evidence[subject]
-        subject = next(subjects, None)
 
 
 def newest_number(keys: KeyCandidates) -> int:
@@ -71,6 +29,20 @@ def pack_evidence(keys: KeyCandidates) -> bytes:
 def unpack_evidence(packed: bytes) -> KeyCandidates:
     """Return the evidence of a serialized Evidence."""
     return {row.key: tuple([_decode(candidate) for candidate in row.candidates]) for row in Evidence.FromString(packed).keys}
+
+
+def pack_outliving_result(result: OutlivingResult) -> bytes:
+    """Return a tool result that has outlived its trace as a serialized Readings. Equal ones give equal bytes."""
+    readings = Readings(contradiction=result.contradiction, candidate_count=result.candidate_count)
+    for key in sorted(result.readings):
+        readings.values.add(key=key, value=result.readings[key])
+    return readings.SerializeToString(deterministic=True)
+
+
+def unpack_outliving_result(packed: bytes) -> OutlivingResult:
+    """Return the tool result of a serialized Readings."""
+    readings = Readings.FromString(packed)
+    return OutlivingResult({one.key: one.value for one in readings.values}, readings.contradiction, readings.candidate_count, 0)
 
 
 def _encode(candidate: Candidate) -> state_snapshot_pb2.Candidate:

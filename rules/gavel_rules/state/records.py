@@ -6,6 +6,7 @@ Records that most decisions create are plain classes: docs/performance.md#plain-
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from gavel.v1 import common_pb2, execution_pb2
@@ -309,6 +310,23 @@ class ToolEvidence(NamedTuple):
     sequence_number: int
     recorders: tuple[str, ...]  # the principal that recorded it, and its actors; none without authentication
     is_from_tool_runtime: bool
+
+
+class OutlivingResult:
+    """A TOOL_RESULT that has evidence although its trace has lapsed: what was read in it.
+
+    Without candidates it is as good as forgotten: later readings of it contradict nothing.
+    """
+
+    def __init__(self, readings: Mapping[str, str], contradiction: str, candidate_count: int, sequence_number: int) -> None:
+        self.readings: Final = readings  # by `reading_key`
+        self.contradiction: Final = contradiction  # the `reading_key` of a value that was read differently, or ""
+        self.candidate_count: Final = candidate_count  # candidates that were read in it
+        self.sequence_number: Final = sequence_number  # of the last change; 0 if that was before the pages. No part of the state
+
+    def plain(self) -> list[object]:
+        """Return all fields but the last as JSON values."""
+        return [dict(self.readings), self.contradiction, self.candidate_count]
 
 
 class Rejections:

@@ -256,10 +256,14 @@ class State:
 
     def has_room_for_readings(self, evidence_ref: str, subject: str, keys: Iterable[str]) -> bool:
         """Return whether the readings of an observation fit the limit of its tool result."""
-        readings = self.readings.get(evidence_ref)
+        readings = self.store.tool_result_tables.readings_of(evidence_ref)
         if readings is None:
             return True
         return len(readings) + len({reading_key(subject, key) for key in keys} - readings.keys()) <= READINGS_PER_RESULT_MAX
+
+    def contradiction_of(self, evidence_ref: str) -> str:
+        """Return the `reading_key` of a value that was read differently in a tool result, or ""."""
+        return self.store.tool_result_tables.contradiction_of(evidence_ref)
 
     def has_room_for_source(self, subject: str, key: str, trust_tier: int, source: str) -> bool:
         """Return whether a source may state a key of a subject at a tier: it has before, or there is room for another source."""

@@ -7,7 +7,7 @@ events: `transitions` say what an event changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gavel.v1.fact_pb2 import CrossCheck
@@ -18,7 +18,8 @@ from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.state.contest_tables import ContestTables
 from gavel_rules.state.counters import CounterTable
-from gavel_rules.state.packed_evidence import EvidencePages, KeyCandidates, newest_number, unpack_evidence
+from gavel_rules.state.packed_evidence import KeyCandidates, newest_number, unpack_evidence
+from gavel_rules.state.paged_table import PagedTable, StatePages
 from gavel_rules.state.records import (
     ActionShadow,
     ActiveRuleSet,
@@ -41,8 +42,6 @@ from gavel_rules.state.undo_log import ABSENT, UndoLog
 from gavel_rules.state.versions import ModelAnswer, TraceVersions
 
 _NO_EVIDENCE: Final[KeyCandidates] = {}
-# Subjects of the pages whose evidence stays unpacked. A decision reads the same few subjects several times.
-_UNPACKED_MAX: Final = 1_024
 
 
 class Store:
@@ -74,10 +73,9 @@ class Store:
 
         self.tools: Final = ToolRegistry()
 
-        # Evidence by subject, then fact key, as far as it is not in pages; pages, and a cache of them. Read all by `evidence_of`.
-        self.evidence: dict[str, KeyCandidates] = {}
-        self.evidence_pages: EvidencePages | None = None
-        self._unpacked_evidence: Final[dict[str, KeyCandidates]] = {}
+        # Evidence by subject, then fact key; as far as it is not in pages, in `evidence`. Read it by `evidence_of`.
+        self.paged_evidence: Final = PagedTable(unpack_evidence, newest_number)
+        self.evidence: Final[dict[str, KeyCandidates]] = self.paged_evidence.changes
 
         # Counters by the digest of their definition.
         self.counters: Final[dict[str, CounterTable]] = {}
@@ -116,18 +114,10 @@ class Store:
 
     def evidence_of(self, subject: str) -> KeyCandidates:
         """Return the evidence about a subject, by fact key. Do not change it: `changeable_evidence` gives what may be changed."""
-        keys = self.evidence.get(subject)
-        if keys is not None or self.evidence_pages is None:
-            return _NO_EVIDENCE if keys is None else keys
-        unpacked = self._unpacked_evidence
-        keys = unpacked.get(subject)
-        if keys is None:
-            packed = self.evidence_pages.find(subject)
-            keys = _NO_EVIDENCE if packed is None else unpack_evidence(packed)
-            if len(unpacked) >= _UNPACKED_MAX:
-                unpacked.clear()
-            unpacked[subject] = keys
-        return keys
+        keys: KeyCandidates | None = self.evidence.get(subject)
+        if keys is None and self.paged_evidence.pages is not None:
+            keys = self.paged_evidence.get(subject)
+        return _NO_EVIDENCE if keys is None else keys
 
     def changeable_evidence(self, subject: str) -> KeyCandidates:
         """Return the evidence about a subject out of the state's own table, into which that in pages is copied first."""
@@ -137,20 +127,15 @@ class Store:
             self.put(self.evidence, subject, keys)
         return keys
 
-    def use_pages(self, pages: EvidencePages) -> None:
-        """Read evidence that is not in the state's own table from these pages, which are of this bus and not beyond its head."""
-        self.evidence_pages = pages
-        self._unpacked_evidence.clear()
+    @property
+    def paged_tables(self) -> tuple[PagedTable, ...]:
+        """The tables whose rows leave the memory with a snapshot."""
+        return self.paged_evidence, self.tool_result_tables.outliving_results
 
-    def page_out(self, subjects: Iterable[str]) -> None:
-        """Leave the evidence about subjects to the pages, as far as they have it. The state must hold nothing uncommitted."""
-        pages = self.evidence_pages
-        if pages is None:
-            return
-        for subject in subjects:
-            keys = self.evidence.get(subject)
-            if keys is not None and newest_number(keys) <= pages.sequence_number:
-                del self.evidence[subject]
+    def use_pages(self, pages: StatePages) -> None:
+        """Read the rows that are not in memory from these pages, which are of this bus and not beyond its head."""
+        self.paged_evidence.use_pages(pages.evidence)
+        self.tool_result_tables.outliving_results.use_pages(pages.outliving_results)
 
     def put(self, table: dict[Any, Any], key: object, value: object) -> None:
         """Set a key of a table."""

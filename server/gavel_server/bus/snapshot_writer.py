@@ -1,6 +1,6 @@
 """The background task that takes the snapshots of all buses of a server when they are due, one at a time.
 
-Once a snapshot is written, the evidence in it leaves the memory: the state reads it from the file when it is needed again.
+Once a snapshot is written, the rows of paged tables leave the memory: the state reads them from the file when they are needed again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from gavel_rules.state.packed_evidence import EvidencePages
+from gavel_rules.state.paged_table import StatePages
 
 from gavel_server.bus.sequencer import Sequencer
 
 ROUND_SECONDS: Final = 1.0
-# Subjects whose evidence leaves the memory before other tasks run: about a millisecond.
-SUBJECTS_AT_ONCE: Final = 256
+# Rows that leave the memory before other tasks run: about a millisecond.
+ROWS_AT_ONCE: Final = 256
 
 
 async def write_forever(sequencers: Callable[[], Iterable[Sequencer]]) -> None:
@@ -41,11 +41,13 @@ async def write_if_due(sequencer: Sequencer) -> None:
             await _page_out(sequencer, pages)
 
 
-async def _page_out(sequencer: Sequencer, pages: EvidencePages) -> None:
-    """Leave the evidence that is in a snapshot of the bus to its file."""
+async def _page_out(sequencer: Sequencer, pages: StatePages) -> None:
+    """Leave the rows of paged tables that are in a snapshot of the bus to its file."""
     state = await sequencer.settled_state()
     state.store.use_pages(pages)
-    subjects = iter(list(state.store.evidence))
-    while some := list(islice(subjects, SUBJECTS_AT_ONCE)):
-        (await sequencer.settled_state()).store.page_out(some)
-        await asyncio.sleep(0)
+    for table in state.store.paged_tables:
+        keys = iter(list(table.changes))
+        while some := list(islice(keys, ROWS_AT_ONCE)):
+            await sequencer.settled_state()
+            table.page_out(some)
+            await asyncio.sleep(0)

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
-from gavel_rules.state.packed_evidence import EvidencePages
+from gavel_rules.state.paged_table import StatePages
 from gavel_rules.state.snapshot.decoding import StateDecoder
 from gavel_rules.state.state import State
 
 from gavel_server.bus.trace_owners import TraceOwners
 from gavel_server.compile.compiler import ensure_compiled
-from gavel_server.history.snapshot_evidence import SnapshotEvidence
 from gavel_server.history.snapshot_files import DECODING_ERRORS, SnapshotContent, SnapshotFiles
+from gavel_server.history.snapshot_pages import SnapshotPages
 from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import EventLog, Head
 from gavel_server.process import metrics
@@ -68,7 +68,7 @@ class BusSnapshots:
         self._last_number = 0
         self._not_before = 0.0
         self._child = 0
-        self._evidence: SnapshotEvidence | None = None  # of the newest snapshot: the pages beside the state
+        self._pages: SnapshotPages | None = None  # of the newest snapshot: beside the state
 
     async def restore(self, log: EventLog, head: Head) -> RestoredBus | None:
         """Return the bus from the newest snapshot that the log confirms, up to `head`; None: there is none. Raises LogError."""
@@ -94,8 +94,8 @@ class BusSnapshots:
         if record.chain_hash != position.chain_hash:
             raise SnapshotError(f"the log has another event {number}: the snapshot is of another log")
         await asyncio.to_thread(self.files.check, number)
-        evidence = await asyncio.to_thread(self.files.open_evidence, number)
-        decoder = StateDecoder(log.bus, evidence.pages)
+        opened = await asyncio.to_thread(self.files.open_pages, number)
+        decoder = StateDecoder(log.bus, opened.pages)
         trace_owners = TraceOwners()
         time_slice = TimeSlice(1, self._monotonic)
         try:
@@ -110,7 +110,7 @@ class BusSnapshots:
             state = decoder.finish()
         except DECODING_ERRORS as error:
             raise SnapshotError(f"this build cannot restore it: {error!r}") from error
-        self._evidence = evidence
+        self._pages = opened
         return RestoredBus(state, Head(number, position.chain_hash), position.incarnation, trace_owners)
 
     # Writing
@@ -124,16 +124,16 @@ class BusSnapshots:
             and self._monotonic() >= self._not_before
         )
 
-    async def write_in_child(self, state: State, head: Head, incarnation: str, trace_owners: TraceOwners) -> EvidencePages | None:
+    async def write_in_child(self, state: State, head: Head, incarnation: str, trace_owners: TraceOwners) -> StatePages | None:
         """Write a snapshot of the state as it is now, which must hold nothing uncommitted. Failures are logged.
 
-        Returns the evidence of the snapshot as pages for the state; None after a failure.
+        Returns the paged tables of the snapshot for the state; None after a failure.
         """
         content = SnapshotContent(state, head, incarnation, trace_owners.parts())
         began = self._monotonic()
         try:
-            # The child reads the evidence that is in the snapshot before.
-            self._child = fork(lambda: self._write(content), () if self._evidence is None else (self._evidence.descriptor,))
+            # The child reads the rows that are in the snapshot before.
+            self._child = fork(lambda: self._write(content), () if self._pages is None else (self._pages.descriptor,))
         except OSError as error:
             self._end(head, began, error.errno or EXIT_FAILED)
             return None
@@ -153,14 +153,14 @@ class BusSnapshots:
         self._end(head, began, exit_status, processor_seconds, pause_ms=round(pause_seconds * 1000, 1))
         return None if exit_status else await self._open_pages(head.sequence_number)
 
-    async def _open_pages(self, number: int) -> EvidencePages | None:
-        """Return the evidence of a snapshot that a child has written; None if somebody has removed it, which is logged."""
+    async def _open_pages(self, number: int) -> StatePages | None:
+        """Return the paged tables of a snapshot that a child has written; None if somebody has removed it, which is logged."""
         try:
-            self._evidence = await asyncio.to_thread(self.files.open_evidence, number)
+            self._pages = await asyncio.to_thread(self.files.open_pages, number)
         except SnapshotError as error:
             _LOG.warning("snapshot.refused", bus=self.files.bus, sequence_number=number, problem=str(error))
             return None
-        return self._evidence.pages
+        return self._pages.pages
 
     def write_last(self, state: State, head: Head, incarnation: str, trace_owners: TraceOwners) -> None:
         """Write a snapshot on a clean stop, unless only a few events are new. The state does not change any more."""

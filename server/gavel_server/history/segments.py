@@ -28,8 +28,8 @@ from gavel_rules.replay import (
 from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, state_sha256
 from gavel_rules.state.state import State
 
-from gavel_server.history.snapshot_evidence import is_evidence
 from gavel_server.history.snapshot_files import SnapshotFiles
+from gavel_server.history.snapshot_pages import is_paged
 from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import EventLog, LogError, Record
 from gavel_server.log.stores import connect_log
@@ -145,7 +145,7 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
 def _without_evidence(state: State) -> list[bytes]:
     """Return the parts of a snapshot of a state but its evidence, which is nearly all of it and which no drift depends on."""
     parts = (encode_position(state.store, b"", ""), *encode_tables(state.store))
-    return [part for part in parts if not is_evidence(part)]
+    return [part for part in parts if not is_paged(part)]
 
 
 async def _cite(log: EventLog, recomputation: Recomputation, record: Record) -> None:

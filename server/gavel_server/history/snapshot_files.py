@@ -22,7 +22,7 @@ from gavel_rules.state.snapshot.encoding import FORMAT_VERSION, encode_position,
 from gavel_rules.state.state import State
 from google.protobuf.message import DecodeError
 
-from gavel_server.history.snapshot_evidence import SnapshotEvidence, is_evidence
+from gavel_server.history.snapshot_pages import SnapshotPages, is_paged
 from gavel_server.history.snapshot_parts import SnapshotError, part_places
 from gavel_server.log import Head
 from gavel_server.process.private_files import open_private
@@ -93,20 +93,20 @@ class SnapshotFiles:
             raise SnapshotError("it is damaged: its bytes do not match its hash")
 
     def read_parts(self, number: int) -> Iterator[StateSnapshot]:
-        """Yield the parts of a snapshot, which `check` has passed, but those with evidence. Raises SnapshotError."""
+        """Yield the parts of a snapshot, which `check` has passed, but those of paged tables. Raises SnapshotError."""
         try:
             with self.path(number).open("rb") as file:
                 for content in _parts(file):
-                    if not is_evidence(content):
+                    if not is_paged(content):
                         yield StateSnapshot.FromString(content)
         except OSError as error:
             raise SnapshotError(f"it cannot be read: {error.strerror}") from error
         except (DecodeError, ValueError) as error:
             raise SnapshotError(f"this build cannot restore it: {error}") from error
 
-    def open_evidence(self, number: int) -> SnapshotEvidence:
-        """Return the evidence of a snapshot, which `check` has passed, to be read by subject. Raises SnapshotError."""
-        return SnapshotEvidence(self.path(number), number)
+    def open_pages(self, number: int) -> SnapshotPages:
+        """Return the paged tables of a snapshot, which `check` has passed, to be read by key. Raises SnapshotError."""
+        return SnapshotPages(self.path(number), number)
 
     def read_digest(self, number: int) -> bytes:
         """Return the hash over the tables of a snapshot. Raises SnapshotError."""
@@ -119,7 +119,7 @@ class SnapshotFiles:
     def read(self, number: int) -> State:
         """Return the state of a snapshot. Raises SnapshotError."""
         self.check(number)
-        decoder = StateDecoder(self.bus, self.open_evidence(number).pages)
+        decoder = StateDecoder(self.bus, self.open_pages(number).pages)
         try:
             for part in self.read_parts(number):
                 decoder.add(part)
@@ -201,11 +201,11 @@ def _end(sha256: bytes) -> bytes:
 
 
 def _parts(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the parts of a file, of those with evidence only the start. Raises ValueError, OSError."""
+    """Yield the parts of a file, of those of paged tables only the start. Raises ValueError, OSError."""
     for place, size_bytes in part_places(file):
         file.seek(place)
         content = file.read(min(size_bytes, _PART_START_BYTES))
-        if not is_evidence(content):
+        if not is_paged(content):
             content += file.read(size_bytes - len(content))
             if len(content) < size_bytes:
                 raise ValueError("a part is cut off")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
@@ -12,8 +12,9 @@ from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.state.contest_tables import ContestTables
 from gavel_rules.state.counters import CounterTable
-from gavel_rules.state.packed_evidence import evidence_rows, pack_evidence, pages_in_memory, unpack_evidence
-from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, Refusals
+from gavel_rules.state.packed_evidence import pack_evidence, pack_outliving_result, unpack_evidence, unpack_outliving_result
+from gavel_rules.state.paged_table import PagedTable, StatePages, pages_in_memory
+from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, OutlivingResult, Refusals
 from gavel_rules.state.refused_traces import RefusedTraces
 from gavel_rules.state.snapshot.decoding import StateDecoder
 from gavel_rules.state.snapshot.encoding import encode_position, encode_tables
@@ -24,8 +25,8 @@ from gavel_rules.state.versions import TraceVersions
 from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
-# Attributes of a store that are not tables of the bus, and evidence, which may be in two places.
-_LEFT_OUT = {"undo_log", "evidence", "evidence_pages", "semantics"}
+# Attributes of a store that are not tables of the bus, or have rows in two places.
+_LEFT_OUT = {"undo_log", "evidence", "paged_evidence", "paged_tables", "semantics"}
 
 
 def restore(state: State) -> State:
@@ -36,21 +37,36 @@ def restore(state: State) -> State:
     return decoder.finish()
 
 
-def page_out(state: State, subjects: Iterable[str]) -> None:
-    """Move the evidence about some subjects of a state into new pages, which have all of its evidence."""
-    rows = evidence_rows(state.store.evidence, state.store.evidence_pages)
-    packed = {subject: keys if isinstance(keys, bytes) else pack_evidence(keys) for subject, keys in rows}
-    state.store.use_pages(pages_in_memory(state.head, packed))
-    state.store.page_out(subjects)
+def page_out(state: State, leaves: Callable[[], bool]) -> None:
+    """Give a state new pages with all of its rows, and leave those rows to them for which `leaves` returns true."""
+    store = state.store
+    pages = [
+        pages_in_memory(state.head, {key: row if isinstance(row, bytes) else pack(row) for key, row in table.rows() if not _is_gone(row)})
+        for table, pack in zip(store.paged_tables, _PACKS, strict=True)
+    ]
+    store.use_pages(StatePages(*pages))
+    for table in store.paged_tables:
+        table.page_out([key for key in table.changes if leaves()])
+
+
+_PACKS: tuple[Callable[[Any], bytes], ...] = (pack_evidence, pack_outliving_result)
+
+
+def _is_gone(row: object) -> bool:
+    return isinstance(row, OutlivingResult) and not row.candidate_count
 
 
 def tables(state: State) -> dict[str, Any]:
     """Return every table of a state as plain values, derived ones included."""
     store = state.store
     plain = {name: _plain(value) for name, value in _attributes(store).items() if name not in _LEFT_OUT}
-    rows = evidence_rows(store.evidence, store.evidence_pages)
-    evidence = {subject: unpack_evidence(keys) if isinstance(keys, bytes) else keys for subject, keys in rows}
-    return {**plain, "evidence": _plain(evidence), "semantics": store.semantics.arbiter_version}
+    return {**plain, "evidence": _plain(_rows(store.paged_evidence, unpack_evidence)), "semantics": store.semantics.arbiter_version}
+
+
+def _rows(table: PagedTable, unpack: Callable[[bytes], Any]) -> dict[str, Any]:
+    """Return all rows of a paged table."""
+    rows = {key: unpack(row) if isinstance(row, bytes) else row for key, row in table.rows()}
+    return {key: row for key, row in rows.items() if not _is_gone(row)}
 
 
 def _attributes(value: object) -> dict[str, Any]:
@@ -69,7 +85,9 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
             return value.content
         case CompiledRuleSet() | CompiledAction() | CompiledGrants():
             return value.digest
-        case Candidate() | ClosedAction() | Refusals() | TraceVersions():
+        case PagedTable():
+            return _plain(_rows(value, unpack_outliving_result))
+        case Candidate() | ClosedAction() | OutlivingResult() | Refusals() | TraceVersions():
             return value.plain()
         case LiveDecision():
             return _plain(value.values())

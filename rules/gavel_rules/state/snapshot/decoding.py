@@ -20,7 +20,7 @@ from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
 from gavel_rules.state.counters import CounterEntry, CounterTable
-from gavel_rules.state.packed_evidence import EvidencePages, pages_in_memory
+from gavel_rules.state.paged_table import StatePages, pages_in_memory
 from gavel_rules.state.records import (
     ActiveRuleSet,
     ClockAcceptance,
@@ -47,12 +47,13 @@ from gavel_rules.state.versions import BoundVersion, ModelAnswer, ToolSchemas, T
 
 
 class StateDecoder:
-    """Builds a state. Give it every part in order, then `finish`. Parts with evidence are left out if the state gets pages of it."""
+    """Builds a state. Give it every part in order, then `finish`. Parts of paged tables are left out if the state gets pages."""
 
-    def __init__(self, bus: str, pages: EvidencePages | None = None) -> None:
+    def __init__(self, bus: str, pages: StatePages | None = None) -> None:
         self._state: Final = State(bus)
         self._pages: Final = pages
-        self._packed_evidence: Final[dict[str, bytes]] = {}
+        self._evidence: Final[dict[str, bytes]] = {}
+        self._outliving_results: Final[dict[str, bytes]] = {}
         self._binds_anonymous: dict[int, bool] = {}  # by version of the grants in force
 
     def add(self, part: StateSnapshot) -> None:
@@ -60,7 +61,10 @@ class StateDecoder:
         store = self._state.store
         for field, value in part.ListFields():
             if field.name == "evidence":
-                self._packed_evidence.update((row.subject, row.evidence) for row in value)
+                self._evidence.update((row.subject, row.evidence) for row in value)
+                continue
+            if field.name == "outliving_results":
+                self._outliving_results.update((row.event_id, row.readings) for row in value)
                 continue
             add = _TABLES.get(field.name)
             if add is not None:
@@ -91,7 +95,8 @@ class StateDecoder:
     def finish(self) -> State:
         """Return the state. Raises DocumentError if a rule set or the grants do not compile in this build."""
         store = self._state.store
-        store.use_pages(self._pages or pages_in_memory(store.head, self._packed_evidence))
+        evidence, outliving_results = (pages_in_memory(store.head, rows) for rows in (self._evidence, self._outliving_results))
+        store.use_pages(self._pages or StatePages(evidence, outliving_results))
         for version, binds_anonymous in self._binds_anonymous.items():
             deployed = store.grants_versions[version]
             store.grants_in_force = GrantsInForce(deployed, compile_grants(deployed.canonical_json), binds_anonymous)
@@ -329,10 +334,6 @@ def _add_candidate_count(store: Store, row: snapshot.Number) -> None:
     store.tool_result_tables.candidate_counts[row.key] = row.value
 
 
-def _add_outliving_result(store: Store, event_id: str) -> None:
-    store.tool_result_tables.outliving_results[event_id] = True
-
-
 def _add_trace_versions(store: Store, row: snapshot.TraceVersions) -> None:
     store.trace_versions[row.trace_id] = TraceVersions(
         row.sequence_number,
@@ -393,7 +394,6 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "counter_entries": _add_counter_entry,
     "timers": _add_timer,
     "candidate_counts": _add_candidate_count,
-    "outliving_results": _add_outliving_result,
     "trace_versions": _add_trace_versions,
     "answers": _add_answer,
 }

@@ -17,15 +17,16 @@ from gavel.v1.decision_pb2 import RejectionCounts
 from google.protobuf.message import Message
 
 from gavel_rules.state.counters import CounterEntry, CounterTable
-from gavel_rules.state.packed_evidence import evidence_rows, pack_evidence
+from gavel_rules.state.packed_evidence import pack_evidence, pack_outliving_result
 from gavel_rules.state.records import EndedDecision, Holder, LiveDecision, OpenContest, Review
 from gavel_rules.state.store import Store
 from gavel_rules.state.versions import TraceVersions
 
-FORMAT_VERSION: Final = 1
-# Rows of one part: a part has some hundred kilobytes. A part with evidence has fewer: it is read for each of its subjects.
+FORMAT_VERSION: Final = 2
+# Rows of one part: a part has some hundred kilobytes. A part of a paged table has fewer: it is read for each of its rows.
 ROWS_MAX: Final = 512
-EVIDENCE_ROWS_MAX: Final = 32
+PAGED_ROWS_MAX: Final = 32
+PAGED_TABLES: Final = ("evidence", "outliving_results")
 
 
 def encode_position(store: Store, chain_hash: bytes, incarnation: str) -> bytes:
@@ -54,7 +55,7 @@ def encode_tables(store: Store) -> Iterator[bytes]:
     for name, rows in _tables(store).items():
         # The compiled build makes lists of generator expressions.
         remaining = iter(rows)
-        rows_max = EVIDENCE_ROWS_MAX if name == "evidence" else ROWS_MAX
+        rows_max = PAGED_ROWS_MAX if name in PAGED_TABLES else ROWS_MAX
         while chunk := list(islice(remaining, rows_max)):
             part = StateSnapshot()
             getattr(part, name).extend(chunk)
@@ -164,7 +165,7 @@ def _traces(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes] | Ite
         "contradictions": _texts(store.tool_result_tables.contradictions),
         "timers": (snapshot.Timer(due_ms=due_ms, sequence_number=number, name=name) for due_ms, number, name in store.timers),
         "candidate_counts": _numbers(store.tool_result_tables.candidate_counts),
-        "outliving_results": iter(sorted(store.tool_result_tables.outliving_results)),
+        "outliving_results": _outliving_results(store),
         "trace_versions": (_trace_versions(trace_id, store.trace_versions[trace_id]) for trace_id in sorted(store.trace_versions)),
         "answers": (snapshot.ModelAnswer(**store.answers[prompt_hash]._asdict()) for prompt_hash in sorted(store.answers)),
         "counters": (_counter(store.counters[digest]) for digest in sorted(store.counters)),
@@ -220,8 +221,16 @@ def _text_tables(table: Mapping[str, Mapping[str, str]]) -> Iterator[snapshot.Te
 
 
 def _evidence(store: Store) -> Iterator[snapshot.SubjectEvidence]:
-    for subject, keys in evidence_rows(store.evidence, store.evidence_pages):
+    for subject, keys in store.paged_evidence.rows():
         yield snapshot.SubjectEvidence(subject=subject, evidence=keys if isinstance(keys, bytes) else pack_evidence(keys))
+
+
+def _outliving_results(store: Store) -> Iterator[snapshot.OutlivingResult]:
+    for event_id, result in store.tool_result_tables.outliving_results.rows():
+        if isinstance(result, bytes):
+            yield snapshot.OutlivingResult(event_id=event_id, readings=result)
+        elif result.candidate_count:
+            yield snapshot.OutlivingResult(event_id=event_id, readings=pack_outliving_result(result))
 
 
 def _contest(contest: OpenContest) -> snapshot.OpenContest:

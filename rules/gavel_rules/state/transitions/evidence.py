@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gavel.v1 import common_pb2, fact_pb2
@@ -16,9 +17,9 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.attestation import participants
 from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.keys import reading_key
-from gavel_rules.state.records import Candidate, ToolCallRecord, ToolEvidence
+from gavel_rules.state.records import Candidate, OutlivingResult, ToolCallRecord, ToolEvidence
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.traces import forget_readings, remember_trace
+from gavel_rules.state.transitions.traces import remember_trace
 from gavel_rules.values import value_to_python
 
 
@@ -68,11 +69,10 @@ def apply_observation(store: Store, event: RecordedEvent) -> None:
     producer = envelope.producer
     subject, event_id, number = event.subject, event.event_id, event.sequence_number
     trust_tier, evidence_ref, evidence_hash = observation.trust_tier, observation.evidence_ref, observation.evidence_hash
-    readings = store.tool_result_tables.readings.get(evidence_ref)
     for key in sorted(observation.extracted_fields):
         value = value_to_python(observation.extracted_fields[key])
-        if readings is not None:
-            _note_reading(store, evidence_ref, readings, reading_key(subject, key), _canonical(value))
+        if evidence_ref:
+            _note_reading(store, evidence_ref, reading_key(subject, key), _canonical(value))
         _put_candidate(
             store,
             subject,
@@ -157,32 +157,49 @@ def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -
             replaced_ref = other.evidence_ref
     store.put(keys, key, (*others, candidate))
     if store.semantics.keeps_readings and replaced_ref != candidate.evidence_ref:
-        _count_candidates(store, replaced_ref, candidate.evidence_ref)
+        _count_candidate(store, candidate.evidence_ref, 1)
+        _count_candidate(store, replaced_ref, -1)
 
 
-def _count_candidates(store: Store, replaced_ref: str, evidence_ref: str) -> None:
-    """Count a candidate for the tool result that it was read in, and no longer the one that it replaces. "": not read in any."""
+def _count_candidate(store: Store, evidence_ref: str, change: int) -> None:
+    """Count a candidate more (1) or less (-1) for the tool result that it was read in, if that is remembered."""
     tables = store.tool_result_tables
-    counts = tables.candidate_counts
-    if evidence_ref:
-        store.put(counts, evidence_ref, counts.get(evidence_ref, 0) + 1)
-    count = counts.get(replaced_ref, 0)
-    if count > 1:
-        store.put(counts, replaced_ref, count - 1)
-    elif count:
-        store.drop(counts, replaced_ref)
-        if replaced_ref in tables.outliving_results:
-            store.drop(tables.outliving_results, replaced_ref)
-            forget_readings(store, replaced_ref)
+    if evidence_ref in tables.readings:
+        count = tables.candidate_counts.get(evidence_ref, 0) + change
+        if count > 0:
+            store.put(tables.candidate_counts, evidence_ref, count)
+        else:
+            store.drop(tables.candidate_counts, evidence_ref)
+        return
+    outliving = tables.outliving_result(evidence_ref) if evidence_ref else None
+    if outliving is not None:
+        count = outliving.candidate_count + change
+        _put_outliving(store, evidence_ref, outliving.readings if count else {}, outliving.contradiction if count else "", count)
 
 
-def _note_reading(store: Store, evidence_ref: str, readings: dict[str, str], key: str, value: str) -> None:
+def _note_reading(store: Store, evidence_ref: str, key: str, value: str) -> None:
     """Note an observation's reading of a tool result, and a contradiction with an earlier one (constitution §4.6)."""
-    contradictions = store.tool_result_tables.contradictions
-    if key not in readings:
-        store.put(readings, key, value)
-    elif evidence_ref not in contradictions and readings[key] != value:
-        store.put(contradictions, evidence_ref, key)
+    tables = store.tool_result_tables
+    live = tables.readings.get(evidence_ref)
+    if live is not None:
+        if key not in live:
+            store.put(live, key, value)
+        elif evidence_ref not in tables.contradictions and live[key] != value:
+            store.put(tables.contradictions, evidence_ref, key)
+        return
+    outliving = tables.outliving_result(evidence_ref)
+    if outliving is None:
+        return
+    if key not in outliving.readings:
+        readings = {**outliving.readings, key: value}
+        _put_outliving(store, evidence_ref, readings, outliving.contradiction, outliving.candidate_count)
+    elif not outliving.contradiction and outliving.readings[key] != value:
+        _put_outliving(store, evidence_ref, outliving.readings, key, outliving.candidate_count)
+
+
+def _put_outliving(store: Store, event_id: str, readings: Mapping[str, str], contradiction: str, count: int) -> None:
+    result = OutlivingResult(readings, contradiction, count, store.head)
+    store.put(store.tool_result_tables.outliving_results.changes, event_id, result)
 
 
 # About the length of the hash that replaces longer texts.

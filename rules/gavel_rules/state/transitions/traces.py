@@ -20,7 +20,7 @@ from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.stored_event import StoredEvent, pack_event
 from gavel_rules.limits import REFUSED_TRACES_MAX, TRACE_CLOSED_ACTIONS_MAX, TRACE_LAPSE_MS, TRACE_PRODUCERS_MAX
 from gavel_rules.state.keys import action_key
-from gavel_rules.state.records import ClosedAction, Refusals, Rejections
+from gavel_rules.state.records import ClosedAction, OutlivingResult, Refusals, Rejections
 from gavel_rules.state.store import Store
 
 
@@ -117,13 +117,6 @@ def close_action(store: Store, event: RecordedEvent, decision: Decision, by_pers
         by_rules = {key: closed.sequence_number for key, closed in actions.items() if not closed.by_person}
         if len(by_rules) > TRACE_CLOSED_ACTIONS_MAX:
             store.drop_oldest(actions, by_rules, len(by_rules) // 4)
-
-
-def forget_readings(store: Store, evidence_ref: str) -> None:
-    """Forget what was read in a tool result."""
-    tables = store.tool_result_tables
-    store.drop(tables.readings, evidence_ref)
-    store.drop(tables.contradictions, evidence_ref)
 
 
 def forget_lapsed_traces(store: Store) -> None:
@@ -232,10 +225,13 @@ def _drop_trace(store: Store, trace_id: str) -> None:
     store.drop(store.tool_calls, trace_id)
     tables = store.tool_result_tables
     for event_id in tables.tool_results.get(trace_id, ()):
-        if event_id in tables.candidate_counts:
-            store.put(tables.outliving_results, event_id, True)
-        else:
-            forget_readings(store, event_id)
+        count = tables.candidate_counts.get(event_id, 0)
+        if count:
+            result = OutlivingResult(tables.readings[event_id], tables.contradictions.get(event_id, ""), count, store.head)
+            store.put(tables.outliving_results.changes, event_id, result)
+            store.drop(tables.candidate_counts, event_id)
+        store.drop(tables.readings, event_id)
+        store.drop(tables.contradictions, event_id)
     store.drop(tables.tool_results, trace_id)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gavel_rules.state.packed_evidence import pack_evidence, pages_in_memory
+from gavel_rules.state.packed_evidence import KeyCandidates, pack_evidence
+from gavel_rules.state.paged_table import StatePages, pages_in_memory
 from gavel_rules.state.records import Candidate, ToolCallRecord
 from gavel_rules.state.store import Store
 
@@ -68,7 +69,7 @@ def test_evidence_in_pages_is_changed_in_a_copy() -> None:
     """Evidence in pages is changed in the own table of the store; undoing shows the pages again. What they have can be paged out."""
     candidate, later = candidates(sequence_number=5), candidates(sequence_number=6)
     store = Store("orders")
-    store.use_pages(pages_in_memory(5, {"order/1": pack_evidence({"order.status": candidate})}))
+    store.use_pages(evidence_pages(5, {"order.status": candidate}))
     position = store.undo_log.position
     store.put(store.changeable_evidence("order/1"), "order.status", later)
     assert 6 == store.evidence_of("order/1")["order.status"][0].sequence_number
@@ -77,11 +78,16 @@ def test_evidence_in_pages_is_changed_in_a_copy() -> None:
     store.put(store.changeable_evidence("order/1"), "order.status", later)
     store.changeable_evidence("order/2")
     store.undo_log.commit()
-    store.page_out(["order/1", "order/2", "order/3"])
+    store.paged_evidence.page_out(["order/1", "order/2", "order/3"])
     assert {"order/1"} == store.evidence.keys()
-    store.use_pages(pages_in_memory(6, {"order/1": pack_evidence(store.evidence["order/1"])}))
-    store.page_out(["order/1"])
+    store.use_pages(evidence_pages(6, store.evidence["order/1"]))
+    store.paged_evidence.page_out(["order/1"])
     assert ({}, 6) == (store.evidence, store.evidence_of("order/1")["order.status"][0].sequence_number)
+
+
+def evidence_pages(number: int, keys: KeyCandidates) -> StatePages:
+    """Return pages with the evidence about order/1."""
+    return StatePages(pages_in_memory(number, {"order/1": pack_evidence(keys)}), pages_in_memory(number, {}))
 
 
 def candidates(sequence_number: int) -> tuple[Candidate, ...]:

@@ -23,10 +23,13 @@ def test_counts_and_ids_follow_from_the_other_tables(steps: Sequence[Step]) -> N
     state = play(steps).state
     store = state.store
     candidates = [one for keys in store.evidence.values() for row in keys.values() for one in row]
-    assert Counter(one.evidence_ref for one in candidates if one.evidence_ref) == store.tool_result_tables.candidate_counts
-    remembered = {event_id for results in store.tool_result_tables.tool_results.values() for event_id in results}
-    assert store.tool_result_tables.readings.keys() == remembered | store.tool_result_tables.outliving_results.keys()
-    assert store.tool_result_tables.outliving_results.keys() <= store.tool_result_tables.candidate_counts.keys() - remembered
+    tables = store.tool_result_tables
+    remembered = {event_id for results in tables.tool_results.values() for event_id in results}
+    outliving = {event_id: result for event_id, result in tables.outliving_results.changes.items() if result.candidate_count}
+    counts = Counter(one.evidence_ref for one in candidates if one.evidence_ref in remembered or one.evidence_ref in outliving)
+    assert counts == {**tables.candidate_counts, **{event_id: result.candidate_count for event_id, result in outliving.items()}}
+    assert tables.readings.keys() == remembered
+    assert outliving.keys().isdisjoint(remembered)
     assert {name: trace_id for trace_id, calls in store.tool_calls.items() for name in calls} == store.trace_of_execution
 
 

@@ -91,7 +91,7 @@ def test_a_damaged_file_is_refused(files: SnapshotFiles, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda first: setattr(first, "format_version", 2), "it has format version 2, and this build reads version 1"),
+        (lambda first: setattr(first, "format_version", 3), "it has format version 3, and this build reads version 2"),
         (lambda first: setattr(first, "bus", "other"), f"it is of event {HEAD.sequence_number} of bus other"),
         (lambda first: setattr(first, "sequence_number", 1), f"it is of event 1 of bus {BUS}"),
         (lambda first: setattr(first, "arbiter_version", 9), "it has arbiter version 9, and this build implements 2 and 3"),
@@ -111,7 +111,7 @@ def test_a_missing_or_empty_file_is_refused(files: SnapshotFiles) -> None:
     """A file that somebody has removed or emptied is named as such."""
     path = files.path(HEAD.sequence_number)
     path.write_bytes(b"")
-    assert "it has format version 0, and this build reads version 1" == problem(files)
+    assert "it has format version 0, and this build reads version 2" == problem(files)
     path.unlink()
     assert "it cannot be read: No such file or directory" == problem(files)
     assert [] == SnapshotFiles(files.directory, "none").numbers()

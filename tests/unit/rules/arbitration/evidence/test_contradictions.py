@@ -12,6 +12,7 @@ from gavel_rules.limits import TRACE_LAPSE_MS
 
 from tests.support.driver import SUBJECT, Core, document
 from tests.support.hashes import sha256_of
+from tests.support.state.snapshots import page_out
 
 REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 APPROVED = decision_pb2.OUTCOME_APPROVED
@@ -155,12 +156,15 @@ def test_readings_lapse_with_the_last_of_them_that_is_evidence(core: Core) -> No
     for key, value in (("order.score", 0.1), ("order.score", 0.2), ("k.other", 1)):
         core.observe(key, value, evidence=evidence)
     lapse(core)
-    assert ([evidence.event_id], [evidence.event_id]) == (list(core.state.readings), list(core.state.contradictions))
+    tables = core.state.store.tool_result_tables
+    assert [] == list(core.state.readings)
+    assert 2 == len(tables.readings_of(evidence.event_id) or ())
     later = core.tool_result("trace-2", content_hash=sha256_of("2"))
     core.observe("order.score", 0.3, evidence=later, trace_id="trace-2")
-    assert evidence.event_id in core.state.contradictions
+    assert core.state.contradiction_of(evidence.event_id)
     core.observe("k.other", 2, evidence=later, trace_id="trace-2")
-    assert ([later.event_id], {}) == (list(core.state.readings), core.state.contradictions)
+    assert [later.event_id] == list(core.state.readings)
+    assert ("", None) == (core.state.contradiction_of(evidence.event_id), tables.readings_of(evidence.event_id))
     core.prove()
 
 
@@ -170,5 +174,28 @@ def test_results_without_evidence_lapse_with_their_trace(core: Core) -> None:
     core.observe("order.score", 0.1, evidence=evidence)
     core.observe("order.score", 0.3, evidence=later, trace_id="trace-2")
     lapse(core)
-    assert [later.event_id] == list(core.state.readings)
+    tables = core.state.store.tool_result_tables
+    assert [None, {"order/1 order.score"}] == [(tables.readings_of(one.event_id) or {}).keys() or None for one in (evidence, later)]
+    core.prove()
+
+
+def test_readings_in_pages_contradict(core: Core) -> None:
+    """Readings of a lapsed trace that have left the memory contradict later ones, and are forgotten with the last of their evidence."""
+    table = core.state.store.tool_result_tables.outliving_results
+    evidence = core.tool_result()
+    cited = core.observe("order.score", 0.1, evidence=evidence)
+    lapse(core)
+    page_out(core.state, lambda: True)
+    assert {} == table.changes
+    core.observe("order.score", 0.2, evidence=evidence)
+    page_out(core.state, lambda: True)
+    assert {} == table.changes
+    status = core.fact("order.status", "delivered")
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(core.decide([status, cited]))
+    later = core.tool_result("trace-2", content_hash=sha256_of("2"))
+    for trace_id in ("trace-2", "trace-3"):
+        core.observe("order.score", 0.3, evidence=later, trace_id=trace_id)
+    assert "" == core.state.contradiction_of(evidence.event_id)
+    page_out(core.state, lambda: True)
+    assert ({}, None) == (table.changes, core.state.store.tool_result_tables.readings_of(evidence.event_id))
     core.prove()

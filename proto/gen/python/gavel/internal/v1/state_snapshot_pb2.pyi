@@ -235,8 +235,8 @@ class StateSnapshot(_message.Message):
         """Number of candidates that were read in a tool result, by its event_id."""
 
     @_builtins.property
-    def outliving_results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """event_ids of tool results that have candidates although their traces have lapsed."""
+    def outliving_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutlivingResult]:
+        """Tool results that have candidates although their traces have lapsed, by event_id."""
 
     @_builtins.property
     def trace_versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceVersions]:
@@ -302,7 +302,7 @@ class StateSnapshot(_message.Message):
         contradictions: _abc.Iterable[Global___Text] | None = ...,
         timers: _abc.Iterable[Global___Timer] | None = ...,
         candidate_counts: _abc.Iterable[Global___Number] | None = ...,
-        outliving_results: _abc.Iterable[_builtins.str] | None = ...,
+        outliving_results: _abc.Iterable[Global___OutlivingResult] | None = ...,
         trace_versions: _abc.Iterable[Global___TraceVersions] | None = ...,
         answers: _abc.Iterable[Global___ModelAnswer] | None = ...,
         counters: _abc.Iterable[Global___Counter] | None = ...,
@@ -928,6 +928,64 @@ class Candidate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
+class OutlivingResult(_message.Message):
+    """OutlivingResult is a tool result whose trace has lapsed. A reader keeps the bytes, as of evidence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    READINGS_FIELD_NUMBER: _builtins.int
+    event_id: _builtins.str
+    """The TOOL_RESULT."""
+    readings: _builtins.bytes
+    """A serialized Readings."""
+    def __init__(
+        self,
+        *,
+        event_id: _builtins.str = ...,
+        readings: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "readings", b"readings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutlivingResult: _TypeAlias = OutlivingResult  # noqa: Y015
+
+@_typing.final
+class Readings(_message.Message):
+    """Readings are the values that were read in a tool result."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    CONTRADICTION_FIELD_NUMBER: _builtins.int
+    CANDIDATE_COUNT_FIELD_NUMBER: _builtins.int
+    contradiction: _builtins.str
+    """The key of a value that was read differently. Empty: none."""
+    candidate_count: _builtins.int
+    """Number of candidates that were read in it."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___Text]:
+        """The values, by their keys."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[Global___Text] | None = ...,
+        contradiction: _builtins.str = ...,
+        candidate_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_count", b"candidate_count", "contradiction", b"contradiction", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Readings: _TypeAlias = Readings  # noqa: Y015
 
 @_typing.final
 class OpenContest(_message.Message):

@@ -1,0 +1,136 @@
+"""The paged tables in the file of a snapshot, read by key: the pages beside the state of a server.
+
+The file has a paged table in parts of some rows, sorted by key. In memory are only the place and first key of each part. The file stays
+open, so the rows can be read even after the snapshot has been removed.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from gavel.internal.v1.state_snapshot_pb2 import OutlivingResult, StateSnapshot, SubjectEvidence
+from gavel_rules.state.paged_table import Pages, StatePages
+from google.protobuf.message import DecodeError
+
+from gavel_server.history.snapshot_parts import SnapshotError, part_places, read_varint
+
+
+class SnapshotPages:
+    """The pages of one snapshot, whose hash is right. Raises SnapshotError if the file cannot be read."""
+
+    def __init__(self, path: Path, sequence_number: int) -> None:
+        try:
+            self._file: Final = path.open("rb", buffering=_SCAN_BUFFER_BYTES)
+            evidence = _TablePages(self._file, path, "evidence")
+            results = _TablePages(self._file, path, "outliving_results")
+            tables = (evidence, results)
+            for place, size_bytes in part_places(self._file):
+                start = os.pread(self._file.fileno(), min(size_bytes, _ROW_START_BYTES), place)
+                for table in tables:
+                    table.add_part(start, place, size_bytes)
+        except OSError as error:
+            raise SnapshotError(f"it cannot be read: {error.strerror}") from error
+        except (IndexError, ValueError) as error:
+            raise SnapshotError(f"it is damaged: {error}") from error
+        pages = (Pages(sequence_number, table.find, table.rows) for table in tables)
+        self.pages: Final = StatePages(*pages)
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the file, which a forked child must inherit to read the pages."""
+        return self._file.fileno()
+
+
+def is_paged(part_start: bytes) -> bool:
+    """Return whether a part that begins with these bytes is of a paged table."""
+    return part_start.startswith(_PART_TAGS)
+
+
+class _Row(NamedTuple):
+    key: str
+    content: bytes
+
+
+class _TablePages:
+    """The rows of one paged table in a file."""
+
+    def __init__(self, file: BinaryIO, path: Path, field: str) -> None:
+        self._file: Final = file
+        self._path: Final = path
+        self._field: Final = field
+        self._tag: Final = _TAGS[field]
+        self._first_keys: Final[list[str]] = []
+        self._places: Final = array("Q")
+        self._sizes: Final = array("Q")
+
+    def add_part(self, start: bytes, place: int, size_bytes: int) -> None:
+        """Note the part at a place of the file, if it is of this table. Raises IndexError, ValueError."""
+        if start.startswith(self._tag):
+            self._first_keys.append(_first_key(start, len(self._tag)))
+            self._places.append(place)
+            self._sizes.append(size_bytes)
+
+    def find(self, key: str) -> bytes | None:
+        """Return the packed row of a key."""
+        index = bisect_right(self._first_keys, key) - 1
+        if index < 0:
+            return None
+        for row in self._read(index):
+            if row.key == key:
+                return row.content
+        return None
+
+    def rows(self) -> Iterator[tuple[str, bytes]]:
+        """Yield all keys and packed rows, sorted."""
+        for index in range(len(self._first_keys)):
+            yield from self._read(index)
+
+    def _read(self, index: int) -> Sequence[_Row]:
+        """Return the rows of a part. Raises SnapshotError if somebody has changed the file."""
+        size_bytes = self._sizes[index]
+        try:
+            content = os.pread(self._file.fileno(), size_bytes, self._places[index])
+            rows = _rows_of(StateSnapshot.FromString(content), self._field)
+        except OSError as error:
+            raise SnapshotError(f"{self._path} cannot be read: {error.strerror}; restart the server") from error
+        except DecodeError as error:
+            raise SnapshotError(f"{self._path} has been changed or damaged; remove it and restart the server") from error
+        if len(content) < size_bytes or not rows or rows[0].key != self._first_keys[index]:
+            raise SnapshotError(f"{self._path} has been changed or damaged; remove it and restart the server")
+        return rows
+
+
+def _rows_of(part: StateSnapshot, field: str) -> list[_Row]:
+    if field == "evidence":
+        return [_Row(row.subject, row.evidence) for row in part.evidence]
+    return [_Row(row.event_id, row.readings) for row in part.outliving_results]
+
+
+_LENGTH_DELIMITED: Final = 2
+_TAGS: Final = {
+    "evidence": StateSnapshot(evidence=[SubjectEvidence()]).SerializeToString()[:-1],
+    "outliving_results": StateSnapshot(outliving_results=[OutlivingResult()]).SerializeToString()[:-1],
+}
+_PART_TAGS: Final = tuple(_TAGS.values())
+# The key is the first field of each row, in both messages.
+_KEY_TAG: Final = bytes([SubjectEvidence.SUBJECT_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+# More than a part has up to the end of its first key: a subject has at most 321 characters (limits.SUBJECT).
+_ROW_START_BYTES: Final = 2_048
+# Parts have some kilobytes, of which only the starts are read.
+_SCAN_BUFFER_BYTES: Final = 512
+
+
+def _first_key(part_start: bytes, tag_length: int) -> str:
+    """Return the key of the first row of a part. Raises IndexError, ValueError."""
+    _, place = read_varint(part_start, tag_length)
+    if part_start[place : place + 1] != _KEY_TAG:
+        raise ValueError("a row without a key")
+    length, place = read_varint(part_start, place + 1)
+    if place + length > len(part_start):
+        raise ValueError("the key of a row is cut off")
+    return part_start[place : place + length].decode()
