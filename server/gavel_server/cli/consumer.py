@@ -13,12 +13,21 @@ from typing import Annotated, Any, Final
 import typer
 
 from gavel_server.cli.errors import EXIT_FAILURE, CommandError, InvalidInputError
-from gavel_server.cli.options import check_store
+from gavel_server.cli.options import refuse_password
 
 # How long a task or thread that a handler has left running may delay the end of the process.
 LEAVE_SECONDS_MAX: Final = 5.0
 
-Redis = Annotated[str, typer.Option(metavar="URL", callback=check_store, help="Take the work from this Redis instead of the server.")]
+# Not GAVEL_REDIS: on the server's machine it names the Redis of the log, with a user who may write to it.
+REDIS_VARIABLE: Final = "GAVEL_WORK_REDIS"
+Redis = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        callback=lambda url: refuse_password(url, REDIS_VARIABLE),
+        help=f"Take the work from this Redis instead of the server. Give a URL with a password as {REDIS_VARIABLE}.",
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Take the work from the embedded Redis of this data directory instead of the server."),
@@ -26,18 +35,20 @@ Data = Annotated[
 
 
 def work_queue_url(data: Path | None, redis: str) -> str:
-    """Return the URL of the Redis that the options name, "" if they name none: the work then comes over gRPC.
+    """Return the URL of the Redis that the options, or else the environment, name; "" if they name none: the work then comes over gRPC.
 
     Raises InvalidInputError, CommandError.
     """
     from gavel_server.log.redis.data_directory import last_url
     from gavel_server.log.redis.topology.urls import check_url
 
-    if redis:
+    name = "--redis" if redis else REDIS_VARIABLE
+    url = redis or ("" if data is not None else os.environ.get(REDIS_VARIABLE, ""))
+    if url:
         try:
-            return check_url(redis)
+            return check_url(url)
         except ValueError as error:
-            raise InvalidInputError(f"{error} (--redis)") from error
+            raise InvalidInputError(f"{error} ({name})") from error
     if data is None:
         return ""
     url = last_url(data) or ""

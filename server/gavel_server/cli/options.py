@@ -63,10 +63,15 @@ def check_bus(value: str) -> str:
 
 def check_store(url: str | None) -> str | None:
     """Return a store's URL of the command line. Raises BadParameter if it holds a password, which `ps` would show to everybody."""
+    return refuse_password(url, "GAVEL_REDIS or GAVEL_LOG (`gavel serve` also takes it from the file of --config)")
+
+
+def refuse_password(url: str | None, variables: str) -> str | None:
+    """Return a URL of the command line. Raises BadParameter, which names the environment variables to use, if it holds a password."""
     if url is not None and re.search(r"^[^?]*://[^?@]*:[^?]*@|[?&][^=&]*password=", url, re.DOTALL):
         raise typer.BadParameter(
             "the URL holds a password, which every user of this machine can read in the list of processes; give the URL in the "
-            "environment, as GAVEL_REDIS or GAVEL_LOG (`gavel serve` also takes it from the file of --config)"
+            f"environment, as {variables}"
         )
     return url
 

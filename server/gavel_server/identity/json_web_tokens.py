@@ -55,7 +55,7 @@ class JwtAuthenticator:
             actors=_actors(claims.get("act"), issuer.name_prefix),
             credential_id=_credential_id(claims.get("jti"), key_id),
         )
-        expires_at = float(claims["exp"]) + issuer.leeway_seconds
+        expires_at = _seconds(claims["exp"]) + issuer.leeway_seconds
         if time.time() >= expires_at:
             raise unauthenticated(EXPIRED)
         return Session(principal, expires_at, Source(issuer=issuer.issuer, key_id=key_id, key=key))
@@ -115,6 +115,14 @@ def _verified_claims(token: str, key: Any, algorithm: str, issuer: JwtIssuer) ->
         raise _refusal(error, issuer) from None
     except (TypeError, ValueError):  # a key of another kind than the algorithm's
         raise unauthenticated("the token's signature is not by a key of its issuer") from None
+
+
+def _seconds(moment: Any) -> float:
+    """Return a moment that the verification has accepted; it may be an integer of any length."""
+    try:
+        return float(moment)
+    except (ValueError, OverflowError):
+        raise unauthenticated("a claim of the token is malformed") from None
 
 
 def _refusal(error: jwt.PyJWTError, issuer: JwtIssuer) -> ServiceError:

@@ -265,12 +265,15 @@ rules:
 
 @pytest.mark.long
 async def test_arguments_that_no_proposal_holds(world: World) -> None:
-    """A number that would be rounded is refused with its place, and the answer says that the call was not made."""
+    """A number that would be rounded or a text that is too long is refused; the answer says so, and no call stays open."""
     world.configure_ledger()
     await world.deploy(LEDGER_RULES)
 
     async with world.connect() as client:
         result = await client.call_tool("ledger__append", {"text": 2**60})
+        too_long = await client.call_tool("ledger__append", {"text": "x" * 100_000})
 
-    assert (True, []) == (result.is_error, world.lines)
+    assert (True, True, []) == (result.is_error, too_long.is_error, world.lines)
+    assert "INVALID_REQUEST" in text_of(too_long)
+    assert [] == list((world.folder / "gavel-mcp-state/open-calls").rglob("*.json"))
     assert text_of(result).startswith("The call was not made: arguments.text is 1152921504606846976, beyond ±2^53")

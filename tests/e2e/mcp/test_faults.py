@@ -134,12 +134,12 @@ async def test_a_proxy_killed_after_the_report(world: World) -> None:
 
     async def keep_open_call() -> None:
         await until(lambda: world.lines == ["one"], "the call has no effect")
-        kept.extend((path, path.read_bytes()) for path in open_calls.iterdir())
+        kept.extend((path, path.read_bytes()) for path in open_calls.rglob("*.json"))
         (world.folder / "hold").unlink()
 
     async with world.connect() as client, together(keep_open_call):
         made = await client.call_tool("ledger__append", {"text": "one"})
-    assert [] == list(open_calls.iterdir())
+    assert [] == list(open_calls.rglob("*.json"))
     # What a proxy leaves that is killed between the report and the answer.
     ((path, content),) = kept
     path.write_bytes(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,11 +11,15 @@ from pathlib import Path
 
 import pytest
 import redis
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
+from gavel_client import SyncGavelClient
 from gavel_rules.redis_keys import head_key, log_key, work_key
 from gavel_server.log import empty_head
 from gavel_server.log.redis.log import RedisLog
+from gavel_server.log.work.protocol import GROUP_OF_QUEUE, QueueName
 
-from tests.e2e.cli.programs import gavel
+from tests.e2e.cli.programs import gavel, play
+from tests.e2e.cli.test_processes import HANDLERS, first_line, running, stop
 from tests.e2e.world import START_SECONDS_MAX
 from tests.support.entries import NOW_MS, entries_after, records_of
 from tests.support.redis.programs import redis_programs
@@ -43,6 +48,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (folder / "users.acl").write_text(printed.stdout)
     socket = folder / "redis.sock"
     arguments = ["--port", "0", "--unixsocket", str(socket), "--aclfile", str(folder / "users.acl"), "--dir", str(folder)]
+    arguments += ["--appendonly", "yes", "--appendfsync", "always"]
     process = subprocess.Popen([redis_programs()[request.param], *arguments])
     try:
         deadline = time.monotonic() + START_SECONDS_MAX
@@ -89,3 +95,41 @@ async def test_only_the_server_appends(guarded: GuardedRedis, bus: str) -> None:
         nobody.execute_command("XLEN", key)
     assert records_of(entries) == await log.read(1, 9)
     await log.close()
+
+
+@pytest.mark.long
+def test_processes_with_their_users(guarded: GuardedRedis, tmp_path: Path) -> None:
+    """A server, an executor, a reactor and a replay work with the printed users, each with its own; a password is no argument."""
+    work = {"GAVEL_WORK_REDIS": guarded.url("gavel-work")}
+    (tmp_path / "parcels.py").write_text(HANDLERS)
+    serve = ("serve", "--listen", "127.0.0.1:0", "--data", tmp_path / "data", "--no-fdr")
+    with running(*serve, GAVEL_REDIS=guarded.url("gavel-server")) as server:
+        address = first_line(server).removeprefix("gavel: ready on ")
+        decision = play(address)["light"]
+        executor_command = ("executor", tmp_path / "parcels.py", "--server", address)
+        with (
+            running(*executor_command, **work) as executor,
+            running("fdr", "--server", address, **work) as reactor,
+            SyncGavelClient(address) as client,
+            redis.Redis.from_url(guarded.url("gavel-server"), protocol=2) as connection,
+        ):
+            assert "gavel: executor gavel-executor carries out parcel.send on bus default" == first_line(executor)
+            assert "gavel: deriving facts on bus default" == first_line(reactor)
+            statuses = []
+            for response in client.subscribe_events(from_sequence_number=decision.sequence_number, timeout_ms=60_000):
+                statuses.append(response.envelope.execution.status)
+                if response.envelope.fact.decision_id == decision.event_id:
+                    break
+            assert EXECUTION_STATUS_SUCCESS in statuses
+            # They have read Redis themselves: the server's consumers would have its process id in their names.
+            queues: list[tuple[subprocess.Popen[str], QueueName]] = [(executor, "decisions"), (reactor, "executions")]
+            for process, queue in queues:
+                names = [str(one["name"]) for one in connection.xinfo_consumers(work_key("default", queue), GROUP_OF_QUEUE[queue])]
+                assert [True] == [f"-{process.pid}-" in name for name in names]
+            assert 0 == stop(executor, signal.SIGTERM)[0]
+            assert 0 == stop(reactor, signal.SIGTERM)[0]
+        assert 0 == stop(server, signal.SIGTERM)[0]
+    replay = gavel("replay", GAVEL_REDIS=guarded.url("gavel-reader"))
+    assert (0, True) == (replay.returncode, replay.stdout.startswith("proved: ")), replay.stderr
+    argument = gavel(*executor_command, "--redis", guarded.url("gavel-work").replace("unix://", "redis://"))
+    assert (2, True) == (argument.returncode, "give the URL in the environment, as GAVEL_WORK_REDIS" in argument.stderr)

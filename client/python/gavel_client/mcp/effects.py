@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+import grpc
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_CLOSED
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.execution_pb2 import Execution
@@ -146,7 +147,13 @@ class Effects:
     async def _play(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         """Propose and make a call when the calls before it on its subject have ended, and close it if its answer is final."""
         async with self._in_order(call.action.subject, deadline):
-            answer = await self._decide_and_make(call, caller, turn, deadline)
+            try:
+                answer = await self._decide_and_make(call, caller, turn, deadline)
+            except GavelError as error:
+                # Gavel takes no such proposal, so there is nothing to come back to.
+                if error.code is grpc.StatusCode.INVALID_ARGUMENT and not caller.idempotency_key:
+                    self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
+                raise
         is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
         # A client that has cancelled a call does not get its result; it gets it if it makes the same call again.
         is_owed = call.cancelled.is_set() and isinstance(answer, CallToolResult)

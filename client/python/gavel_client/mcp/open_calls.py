@@ -8,6 +8,7 @@ sent, and is forgotten when the call has its final answer.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gavel_client.envelopes import content_hash, new_event_id
+
+# Open calls of one agent, so that no agent can fill the disk or hold up another one.
+OPEN_CALLS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,10 @@ class OpenCalls:
         self._folder: Final = folder
 
     def open(self, agent: str, tool: str, arguments: Mapping[str, Any], task: str) -> Turn:
-        """Open a call in `task` and return its turn. If an equal call is open, return the turn of that one. Raises OSError, ValueError."""
+        """Open a call in `task` and return its turn. If an equal call is open, return the turn of that one.
+
+        Raises OSError, EDQUOT if the agent has OPEN_CALLS_MAX of them, and ValueError.
+        """
         path = self._path(agent, tool, arguments)
         while True:
             with suppress(FileNotFoundError):
@@ -52,11 +59,15 @@ class OpenCalls:
                 path.unlink()
 
     def _path(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> Path:
-        return self._folder / f"{content_hash([agent, tool, dict(arguments)]).removeprefix('sha256:')}.json"
+        names = [content_hash(part).removeprefix("sha256:") for part in (agent, [agent, tool, dict(arguments)])]
+        return self._folder / names[0] / f"{names[1]}.json"
 
     def _write(self, path: Path, turn: Turn) -> None:
         """Put a whole file in place, durably. Raises FileExistsError if there is one."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if sum(1 for _ in folder.iterdir()) >= OPEN_CALLS_MAX:
+            raise OSError(errno.EDQUOT, f"the agent has {OPEN_CALLS_MAX} open calls; persons have to decide about them", str(folder))
         temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -68,7 +79,7 @@ class OpenCalls:
         finally:
             with suppress(FileNotFoundError):
                 temporary.unlink()
-        sync_folder(self._folder)
+        sync_folder(folder)
 
 
 def sync_folder(path: Path) -> None:

@@ -8,6 +8,7 @@ What goes wrong before the upstream server is called ends as a tool error withou
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -210,6 +211,8 @@ class Proxy:
         except GavelClientError as error:
             return answers.failed(f"The call was not made: {describe_error(error)}.")
         except OSError as error:
+            if error.errno == errno.EDQUOT:
+                return answers.failed(f"The call was not made: {error.strerror}.")
             _logger.error("the state of the proxy cannot be written: %s", describe_error(error))
             return answers.failed("The call was not made: the proxy cannot write its state.")
         except Exception as error:  # noqa: BLE001  # a client gets an answer; the text of the error may hold its data

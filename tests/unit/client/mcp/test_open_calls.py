@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gavel_client.mcp.open_calls import OpenCalls
+import pytest
+from gavel_client.mcp.open_calls import OPEN_CALLS_MAX, OpenCalls
 
 CALL = ("coding-agent", "git.git_commit", {"message": "m"})
 
@@ -40,4 +41,21 @@ def test_opening_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         turns = set(threads.map(lambda _: OpenCalls(tmp_path).open(*CALL, task="a"), range(64)))
 
-    assert (1, 1) == (len(turns), len(list(tmp_path.iterdir())))
+    assert (1, 1) == (len(turns), len([path for path in tmp_path.rglob("*") if path.is_file()]))
+
+
+def test_an_agent_with_too_many_open_calls(tmp_path: Path) -> None:
+    """An agent with OPEN_CALLS_MAX open calls opens no further one until one is closed; its open calls and other agents go on."""
+    calls = OpenCalls(tmp_path)
+    first = calls.open(*CALL, task="a")
+    (folder,) = tmp_path.iterdir()
+    for number in range(OPEN_CALLS_MAX - 1):
+        (folder / f"{number}.json").touch()
+    other = (*CALL[:2], {"message": "other"})
+
+    with pytest.raises(OSError, match="open calls"):
+        calls.open(*other, task="a")
+    assert first == calls.open(*CALL, task="a")
+    assert "b" == calls.open("another-agent", *other[1:], task="b").task
+    calls.close(*CALL, first)
+    assert "c" == calls.open(*other, task="c").task

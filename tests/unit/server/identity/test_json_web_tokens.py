@@ -190,6 +190,11 @@ async def test_leeway(issuer: Issuer, file: Path) -> None:
     await authenticator(file, leeway_seconds=60).session(early)
 
 
+async def test_an_end_beyond_all_times(issuer: Issuer, file: Path) -> None:
+    """An end that no clock can hold is a malformed claim, not an error of the server."""
+    assert "a claim of the token is malformed" in await refusal(authenticator(file), issuer.token(exp=10**400))
+
+
 async def test_algorithms(issuer: Issuer, file: Path) -> None:
     """A token is refused if its algorithm is not one of the issuer's, even if its key could verify it."""
     assert "is not one that issuer" in await refusal(authenticator(file, algorithms=["RS256"]), issuer.token())

@@ -90,6 +90,9 @@ class Workspace:
                 raise ToolError(CONFLICT, f"{path} does not hold the text to replace")
             if count > 1 and not everywhere:
                 raise ToolError(CONFLICT, f"{path} holds the text to replace {count} times; set all, or name more of its surroundings")
+            # Before the text exists: a long replacement of a short text could take all memory.
+            if len(text) + count * (len(replacement) - len(find)) > self._bytes_max:
+                raise ToolError(QUOTA, f"{path} would have more than {self._bytes_max} bytes")
             self._write(path, text.replace(find, replacement), replaces=True)
         return {"path": path, "replacements": count}
 

@@ -8,7 +8,8 @@ def redis_acl() -> None:
 
     Each line goes into the file that aclfile names in redis.conf. The password is new and is printed once, on standard error; the file has
     its digest. Start the server with it in GAVEL_REDIS, redis://gavel-server:PASSWORD@HOST:6379/0. The other users may read logs offline
-    (gavel replay --redis) and consume work without the server (--redis of gavel executor and gavel fdr); neither can append.
+    (GAVEL_REDIS of gavel replay), and consume work without the server (GAVEL_WORK_REDIS of gavel executor and gavel fdr). Neither can
+    append.
     """
     import hashlib
     import secrets

@@ -15,7 +15,7 @@ import pytest
 from gavel_client.tools import errors
 from gavel_client.tools.errors import ToolError
 from gavel_client.tools.providers.jail import Jail
-from gavel_client.tools.providers.workspace import Workspace
+from gavel_client.tools.providers.workspace import FILE_BYTES_MAX, Workspace
 
 OUTSIDE = "the content of a file outside"
 ESCAPES = 10_000
@@ -85,6 +85,20 @@ def test_patching(workspace: Workspace, directory: Path, names: tuple[str, str])
     workspace.patch_text({"path": path, find: "one", replace: "1"})
     assert 2 == workspace.patch_text({"path": path, find: "two", replace: "2", "all": True})["replacements"]
     assert "1 2 2\n" == (directory / "src/a.txt").read_text()
+
+
+def test_a_patch_cannot_take_all_memory(directory: Path) -> None:
+    """A patch whose result would be too large is refused before the result exists, and a result of the largest size is written."""
+    workspace = Workspace(directory)
+    content = "a" * (FILE_BYTES_MAX // 2)
+    (directory / "many.txt").write_text(content)
+    patch = {"path": "/workspace/many.txt", "find": "a", "all": True}
+    # The text would have four terabytes.
+    assert errors.QUOTA == code_of(workspace.patch_text, **patch, replace="b" * 1024 * 1024)
+    assert content == (directory / "many.txt").read_text()
+    assert len(content) == workspace.patch_text({**patch, "replace": "bb"})["replacements"]
+    assert "bb" * len(content) == (directory / "many.txt").read_text()
+    asyncio.run(workspace.close())
 
 
 def test_a_patch_keeps_the_rights_of_the_file(workspace: Workspace, directory: Path) -> None:
