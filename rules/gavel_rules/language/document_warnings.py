@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gavel_rules.language.action_checker import CheckedAction
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
-from gavel_rules.language.cel.variables import CONSTANT
+from gavel_rules.language.cel.variables import is_literal
 from gavel_rules.language.counters.units import UnitWarning, find_exact_thresholds, find_other_limits, find_windows_in_seconds
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
 from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
@@ -29,9 +29,8 @@ class DocumentWarning(NamedTuple):
 def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expressions: ExpressionChecker) -> Iterator[DocumentWarning]:
     """Yield the warnings about a valid document."""
     for name in expressions.unused_variables():
-        if name.startswith(CONSTANT):
-            constant = name.removeprefix(CONSTANT)
-            yield DocumentWarning(("constants", constant), True, "constant-never-used", f"no expression uses {name}", "remove it")
+        if is_literal(name):
+            yield DocumentWarning(tuple(name.split(".")), True, "constant-never-used", f"no expression uses {name}", "remove it")
             continue
         yield DocumentWarning(("variables", name), True, "variable-never-used", f"no expression uses {name}", "remove it")
     imported = {name for library in part.documents.values() for name in library.shared}

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.tokens import closing_offset
-from gavel_rules.language.cel.variables import CONSTANT, Expansion, Variables, constant_literal
+from gavel_rules.language.cel.variables import Expansion, Variables, constant_literal, is_literal
 from gavel_rules.language.cel.vocabulary import is_spellable
+from gavel_rules.language.cel.zones import encode_zone
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.models import RuleSetPart, version_of
+from gavel_rules.language.document.models import RuleSetPart, version_of, zones_of
 from gavel_rules.language.document.source import Source
 
 _Mistake = tuple[str, int, str, str]  # variable, offset, code, message
@@ -33,8 +34,7 @@ class ExpressionChecker:
         texts = {name: text for name, text in getattr(part, "variables", {}).items() if is_spellable(name)}
         written = source.composed.get("variables") if isinstance(source.composed, dict) else None
         unreadable = written.keys() - texts.keys() if isinstance(written, dict) else ()
-        constants = {name: literal for name, value in getattr(part, "constants", {}).items() if (literal := constant_literal(value))}
-        self._variables = Variables(texts, unreadable, self._report_variable, version_of(part), constants)
+        self._variables = Variables(texts, unreadable, self._report_variable, version_of(part), _literals(part))
 
     def add_environment(self, environment: Environment) -> None:
         """Add the environment of an action's conditions; unused variables are checked in each."""
@@ -75,7 +75,7 @@ class ExpressionChecker:
             open_names=expansion.open_names,
             variables=self._variables.names,
             reported=self._reported,
-            shared=beginnings if is_shared else (),
+            shared=[(start, name) for start, name in beginnings if not is_literal(name)] if is_shared else (),
         )
         if checked is None or not beginnings:
             return checked
@@ -123,8 +123,17 @@ class ExpressionChecker:
             self._variable_mistakes[mistake] = dict.fromkeys(self._actions, suggestion)
 
     def _report_variable(self, variable: str, offset: int, code: str, message: str, suggestion: str) -> None:
-        path: Path = ("constants", variable.removeprefix(CONSTANT)) if variable.startswith(CONSTANT) else ("variables", variable)
+        path: Path = tuple(variable.split(".")) if is_literal(variable) else ("variables", variable)
         self._messages.add(self._source.locate_within(path, offset), code, message, suggestion)
+
+
+def _literals(part: RuleSetPart) -> dict[str, str]:
+    """Return what constants, zones and calendars stand for, by path. Those with a mistake are left out."""
+    found = {f"constants.{name}": constant_literal(value) for name, value in getattr(part, "constants", {}).items()}
+    encoded = {name: encode_zone(zone.offsets, zone.until) for name, zone in zones_of(part).items()}
+    found.update((f"zones.{name}", constant_literal(text)) for name, text in encoded.items() if text)
+    found.update((f"calendars.{name}", constant_literal(dates)) for name, dates in getattr(part, "calendars", {}).items())
+    return {name: literal for name, literal in found.items() if literal}
 
 
 def _ignore(offset: int, code: str, message: str, hint: str) -> None:

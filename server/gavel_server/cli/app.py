@@ -64,6 +64,7 @@ from gavel_server.cli.commands.rules.authoring.lint import lint
 from gavel_server.cli.commands.rules.authoring.schema import schema
 from gavel_server.cli.commands.rules.authoring.test import run_suites
 from gavel_server.cli.commands.rules.authoring.upgrade import upgrade as upgrade_rules
+from gavel_server.cli.commands.rules.authoring.zones import zones
 from gavel_server.cli.commands.rules.deployment.activate import activate
 from gavel_server.cli.commands.rules.deployment.deactivate import deactivate
 from gavel_server.cli.commands.rules.deployment.deploy import deploy
@@ -175,6 +176,7 @@ rules.command("diff")(diff)
 rules.command("graph")(graph)
 rules.command("bundle")(bundle)
 rules.command("upgrade")(upgrade_rules)
+rules.command("zones")(zones)
 rules.command("bench")(bench)
 rules.command("schema")(schema)
 rules.command("deploy")(deploy)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.cel.functions import FUNCTIONS, SUM, Function
 from gavel_rules.language.cel.syntax_tree import pack_checked, unpack_checked
+from gavel_rules.language.cel.zones import ZONE_PREFIX, Zone, decode_zone, time_text
 
 # The type of what a call of `sum` at an offset adds up: "int" or "double".
 KindOfSum = Callable[[int], str]
@@ -22,11 +23,13 @@ _CALLS: Final = re.compile(rf"\b({'|'.join(sorted({SUM, 'bind', *(name for name,
 _UNUSED: Final = "#unused"
 _ITEM: Final = "@item"
 _TOTAL: Final = "@sum"
+_TIME: Final = "@time"
+_OUTSIDE: Final = "outside of the zone"
 
 
 def may_call(source: str) -> bool:
-    """Report whether a text may call an added function, or bind a name."""
-    return _CALLS.search(source) is not None
+    """Report whether a text may call an added function, bind a name, or hold a zone."""
+    return _CALLS.search(source) is not None or f'"{ZONE_PREFIX}' in source
 
 
 class Bodies(NamedTuple):
@@ -116,6 +119,10 @@ class _Expansion(Rewriting):
             return
         call = node.call_expr
         is_member = call.HasField("target")
+        zone = decode_zone(call.args[0].const_expr.string_value) if is_member and len(call.args) == 1 else None
+        if zone is not None:
+            self._apply_zone(node, zone)
+            return
         if call.function == SUM and is_member and not call.args:
             self._replace_sum(node)
             return
@@ -162,6 +169,53 @@ class _Expansion(Rewriting):
             node.const_expr.double_value = value
         else:
             node.const_expr.string_value = str(value)
+
+    def _apply_zone(self, node: Any, zone: Zone) -> None:
+        """Replace a zone by the offset that holds at the receiver's time, and bind the receiver, which is read several times."""
+        offset = self.offset(node)
+        time = copy_node(node.call_expr.target)
+        node.call_expr.target.CopyFrom(self._time(offset))
+        node.call_expr.args[0].CopyFrom(self._offset_at(zone, offset))
+        self.rewrite(node)  # it may be a function of the second version
+        node.CopyFrom(self.bind(_TIME, time, copy_node(node), offset))
+
+    def _offset_at(self, zone: Zone, offset: int) -> Any:
+        """Return a node for the offset of a zone. Outside of its data it gives a text that is no offset, on which the call fails."""
+        found = self._search(zone, 0, len(zone.starts), offset)
+        ended = self._choice(self._is_before(zone.until, offset), found, self._text(_OUTSIDE, offset), offset)
+        return self._choice(self._is_before(zone.starts[0], offset), self._text(_OUTSIDE, offset), ended, offset)
+
+    def _search(self, zone: Zone, low: int, high: int, offset: int) -> Any:
+        if high - low == 1:
+            return self._text(zone.offsets[low], offset)
+        middle = (low + high) // 2
+        before, after = self._search(zone, low, middle, offset), self._search(zone, middle, high, offset)
+        return self._choice(self._is_before(zone.starts[middle], offset), before, after, offset)
+
+    def _is_before(self, minute: int, offset: int) -> Any:
+        """Return a node for "the time is before this minute"."""
+        limit = self._call("timestamp", [self._text(time_text(minute), offset)], offset)
+        return self._call("_<_", [self._time(offset), limit], offset)
+
+    def _choice(self, condition: Any, then: Any, otherwise: Any, offset: int) -> Any:
+        return self._call("_?_:_", [condition, then, otherwise], offset)
+
+    def _call(self, function: str, arguments: list[Any], offset: int) -> Any:
+        node = self.new(type(self._message.expr)(), offset)
+        node.call_expr.function = function
+        for argument in arguments:
+            node.call_expr.args.add().CopyFrom(argument)
+        return node
+
+    def _text(self, text: str, offset: int) -> Any:
+        node = self.new(type(self._message.expr)(), offset)
+        node.const_expr.string_value = text
+        return node
+
+    def _time(self, offset: int) -> Any:
+        node = self.new(type(self._message.expr)(), offset)
+        node.ident_expr.name = _TIME
+        return node
 
     def _replace_sum(self, node: Any) -> None:
         offset = self.offset(node)

@@ -128,9 +128,17 @@ _CONTAINS: Final = (
 )
 
 
+# Of the time t in the zone z: its date, like "2026-12-25".
+_DATE: Final = (
+    "cel.bind(m, t.getMonth(z) + 1, cel.bind(d, t.getDate(z), "
+    'string(t.getFullYear(z)) + (m < 10 ? "-0" : "-") + string(m) + (d < 10 ? "-0" : "-") + string(d)))'
+)
+
+
 def _added() -> Iterator[Function]:
     for name, body in (("min", "math.least(items)"), ("max", "math.greatest(items)")):
         yield Function(name, True, tuple(((f"list<{kind}>",), kind) for kind in _NUMBERS), ("items",), body)
+    yield _member("toDate", "t z", "timestamp string", "string", _DATE)
     yield from _of_quantities()
     yield from _of_addresses()
 

@@ -19,7 +19,7 @@ Types = Mapping[str, ValueType]
 
 _LITERALS: Final[Mapping[str, ValueType]] = {"bool": BOOL, "int64": INT, "double": DOUBLE, "string": STRING}
 # The results of added functions; those of `min` and `max` depend on the list.
-_RESULTS: Final[Mapping[str, ValueType]] = {"bool": BOOL, "int": INT, "double": DOUBLE, QUANTITY: DOUBLE}
+_RESULTS: Final[Mapping[str, ValueType]] = {"bool": BOOL, "int": INT, "double": DOUBLE, "string": STRING, QUANTITY: DOUBLE}
 _OF_FUNCTION: Final[Mapping[str, ValueType]] = {
     **dict.fromkeys(("_&&_", "_||_", "!_", "_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@in"), BOOL),
     **dict.fromkeys(("startsWith", "endsWith", "contains", "matches", "bool"), BOOL),

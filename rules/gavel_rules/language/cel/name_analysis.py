@@ -16,6 +16,7 @@ from gavel_rules.language.cel.inference import infer_type, is_binding, is_filter
 from gavel_rules.language.cel.library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, literal_problems
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
 from gavel_rules.language.cel.vocabulary import DYN, HISTORY, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
+from gavel_rules.language.cel.zones import decode_zone
 from gavel_rules.text import SUGGESTED_MAX, suggestion
 
 ERRORS_PER_CONDITION_MAX: Final = 20
@@ -189,14 +190,14 @@ class NameAnalysis:
             for argument in node.arguments:
                 self._visit(argument, known, names)
             return
-        if node.function in TIME_FIELDS and node.arguments:
+        if (node.function in TIME_FIELDS or (node.function == "toDate" and self._version > 1)) and node.arguments:
             zone = node.arguments[0]
-            if not (isinstance(zone, Constant) and isinstance(zone.value, str) and _FIXED_ZONE.fullmatch(zone.value)):
+            if not (isinstance(zone, Constant) and isinstance(zone.value, str) and self._is_zone(zone.value)):
                 self._note(
                     node.offset,
                     "hidden-input",
                     f"{node.function} with a named time zone reads the host's time zone files",
-                    'write "UTC" or a fixed offset like "+02:00"',
+                    'write "UTC" or a fixed offset like "+02:00"' + ("" if self._version == 1 else ", or declare it under `zones`"),
                 )
         if node.function in UNSUPPORTED_FUNCTIONS[self._version]:
             self._note(node.offset, "not-supported", f"{node.function} is not supported: its result may grow without bound", "")
@@ -212,6 +213,9 @@ class NameAnalysis:
             return
         for child in children(node):
             self._visit(child, known, names)
+
+    def _is_zone(self, text: str) -> bool:
+        return _FIXED_ZONE.fullmatch(text) is not None or (self._version > 1 and decode_zone(text) is not None)
 
     def _visit_comprehension(self, node: Comprehension, known: _Known, names: _Locals) -> None:
         if is_binding(node):

@@ -24,13 +24,17 @@ from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, ROOTS, TYPE_NAMES
 from gavel_rules.text import suggestion
 
 EXPANDED_LENGTH_MAX: Final = 16 * 1024
-# The name of a constant among the variables begins so: authors write constants.NAME.
-CONSTANT: Final = "constants."
-_CONSTANTS: Final = "constants"
-_PATH_OF_CONSTANT: Final = re.compile(r"constants\s*\.\s*\w+")
+# Roots of names that stand for literals. Among the variables, such a name is the whole path: "constants.limit".
+LITERAL_ROOTS: Final = frozenset(["constants", "zones", "calendars"])
+_PATH_OF_LITERAL: Final = re.compile(r"\w+\s*\.\s*\w+")
 
 # Variable, offset in its text, code, message, suggestion.
 VariableReport = Callable[[str, int, str, str, str], None]
+
+
+def is_literal(name: str) -> bool:
+    """Report whether a name of the variables is a path that stands for a literal."""
+    return "." in name
 
 
 def constant_literal(value: object) -> str:
@@ -68,7 +72,7 @@ class Expansion(NamedTuple):
         return [
             (start, name)
             for (start, name, there), (after, same, _) in pairwise(self.pieces)
-            if name and there == 0 and same == name and after == start + 1 and self.text[start] == "(" and not name.startswith(CONSTANT)
+            if name and there == 0 and same == name and after == start + 1 and self.text[start] == "("
         ]
 
 
@@ -96,10 +100,11 @@ class Variables:
     ) -> None:
         """Read the variables and report their mistakes. `unreadable` are those whose value is not a text, which is reported already.
 
-        `version` is the language's. `constants` are the document's, as CEL literals; they are expanded like variables.
+        `version` is the language's. `constants` are the document's names of LITERAL_ROOTS, as literals of CEL, which are expanded like
+        variables.
         """
         self._version = version
-        texts = {**{f"{CONSTANT}{name}": literal for name, literal in (constants or {}).items()}, **texts}
+        texts = {**(constants or {}), **texts}
         self.names = frozenset((*texts, *unreadable))
         self._broken = set(unreadable)
         self._variables: dict[str, _Variable] = {}
@@ -132,8 +137,7 @@ class Variables:
             report(offset, "shadowed-name", f"{name} already has a meaning", "choose another name for the macro's variable")
         for use in self._unknown_constants(tree):
             sound = False
-            hint = suggestion(use.name, sorted(name for name in self.names if name.startswith(CONSTANT)), 0)
-            report(use.offset, "unknown-name", f"there is no constant {use.name.removeprefix(CONSTANT)}", hint)
+            report(use.offset, "unknown-name", *self._unknown_literal(use.name))
         uses = self._uses(tree)
         self.used.update(use.name for use in uses)
         expandable = [use for use in uses if use.name not in self._broken]
@@ -176,11 +180,9 @@ class Variables:
             note(offset, "shadowed-name", f"{captured} already has a meaning", "choose another name for the macro's variable")
         reads = set()
         for free in _free(tree, self._bound()):
-            if free.name.startswith(CONSTANT):
+            if is_literal(free.name):
                 if free.name not in self.names:
-                    known = sorted(one for one in self.names if one.startswith(CONSTANT))
-                    constant = free.name.removeprefix(CONSTANT)
-                    note(free.offset, "unknown-name", f"there is no constant {constant}", suggestion(free.name, known, self._reported))
+                    note(free.offset, "unknown-name", *self._unknown_literal(free.name))
             elif free.name in ROOTS:
                 reads.add(free.name)
             elif free.name not in self.names and free.name not in TYPE_NAMES:
@@ -192,15 +194,20 @@ class Variables:
         return tuple(sorted({use for use in _free(tree, self._bound()) if use.name in self.names}))
 
     def _unknown_constants(self, tree: Node) -> list[_Use]:
-        return sorted({use for use in _free(tree, self._bound()) if use.name.startswith(CONSTANT) and use.name not in self.names})
+        return sorted({use for use in _free(tree, self._bound()) if is_literal(use.name) and use.name not in self.names})
 
     def _taken(self) -> frozenset[str]:
         """Return the names that no macro may give to its variable, besides those of the language's first version."""
         return self.names if self._version == 1 else self.names | ADDED_ROOTS
 
+    def _unknown_literal(self, name: str) -> tuple[str, str]:
+        """Return the message and the suggestion for a name of LITERAL_ROOTS that the document does not declare."""
+        kind, _, own = name.partition(".")
+        return f"there is no {kind.removesuffix('s')} {own}", suggestion(name, sorted(filter(is_literal, self.names)), self._reported)
+
     def _bound(self) -> frozenset[str]:
         """Return the names that stand for nothing of the document: in the first version, `constants` is a name like any other."""
-        return frozenset([_CONSTANTS]) if self._version == 1 else frozenset()
+        return LITERAL_ROOTS if self._version == 1 else frozenset()
 
     def _refuse_cycles(self, report: VariableReport) -> None:
         """Report every variable that depends on itself, at its first step there; mark the variables that use a broken one."""
@@ -289,8 +296,8 @@ def _expand(text: str, uses: Iterable[_Use], expansions: Mapping[str, Expansion]
         parts.extend((before, of.text))
         length += len(of.text)
         at = use.offset + len(use.name)
-        if use.name.startswith(CONSTANT):
-            written = _PATH_OF_CONSTANT.match(text, use.offset)
+        if is_literal(use.name):
+            written = _PATH_OF_LITERAL.match(text, use.offset)
             assert written is not None  # noqa: S101  # the parser has found the name there
             at = written.end()
         pieces.append((length, owner, at))
@@ -304,8 +311,8 @@ def _free(node: Node, bound: frozenset[str]) -> Iterator[_Use]:
         case Identifier(name, offset):
             if name not in bound:
                 yield _Use(offset, name)
-        case Select(Identifier(name, offset), field_name, False) if name == _CONSTANTS and name not in bound:
-            yield _Use(offset, f"{CONSTANT}{field_name}")
+        case Select(Identifier(name, offset), field_name, False) if name in LITERAL_ROOTS and name not in bound:
+            yield _Use(offset, f"{name}.{field_name}")
         case Comprehension():
             yield from _free(node.range, bound)
             yield from _free(node.start, bound)

@@ -1,7 +1,7 @@
 """Composition of a document: what it imports, and what its actions share, written out.
 
 Documents of the language's second version may declare parts of actions once, under `shared`, and bundle other documents, of which they use
-constants, variables and shared parts (docs/rule-language.md#sharing). Everything behind this module reads the composed data, in which
+names and shared parts (docs/rule-language.md#sharing). Everything behind this module reads the composed data, in which
 each action stands in full. The digest of a rule set is that of the document as written.
 
 A part that comes from elsewhere keeps its place in the text: mistakes are reported where their author wrote them.
@@ -17,7 +17,7 @@ from gavel_rules.language.document.diagnostics import Path
 from gavel_rules.text import suggestion
 
 # Sections of an imported document, whose names become names of the document that imports it.
-IMPORTED_SECTIONS: Final = ("constants", "variables", "shared")
+IMPORTED_SECTIONS: Final = ("constants", "variables", "shared", "zones", "calendars")
 # Place, code, message, suggestion.
 Note = Callable[[Path, str, str, str], None]
 # The parts of a params schema whose entries are joined by name.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
 
 from gavel_rules.limits import (
     ACTION_TYPE_LENGTH_MAX,
@@ -50,6 +50,10 @@ USE_MAX: Final = 16
 SHARED_MAX: Final = 200
 CONSTANTS_MAX: Final = 200
 IMPORTS_MAX: Final = 16
+ZONES_MAX: Final = 16
+ZONE_OFFSETS_MAX: Final = 200
+CALENDARS_MAX: Final = 16
+DATES_MAX: Final = 400
 
 DECISION_TTL_MS_DEFAULT: Final = 60_000
 
@@ -75,6 +79,9 @@ Versions = Annotated[
         }
     ),
 ]
+_MINUTE: Final = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:00Z"
+ZoneOffset = Annotated[str, StringConstraints(pattern=f"^{_MINUTE} [+-](0[0-9]|1[0-4]):[0-5][0-9]$")]
+Date = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$")]
 DetailName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 DocumentDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 GroupName = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
@@ -267,6 +274,17 @@ class DerivationPart(Part):
     """The fact's value: CEL that gives a string, number or boolean."""
 
 
+class ZonePart(Part):
+    """A time zone: its offsets from UTC."""
+
+    name: Annotated[str, StringConstraints(max_length=128)] = ""
+    """The zone's name, for people, e.g. America/New_York."""
+    offsets: Annotated[list[ZoneOffset], Field(min_length=1, max_length=ZONE_OFFSETS_MAX)]
+    """The offsets, each with the time from which it holds: "2026-03-08T07:00:00Z -04:00". `gavel rules zones` writes them."""
+    until: Annotated[str, StringConstraints(pattern=f"^{_MINUTE}$")]
+    """The end of the data. Expressions that need an offset before its beginning or after its end fail."""
+
+
 class ImportPart(Part):
     """A document of which this one uses constants, variables and shared parts."""
 
@@ -287,6 +305,10 @@ class LibraryPart(Part):
     """A description for people."""
     constants: Annotated[dict[str, Any], Field(max_length=CONSTANTS_MAX)] = {}
     """Constants, as in a rule set."""
+    zones: Annotated[dict[str, ZonePart], Field(max_length=ZONES_MAX)] = {}
+    """Time zones, for expressions to use as zones.NAME."""
+    calendars: Annotated[dict[str, Annotated[list[Date], Field(max_length=DATES_MAX)]], Field(max_length=CALENDARS_MAX)] = {}
+    """Lists of dates, such as holidays, for expressions to read as calendars.NAME."""
     variables: Annotated[dict[str, ExpressionText], Field(max_length=VARIABLES_MAX)] = {}
     """Named CEL expressions, as in a rule set."""
     shared: Annotated[dict[Name, dict[str, Any]], Field(max_length=SHARED_MAX)] = {}
@@ -370,6 +392,10 @@ class RuleSetPart(Part):
     """Parts of actions, by name, for actions to `use`. Needs `gavel: v2`."""
     constants: Annotated[dict[str, Any], Field(max_length=CONSTANTS_MAX)] = {}
     """Numbers, texts, booleans and lists of these, for expressions to read as constants.NAME. Needs `gavel: v2`."""
+    zones: Annotated[dict[str, ZonePart], Field(max_length=ZONES_MAX)] = {}
+    """Time zones, for expressions to use as zones.NAME. Needs `gavel: v2`."""
+    calendars: Annotated[dict[str, Annotated[list[Date], Field(max_length=DATES_MAX)]], Field(max_length=CALENDARS_MAX)] = {}
+    """Lists of dates, such as holidays, for expressions to read as calendars.NAME. Needs `gavel: v2`."""
     imports: Annotated[list[ImportPart], Field(max_length=IMPORTS_MAX)] = []
     """Documents whose constants, variables and shared parts this one uses. Needs `gavel: v2`."""
     documents: Annotated[dict[DocumentDigest, LibraryPart], Field(max_length=IMPORTS_MAX)] = {}
@@ -382,6 +408,17 @@ class RuleSetPart(Part):
     """Named CEL expressions for use in other expressions."""
     counters: Annotated[dict[CounterName, CounterPart], Field(max_length=COUNTERS_MAX)] = {}
     """Numbers over the history of the bus, by name. Needs `gavel: v2`."""
+
+
+def zones_of(document: RuleSetPart) -> dict[str, ZonePart]:
+    """Return the sound zones of a document. Its attributes may be missing, and its parts unread: see `read_document`."""
+    found: dict[str, ZonePart] = {}
+    for name, zone in getattr(document, "zones", {}).items():
+        try:
+            found[name] = ZonePart.model_validate(zone)
+        except ValidationError:
+            continue  # reported with the document's form
+    return found
 
 
 def matches_action(pattern: str, action: str) -> bool:

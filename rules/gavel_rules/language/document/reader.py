@@ -17,6 +17,7 @@ from gavel_rules.events.kinds import GAVEL
 from gavel_rules.language.cel.library import FUNCTIONS
 from gavel_rules.language.cel.variables import constant_literal
 from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, PRESENCE_MAPS, ROOTS, TYPE_NAMES, is_spellable
+from gavel_rules.language.cel.zones import encode_zone
 from gavel_rules.language.document.composition import compose
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.model_errors import describe_error, diagnostic_code, suggest_fix
@@ -35,6 +36,7 @@ from gavel_rules.language.document.models import (
     RuleSetPart,
     VersionsPart,
     matches_action,
+    zones_of,
 )
 from gavel_rules.language.document.source import Source
 from gavel_rules.reason_codes import RESERVED_CODES
@@ -57,6 +59,7 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
     _check_version(part, source, messages)
     _check_names(part, source, messages)
     _check_constants(part, source, messages)
+    _check_zones(part, source, messages)
     _check_facts(part, source, messages)
     _check_rules(part, source, messages)
     _check_derivations(part, source, messages)
@@ -177,7 +180,7 @@ _NAMING: Final = defaultdict(
 
 
 # Keys of the second version: of the document, of its actions, and of its rules.
-_ADDED_KEYS: Final = ("shared", "constants", "imports", "documents")
+_ADDED_KEYS: Final = ("shared", "constants", "zones", "calendars", "imports", "documents")
 _ADDED_ACTION_KEYS: Final = ("use",)
 _ADDED_RULE_KEYS: Final = ("actions", "detail")
 
@@ -226,6 +229,18 @@ def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
             messages.add(source.locate_key(path), "bad-name", f"the variable name {name!r} is not an identifier", _SPELLING)
         elif name in ROOTS or name in TYPE_NAMES or name in PRESENCE_MAPS.values() or name in FUNCTIONS or _is_added_root(part, name):
             messages.add(source.locate_key(path), "shadowed-name", f"{name} already has a meaning", "choose another name for the variable")
+
+
+def _check_zones(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    """Check the names of zones and calendars, and that the times of zones ascend."""
+    for key in ("zones", "calendars"):
+        for name in getattr(part, key, {}):
+            if not is_spellable(name):
+                messages.add(source.locate_key((key, name)), "bad-name", f"the name {name!r} is not an identifier", _SPELLING)
+    for name, zone in zones_of(part).items():
+        if not encode_zone(zone.offsets, zone.until):
+            message = f"the times of zones.{name} do not exist, or do not ascend from 1970 on"
+            messages.add(source.locate(("zones", name)), "out-of-range", message, "write it with `gavel rules zones`")
 
 
 def _is_added_root(part: RuleSetPart, name: str) -> bool:
