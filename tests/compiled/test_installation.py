@@ -1,6 +1,8 @@
 """The wheels in fresh environments: what pip installs with them, and that a client, a server and the command line work there.
 
-pip fetches packages from the index that it is set to, as `make setup` does.
+pip fetches packages from the index that it is set to, as `make setup` does. A version of Python that the machine lacks is skipped, also
+with REQUIRED=1: a distribution carries one version, and package indexes carry none. Before a release a person runs these tests on a
+machine that has all versions (docs/contributing.md).
 """
 
 from __future__ import annotations

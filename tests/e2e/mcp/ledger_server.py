@@ -18,19 +18,23 @@ from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool, ToolAnnotations
 
-FOLDER = Path(sys.argv[1])
 TEXT: dict[str, Any] = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
+
+
+def place(name: str) -> Path:
+    """Return the path of a file in the folder."""
+    return Path(sys.argv[1]) / name
 
 
 def read(name: str) -> str:
     """Return the text of a file; "" without the file."""
-    path = FOLDER / name
+    path = place(name)
     return path.read_text() if path.exists() else ""
 
 
 async def hold(name: str) -> None:
     """Wait while there is a file."""
-    while (FOLDER / name).exists():  # noqa: ASYNC110  # the test is another process
+    while place(name).exists():  # noqa: ASYNC110  # the test is another process
         await asyncio.sleep(0.02)
 
 
@@ -57,9 +61,9 @@ async def call_tool(context: Any, params: CallToolRequestParams) -> CallToolResu
     if params.name == "peek":
         await hold("hold-peek")
         return CallToolResult(content=[TextContent(text="x" * int(read("characters") or 0) or read("lines"))])
-    if (FOLDER / "broken").exists():
+    if place("broken").exists():
         return CallToolResult(content=[TextContent(text="the ledger is full")], is_error=True)
-    with (FOLDER / "lines").open("a") as file:
+    with place("lines").open("a") as file:
         file.write(f"{(params.arguments or {})['text']}\n")
     await hold("hold")
     return CallToolResult(content=[TextContent(text="appended")], structured_content={"lines": len(read("lines").splitlines())})
@@ -75,12 +79,12 @@ async def announce(bus: InMemorySubscriptionBus) -> None:
             await bus.publish(ToolsListChanged())
 
 
-async def main() -> None:
+async def serve() -> None:
     """Serve until the client closes stdin."""
-    with (FOLDER / "started").open("a") as file:
+    with place("started").open("a") as file:
         file.write("started\n")
     bus = InMemorySubscriptionBus()
-    announces = (FOLDER / "announces").exists()
+    announces = place("announces").exists()
     listen = ListenHandler(bus) if announces else None
     server: Server[Any] = Server("ledger", version="1", on_list_tools=list_tools, on_call_tool=call_tool, on_subscriptions_listen=listen)
     announcing = asyncio.create_task(announce(bus)) if announces else None
@@ -90,4 +94,10 @@ async def main() -> None:
         announcing.cancel()
 
 
-asyncio.run(main())
+def main() -> None:
+    """Run the server."""
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()

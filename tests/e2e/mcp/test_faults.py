@@ -55,7 +55,7 @@ async def test_a_server_that_dies(world: World) -> None:
 
         async def kill_server() -> None:
             await until(lambda: world.lines == ["one"], "the call has no effect")
-            os.kill(process_of("ledger_server.py", str(world.folder)), signal.SIGKILL)
+            os.kill(process_of("ledger_server", str(world.folder)), signal.SIGKILL)
             (world.folder / "hold").unlink()
 
         async with together(kill_server):

@@ -20,17 +20,18 @@ from mcp.client.extension import ClientExtension
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.e2e.mcp.test_tasks import CancelTask, GetTask, TaskParams, TaskResult, Tasks
-from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
-from tests.e2e.runs import run_gavel
+from tests.e2e.mcp.world import LEDGER_RULES, PROXY, World, text_of, until
+from tests.e2e.runs import forker, run_gavel
 from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX
 from tests.support.ports import free_port
 
 
 @contextmanager
-def _serving(world: World, *options: str) -> Iterator[str]:
-    """Run the proxy over HTTP; yield its URL."""
+def _serving(world: World, *options: str, installed: bool = False) -> Iterator[str]:
+    """Run the proxy over HTTP, `installed` or as a fork; yield its URL."""
     listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
-    command = [GAVEL, *world.arguments(*listen, *options)]
+    program = [GAVEL] if installed else forker().command(PROXY)
+    command = [*program, *world.arguments(*listen, *options)]
     with (world.folder / "proxy.log").open("w") as log:
         process = subprocess.Popen(command, cwd=world.folder, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

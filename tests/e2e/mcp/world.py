@@ -1,4 +1,7 @@
-"""The world of the proxy's tests: real proxies on a real server of Gavel, real MCP servers, and the official client."""
+"""The world of the proxy's tests: real proxies on a real server of Gavel, real MCP servers, and the official client.
+
+Proxies over stdio and ledgers are forks of programs (see `forking`); the tests of HTTP and of npm's servers start the installed ones.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ from mcp.client.extension import ClientExtension
 from mcp.client.session import MessageHandlerFnT
 from mcp_types import CallToolResult
 
-from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX, Server
+from tests.e2e.runs import forker
+from tests.e2e.world import WAIT_SECONDS_MAX, Server
 
 # A real MCP server, installed beside the interpreter.
 GIT_SERVER: Final = str(Path(sys.executable).with_name("mcp-server-git"))
 
+PROXY: Final = "tests.e2e.mcp.proxy_program"
 AGENT: Final = "coding-agent"
 LEDGER_RULES: Final = """
 gavel: v1
@@ -65,7 +70,7 @@ class World:
 
     def configure_ledger(self, append: dict[str, Any] | None = None, **settings: Any) -> None:
         """Configure the ledger as the only server."""
-        command = [sys.executable, str(Path(__file__).with_name("ledger_server.py")), str(self.folder)]
+        command = [*forker().command("tests.e2e.mcp.ledger_server"), str(self.folder)]
         tools = {"append": append or {}, "peek": {"mode": "read", "fields": {"ledger.text": "result.text"}}}
         self.configure({"ledger": {"command": command, "tools": tools}}, **settings)
 
@@ -87,7 +92,9 @@ class World:
         message_handler: MessageHandlerFnT | None = None,
     ) -> AsyncIterator[Client]:
         """Start the proxy and connect the official client to it over stdio."""
-        parameters = StdioServerParameters(command=GAVEL, args=self.arguments(*options), env=dict(os.environ), cwd=self.folder)
+        command, *words = forker().command(PROXY)
+        arguments = [*words, *self.arguments(*options)]
+        parameters = StdioServerParameters(command=command, args=arguments, env=dict(os.environ), cwd=self.folder)
         async with Client(parameters, mode=mode, extensions=extensions, message_handler=message_handler, cache=None) as client:
             yield client
 

@@ -27,6 +27,7 @@ KINDS = {**requests(), "stream": ("StreamProposals", StreamProposalsRequest(enve
 def collections() -> Iterator[None]:
     """The garbage collector runs only when the test calls it."""
     gc.collect()
+    gc.freeze()  # what the tests before left need not be looked at again
     gc.disable()
     yield
     gc.enable()

@@ -12,7 +12,7 @@ from gavel_rules.language.cel.syntax_tree import Comprehension, Node, decode, wa
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.engines.cel import Program
 from gavel_rules.language.rule_set import CompiledAction, compile_rule_set
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 Cases = Callable[..., Case]
@@ -118,6 +118,8 @@ NUMBERS = (
 CONDITIONS = ("a", "!a", "a && b", "a || b", "b ? a : n > 1", "n > 1 || a", "n + n == 4", "n == 2 && b", "[n, 2] == [2, n]", "a == b")
 
 
+# An example compiles two rule sets.
+@settings(max_examples=15)
 @given(
     st.sampled_from(BOOLS),
     st.sampled_from(BOOLS),
