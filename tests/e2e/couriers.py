@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from gavel_client import GavelClient
 
 from tests.e2e import executor_process
+from tests.e2e.runs import Run
 from tests.e2e.world import STOP_SECONDS_MAX, Server, poll
 
 HANDLERS = Path(__file__).with_name("handlers")
@@ -23,11 +23,11 @@ SCAN_INTERVAL_MS = 200
 @contextmanager
 def run_executor(
     handlers: str, server: Server, redis_url: str, bus: str, name: str, log: Path, *, lease_ms: int = LEASE_MS
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[Run]:
     """Run an executor with a module of handlers. If it still runs at the end, stop it; its exit status must be 0."""
     arguments = [HANDLERS / f"{handlers}.py", server.address, redis_url, bus, name, lease_ms, MIN_IDLE_MS, SCAN_INTERVAL_MS]
-    with log.open("ab") as errors:
-        process = subprocess.Popen([sys.executable, executor_process.__file__, *map(str, arguments)], stderr=errors)
+    with open(os.devnull, "rb") as nothing, log.open("ab") as errors:
+        process = Run([*map(str, arguments)], os.environ, (nothing, errors, errors), executor_process.__name__)
     try:
         yield process
         if process.poll() is None:
@@ -35,7 +35,7 @@ def run_executor(
             assert 0 == process.wait(STOP_SECONDS_MAX), log.read_text()
     finally:
         process.kill()
-        process.wait()
+        process.wait(STOP_SECONDS_MAX)
 
 
 async def wait_until_idle(client: GavelClient) -> None:

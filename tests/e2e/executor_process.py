@@ -15,7 +15,7 @@ from gavel_client.executor.executor import Executor
 from gavel_server.cli.commands.processes.executor import load_handlers
 
 
-async def main(handlers: str, server: str, redis_url: str, bus: str, name: str, *milliseconds: str) -> None:
+async def carry_out(handlers: str, server: str, redis_url: str, bus: str, name: str, *milliseconds: str) -> None:
     """Carry out decisions until SIGTERM."""
     async with GavelClient(server, bus=bus) as client:
         lease_ms, min_idle_ms, scan_interval_ms = map(int, milliseconds)
@@ -32,5 +32,6 @@ async def main(handlers: str, server: str, redis_url: str, bus: str, name: str, 
         await executor.run()
 
 
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+def main() -> None:
+    """Run the executor of the arguments."""
+    asyncio.run(carry_out(*sys.argv[1:]))

@@ -21,7 +21,7 @@ def main() -> None:
         connection.connect(f"\0{address}")
         socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
         run = int(connection.recv(64))
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: os.kill(run, number))
         status = int(connection.recv(64))
     if status < 0:

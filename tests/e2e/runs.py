@@ -27,12 +27,12 @@ REPLAY_SECONDS_MAX: Final = 1_200
 
 
 class Run:
-    """A run of `gavel`, with the interface of `subprocess.Popen`. `streams` are its stdin, stdout and stderr."""
+    """A run of `gavel`, or of another `program`, with the interface of `subprocess.Popen`. `streams` are stdin, stdout and stderr."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[IO[Any]]) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[IO[Any]], program: str = GAVEL) -> None:
         self.arguments = list(arguments)
         self.returncode: int | None = None
-        request = {"program": GAVEL, "arguments": self.arguments, "environment": dict(environment), "directory": str(Path.cwd())}
+        request = {"program": program, "arguments": self.arguments, "environment": dict(environment), "directory": str(Path.cwd())}
         descriptors = [stream.fileno() for stream in streams]
         self._answers, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:

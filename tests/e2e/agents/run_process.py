@@ -19,7 +19,7 @@ from gavel_client import FactNeed, FactProviders, GavelClient, ProposalLoop, fac
 from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT
 
 
-async def main(server: str, bus: str, run_key: str, subject: str, weight: str, barrier: str, processes: str) -> None:
+async def run_loop(server: str, bus: str, run_key: str, subject: str, weight: str, barrier: str, processes: str) -> None:
     """Run the loop."""
     async with GavelClient(server, bus=bus) as client:
         providers = FactProviders()
@@ -46,5 +46,6 @@ async def main(server: str, bus: str, run_key: str, subject: str, weight: str, b
         print(json.dumps(answer))
 
 
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+def main() -> None:
+    """Run the loop of the arguments."""
+    asyncio.run(run_loop(*sys.argv[1:]))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from gavel_client import (
 from tests.e2e.agents import run_process
 from tests.e2e.couriers import run_executor, wait_until_idle
 from tests.e2e.ledger import Ledger
+from tests.e2e.runs import forker
 from tests.e2e.world import (
     ACTION,
     AGENT,
@@ -75,7 +75,7 @@ def run_loop(
     """Run the loop in a process of its own (see `run_process`)."""
     barrier.mkdir(exist_ok=True)
     arguments = [server.address, bus, run_key, "parcel/1", weight, barrier, processes]
-    command = [sys.executable, "-m", run_process.__name__, *map(str, arguments)]
+    command = [*forker().command(run_process.__name__), *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process

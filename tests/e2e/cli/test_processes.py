@@ -15,7 +15,8 @@ from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel_client import SyncGavelClient, fact_envelope, proposal_envelope, reference
 
 from tests.e2e.cli.programs import gavel, play
-from tests.e2e.runs import RUN_SECONDS_MAX
+from tests.e2e.runs import GAVEL as GAVEL_PROGRAM
+from tests.e2e.runs import RUN_SECONDS_MAX, forker
 from tests.e2e.world import AGENT, DEPOT, GAVEL, Server
 
 HANDLERS = """
@@ -31,12 +32,11 @@ async def send(context: ExecutionContext) -> HandlerResult:
 
 
 @contextmanager
-def running(*arguments: str | Path, program: Sequence[str] = (GAVEL,), **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `gavel` for as long as the context lasts."""
+def running(*arguments: str | Path, program: Sequence[str] = (), **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `gavel`, by default a fork of it, for as long as the context lasts."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
-    process = subprocess.Popen(
-        [*program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | environment
-    )
+    command = [*(program or forker().command(GAVEL_PROGRAM)), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | environment)
     try:
         yield process
     finally:

@@ -13,7 +13,7 @@ from gavel_client import GavelClient
 
 from tests.e2e.couriers import run_executor, wait_until_idle
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import ACTION, Server, approve, prove, wait_for_events
+from tests.e2e.world import ACTION, STOP_SECONDS_MAX, Server, approve, prove, wait_for_events
 
 Clients = tuple[GavelClient, GavelClient]
 
@@ -40,7 +40,7 @@ async def test_another_executor_takes_over(
             # When it resumes, its lease has lapsed.
             victim.send_signal(signal.SIGCONT)
         else:
-            victim.wait()
+            victim.wait(STOP_SECONDS_MAX)
     ledger = await Ledger.read(redis_url, bus)
     executions = [event for event in ledger.of("execution") if event.execution.decision_id == approval.event_id]
     starts = [event for event in executions if status_of(event) == "STARTED"]
@@ -81,7 +81,7 @@ async def test_executors_that_are_killed_repeatedly(
         with run_executor("never_returns", pair[number % 2], queue_url, bus, f"courier-{number}", tmp_path / "lost.log") as victim:
             await wait_for_events(first, by(f"courier-{number}"))
             victim.kill()
-            victim.wait()
+            victim.wait(STOP_SECONDS_MAX)
     with run_executor("succeeds", pair[0], queue_url, bus, "courier-found", tmp_path / "found.log"):
         await wait_for_events(second, lambda event: bool(event.fact.derivation_rule_id), count=len(approvals))
         await wait_until_idle(second)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from gavel_client.evidence import EvidenceStore
 from gavel_client.evidence.verification import VERIFIED, verify_trace
 from gavel_client.tools import ToolRuntime, errors
 
+from tests.e2e.runs import forker
 from tests.e2e.tools.runtime_process import RUNTIME
 from tests.e2e.world import COURIER, Server, approve, open_bus, poll, prove, run_servers
 
@@ -62,9 +62,9 @@ async def runtimes(server: Server, directory: Path) -> AsyncIterator[Runtimes]:
         for name, effects in (("parcel.send", ["external.write"]), ("parcel.note", ["workspace.note"])):
             await client.register_contract(ToolContract(name=name, version="1", side_effects=effects, default_provider="parcels"))
         await client.register_provider(ToolProvider(provider_id="parcels", version="1", tools=["parcel.send", "parcel.note"]))
-        module = "tests.e2e.tools.runtime_process"
+        command = (*forker().command("tests.e2e.tools.runtime_process"), server.address, "default", str(directory))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, server.address, "default", str(directory)),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
