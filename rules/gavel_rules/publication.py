@@ -179,7 +179,7 @@ def _answers_call(state: State, trace_id: str, evidence: ToolEvidence) -> bool:
 
 
 def _is_witnessed(evidence: ToolEvidence, observer: Attestation | None) -> bool:
-    """Return whether the tool result of an observation has a witness: an agent's own word for what it read is no evidence.
+    """Return whether the tool result of an observation has a witness: an agent's own word for its reading is not evidence.
 
     Without authentication nobody can tell the agent from the witness, and none is needed. If only one of the two events has an
     authenticated caller, the other one may be by the same caller.

@@ -88,7 +88,7 @@ class Arms(Enum):
 
 
 class Release(Enum):
-    """What lifts a reason code: after it, the same work may succeed."""
+    """The events that lift a reason code: after one, the same work may succeed."""
 
     PROPOSAL = 1  # another proposal: other params, versions, citations
     EVIDENCE = 2  # a new fact or observation about the missing or declared keys

@@ -127,7 +127,7 @@ class Settings(BaseSettings):
     archive_after_days: int = Field(ARCHIVE_AFTER_DAYS_DEFAULT, ge=1)
     """Age in days from which events are in the archive only."""
     front: FrontSetting = "auto"
-    """What speaks gRPC: native (a process of its own) or none (this process). auto: native if it is installed, on several processors."""
+    """The front: native (a process of its own) or none (this process speaks gRPC). auto: native if installed, on several processors."""
     fdr: bool = True
     """Whether this server also derives facts from executions. False: `gavel fdr` does so elsewhere."""
     metrics: Annotated[str | None, AfterValidator(_checked_metrics)] = None

@@ -1,6 +1,6 @@
 """Outages of Redis under load: `python -m tests.campaigns.outages --outages 200`, or `make outages`.
 
-Agents propose, a courier carries out what is approved, and Redis is killed, stopped, slow, refusing or full, one after the other. The
+Agents propose, a courier carries out approvals, and Redis is killed, stopped, slow, refusing or full, one after the other. The
 campaign fails if the server crashes, if an answer is missing from the log or changes when the request is repeated, if the server accepts
 writes later than `RECOVERY_SECONDS_MAX` after Redis is back, or if the executor or the fact derivation reactor no longer works at the end.
 

@@ -156,7 +156,7 @@ def _remedies(decision: Decision) -> list[Remedy.ValueType]:
 
 
 class _Requirement(NamedTuple):
-    """What is required of a key of a subject."""
+    """The requirements on a key of a subject."""
 
     state: FactRequirementState.ValueType
     min_trust: int

@@ -78,7 +78,7 @@ class Semantics:
         self.has_tools: Final = has_tools
         # Whether readings of a tool result are remembered as long as one of them is evidence, even if the trace has lapsed.
         self.keeps_readings: Final = keeps_readings
-        # Whether every tool call has an execution_id that no other call has, and a result of another tool is no evidence.
+        # Whether every tool call has an execution_id that no other call has, and a result of another tool is not evidence.
         self.pairs_tool_calls: Final = pairs_tool_calls
         # Whether a trace is bound to the versions that its events name first, and decisions and starts warn of drift.
         self.binds_versions: Final = binds_versions

@@ -30,7 +30,7 @@ _RIGHT_OF_PAYLOAD: Final[dict[str, Right]] = {
 _TYPE_NAMES: Final[dict[int, str]] = {
     number: name.removeprefix("PRODUCER_TYPE_").lower() for name, number in ProducerType.items() if number
 }
-# What the text of a refusal shows at most.
+# Limits of the text of a refusal.
 _NEAREST_GRANTS: Final = 3
 _PARTS_SHOWN: Final = 8
 _NOBODY: Final = common_pb2.PRODUCER_TYPE_UNSPECIFIED

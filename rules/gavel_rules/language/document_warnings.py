@@ -124,6 +124,6 @@ def _names_in_use(action: CheckedAction) -> set[str]:
         names.update(name for name, _ in find_variables(key, action.environment.types))
     for subject in action.subjects.values():
         names.update(f"facts.{name}" for name in find_dependencies(action.subject_environment, subject))
-    # Whoever reads a part of a fact reads the fact.
+    # An expression that reads a part of a fact reads the fact.
     names.update(".".join(name.split(".")[:2]) for name in tuple(names) if name.startswith("facts."))
     return names

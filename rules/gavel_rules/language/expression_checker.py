@@ -101,7 +101,7 @@ class ExpressionChecker:
         return self._unused
 
     def _check_unused(self, name: str) -> None:
-        """Check a variable in the conditions of each action. Missing guards are no mistake: an expression that used it could add them.
+        """Check a variable in the conditions of each action. Missing guards are not mistakes: an expression that used it could add them.
 
         A mistake is recorded only if the variable has one in every action; the message is that of one action.
         """

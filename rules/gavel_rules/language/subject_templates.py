@@ -138,7 +138,7 @@ def _concatenate(pieces: _Pieces, params: dict[str, object], facts: dict[str, ob
 
 
 def _subject_part(subject: str, name: str) -> str:
-    """Return the "type" or the "id" of a subject, or for "" the whole."""
+    """Return a part of a subject: its "type", its "id", or all of it for ""."""
     if not name:
         return subject
     kind, _, identity = subject.partition("/")

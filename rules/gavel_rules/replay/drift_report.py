@@ -51,7 +51,7 @@ class DriftReport:
 
     @property
     def content(self) -> tuple[dict[tuple[Any, ...], Any], ...]:
-        """What has been noted, as plain values, for `merge`."""
+        """The noted drift as plain values, for `merge`."""
         return dict(self._counts), self._tools, self._answers, self._mismatches, self._decisions
 
     def merge(self, content: tuple[dict[tuple[Any, ...], Any], ...]) -> None:

@@ -103,7 +103,7 @@ class Store:
         self.trace_of_execution: dict[str, str] = {}
         self.tool_result_tables: Final = ToolResultTables()
 
-        # What the events of a trace name, by trace_id; the last answer to a prompt, by the prompt's hash.
+        # The versions that the events of a trace name, by trace_id; the last answer to a prompt, by the prompt's hash.
         self.trace_versions: dict[str, TraceVersions] = {}
         self.answers: dict[str, ModelAnswer] = {}
 

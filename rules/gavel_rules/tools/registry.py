@@ -21,7 +21,7 @@ from gavel_rules.tools.resolution import not_found
 
 _WRONG_STATE: Final = error_pb2.ERROR_REASON_WRONG_STATE
 
-# What a change comes to: None if it is to be recorded.
+# The result of checking a change: None if it is to be recorded.
 _Outcome = ToolsPosition | Fault | None
 
 

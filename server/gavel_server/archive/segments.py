@@ -3,8 +3,8 @@
     segments/000000000001-000000004096.zst     varint length and bytes of each envelope, compressed by zstd
     segments/000000000001-000000004096.json    the manifest
 
-Where a segment ends follows from the log alone: after SEGMENT_EVENTS events or SEGMENT_BYTES bytes, whichever comes first. So servers that
-archive one bus at the same time write the same files, and a step that was interrupted is simply repeated.
+A segment ends after SEGMENT_EVENTS events or SEGMENT_BYTES bytes, whichever comes first. Servers that archive one bus at the same time
+therefore write the same files, and a step that was interrupted is simply repeated.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from gavel_server.rpc.telemetry.call_observer import CallObserver
 
 
 class Telemetry(NamedTuple):
-    """What is exported, and the observer of calls; None: nobody reads what it would measure."""
+    """The exports, and the observer of calls; None if nobody would read its measurements."""
 
     export: Export
     observer: CallObserver | None

@@ -156,7 +156,7 @@ class Replica:
 
     @property
     def _is_of_checkpoint(self) -> bool:
-        """Whether the log begins as the one of the checkpoint. A checkpoint of another store is no reason to stop this one's servers."""
+        """Whether the log begins as the one of the checkpoint. A checkpoint of another store does not stop the servers of this one."""
         return self._kept_checkpoint is not None and self._kept_checkpoint.incarnation_of(self.bus) == self.incarnation
 
     async def _restore(self, head: Head) -> None:

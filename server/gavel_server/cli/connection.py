@@ -24,7 +24,7 @@ _Response = TypeVar("_Response")
 TRIES_MAX: Final = 5
 # The field of a violation that names a place in a rule set, e.g. "document:3:9".
 _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
-# What gRPC says of a connection that the server has ended during or after the handshake.
+# The texts of gRPC about a connection that the server has ended during or after the handshake.
 _CLOSED: Final = re.compile(r"Socket closed|Unwrap failed|[Cc]onnection reset|Broken pipe|SSL_ERROR_SSL|settings frame|GOAWAY|EOF")
 _GIVE_CREDENTIALS: Final = "show who you are with --token-file, --tls-cert and --tls-key, or a context (gavel context add)"
 

@@ -35,7 +35,7 @@ _SUFFIX: Final = ".snapshot"
 _UNFINISHED: Final = ".new"
 _BUFFER_BYTES: Final = 1 << 20
 _PART_START_BYTES: Final = 16
-# What a decoder may raise at a snapshot that another build has written.
+# The exceptions of a decoder at a snapshot that another build has written.
 DECODING_ERRORS: Final = (DocumentError, DecodeError, LookupError, TypeError, ValueError)
 
 
@@ -201,7 +201,7 @@ def _end(sha256: bytes) -> bytes:
 
 
 def _parts(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the parts of a file, of those of paged tables only the start. Raises ValueError, OSError."""
+    """Yield the parts of a file; of a part of a paged table, only its first bytes. Raises ValueError, OSError."""
     for place, size_bytes in part_places(file):
         file.seek(place)
         content = file.read(min(size_bytes, _PART_START_BYTES))

@@ -31,7 +31,7 @@ class JwtIssuer(BaseModel):
     algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256"), min_length=1)
     """The signature algorithms that are accepted."""
     jwks_url: str | None = None
-    """Where the issuer's keys are fetched. Either this or `jwks_file`."""
+    """The URL of the issuer's keys. Either this or `jwks_file`."""
     jwks_file: Path | None = None
     """A file with the issuer's keys, a JSON Web Key Set."""
     leeway_seconds: int = Field(30, ge=0, le=LEEWAY_SECONDS_MAX)

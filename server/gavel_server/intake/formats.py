@@ -21,7 +21,7 @@ PLAIN_LENGTH_MAX: Final = 128
 # LRU size of the two cached predicates. Action types, fact keys and producer ids are few and recur.
 NAMES_CACHED_MAX: Final = 1024
 
-# What is wrong with a subject for which `is_subject` is false.
+# The violation of a subject for which `is_subject` is false.
 NOT_A_SUBJECT: Final = (
     'is not "type/id", e.g. "order/123": a type of a-z 0-9 _ - that begins with a letter, then letters, digits, spaces and -._~:@+ between '
     f"slashes; {limits.SUBJECT_BYTES_MAX} bytes at most"

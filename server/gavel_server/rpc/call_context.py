@@ -92,7 +92,7 @@ class CallContext:
 
     @property
     def principal(self) -> Principal:
-        """Who the caller is: authenticated before any method is called, or ANONYMOUS on a server without authentication."""
+        """The caller: authenticated before any method is called, or ANONYMOUS on a server without authentication."""
         return self._principal
 
     @property

@@ -28,7 +28,7 @@ class GavelPlugin(BasePlugin):
     def __init__(self, gate: Gate) -> None:
         super().__init__("gavel")
         self._gate = gate
-        # What runs now, by session and call, with the arguments that were approved.
+        # The calls that run now, by session and call, with the arguments that were approved.
         self._running: dict[tuple[str, str], tuple[Allowed, Arguments]] = {}
 
     async def before_tool_callback(self, *, tool: BaseTool, tool_args: Arguments, tool_context: ToolContext) -> Arguments | None:

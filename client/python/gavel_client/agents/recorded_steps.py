@@ -57,7 +57,7 @@ class RecordedSteps:
                 adopted = await self.proposal(str(recorded.agent_diagnostic.attributes[_PROPOSAL_ID]))
                 if adopted is not None:
                     return adopted
-        message = f"event {recorded.sequence_number} has the event_id of this run's next proposal and is no step of the run"
+        message = f"event {recorded.sequence_number} has the event_id of this run's next proposal but is not a step of the run"
         raise GavelError(grpc.StatusCode.ALREADY_EXISTS, EVENT_ID_REUSED, message)
 
     async def adopt(self, next_proposal: Envelope, proposal_id: str) -> bool:

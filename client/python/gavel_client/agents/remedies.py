@@ -1,4 +1,4 @@
-"""What can help after a refusal: the decision's own `retry_hint.remedy`.
+"""The remedies of a refusal: the decision's own `retry_hint.remedy`.
 
 Decisions of arbiter_version 2 and earlier name no remedies. A run that is repeated may get such a decision again, so the table below
 gives their remedies.

@@ -28,7 +28,7 @@ class RedisUrlError(ValueError):
 
 
 class RedisTarget(NamedTuple):
-    """What a URL names. `hosts` are the Sentinels, or some nodes of the cluster; () for one Redis.
+    """The target of a URL. `hosts` are the Sentinels, or some nodes of the cluster; () for one Redis.
 
     `name` is the name of the master in Sentinel. `url` is the URL of one Redis with the same credentials, database and options.
     """

@@ -45,7 +45,7 @@ DEADLINE_MS_DEFAULT: Final = 60_000
 CITATIONS_MAX: Final = 256
 # The shortest wait for another attempt of the same call.
 RECHECK_MS_MIN: Final = 100
-# What is left of the deadline after such a wait, to ask once more.
+# The time that such a wait leaves of the deadline, to ask once more.
 ANSWER_MS: Final = 2_000
 
 Answer = Allowed | Refused | Pending | Finished

@@ -17,7 +17,7 @@ class ToolExecutionResult:
     call: LLMToolCall
     """The model's request."""
     output: str
-    """What the model is told."""
+    """The text for the model."""
     error: str | None = None
     """Code of the failure, e.g. E_ARGS, or how a proposal ended that was not approved, e.g. REVIEW. None: the tool succeeded."""
     event_ids: tuple[str, ...] = ()

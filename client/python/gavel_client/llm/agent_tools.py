@@ -57,7 +57,7 @@ class AgentRun:
     invocation_id: str = ""
     """The event of the model's call that the tools are called for: the cause of what they do."""
     evidence: list[EventReference] = field(default_factory=list)
-    """What a proposal cites: the cause of the run, and the observations of its tools."""
+    """The events that a proposal cites: the cause of the run, and the observations of its tools."""
 
 
 class AgentTool(Protocol):

@@ -73,7 +73,7 @@ class Secret(_Part):
 
 
 class ToolSettings(_Part):
-    """How one tool is governed."""
+    """The settings of one tool."""
 
     mode: Literal["read", "propose"] = "propose"
     """`read`: the call is made and witnessed. `propose`: the call becomes a proposal."""
@@ -84,7 +84,7 @@ class ToolSettings(_Part):
     fields: Annotated[dict[FactKey, str], Field(max_length=FIELDS_MAX)] = Field(default_factory=dict)
     """CEL over `arguments` and `result` by fact key. Of a read they become an OBSERVATION, of an effect a part of the report."""
     on_error: Literal["aborted", "partial"] = "aborted"
-    """What an error that the tool reports means: it had no effect, or its effect is unknown and a person has to look at it."""
+    """The meaning of an error that the tool reports: it had no effect, or its effect is unknown and a person has to look at it."""
 
 
 class ServerSettings(_Part):

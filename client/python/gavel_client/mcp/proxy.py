@@ -2,7 +2,7 @@
 
     tools/call ─▶ definition ─▶ pin ─▶ read: witness, or effect: gate ─▶ upstream server
 
-What goes wrong before the upstream server is called ends as a tool error without effect. While Gavel cannot be reached, no call is made.
+A failure before the call of the upstream server ends as a tool error without effect. While Gavel cannot be reached, no call is made.
 """
 
 from __future__ import annotations

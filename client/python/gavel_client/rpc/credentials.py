@@ -14,7 +14,7 @@ import grpc
 
 AUTHORIZATION_KEY: Final = "authorization"
 Metadata = tuple[tuple[str, str], ...]
-# What a header can carry: visible ASCII, as tokens of every kind are (RFC 6750 §2.1).
+# The texts that a header can carry: visible ASCII, as tokens of every kind are (RFC 6750 §2.1).
 _TOKEN: Final = re.compile(r"[!-~]+")
 
 

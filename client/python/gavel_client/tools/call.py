@@ -191,7 +191,7 @@ class Call:
             return _failure(error)
 
     def _checked(self, answer: object) -> ToolData:
-        """Return an answer as plain JSON data. Raises ToolError if it is none, or does not match the contract."""
+        """Return an answer as plain JSON data. Raises ToolError if it is not JSON, or does not match the contract."""
         if not isinstance(answer, ToolData):
             raise ToolError(TOOL, f"the tool returned {type(answer).__name__}, not ToolData")
         try:

@@ -64,7 +64,7 @@ class ToolInvocation:
     requested_tool: str
     """The name in the request."""
     contract: ToolContract
-    """What the tool is."""
+    """The contract of the tool."""
     provider_id: str
     """The provider that carries out the call."""
     execution_id: str

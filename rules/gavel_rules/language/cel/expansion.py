@@ -33,7 +33,7 @@ def may_call(source: str) -> bool:
 
 
 class Bodies(NamedTuple):
-    """What the library does with the bodies of functions."""
+    """The library's part in expanding calls to the bodies of functions."""
 
     compile: Callable[[str, tuple[str, ...]], bytes]  # checks a body with parameters of any type, and returns it serialized
     evaluate: Callable[[bytes], object]  # the value of a serialized expression that reads nothing; None if it fails

@@ -92,13 +92,13 @@ _QUANTITY: Final = (
     'e > 0 ? double(q.substring(0, e + 1) + string(int(q.substring(e + 1)) + 3)) : double(q + "e3")))) : ' + _ERROR.format("not a quantity")
 )
 
-# An octet of an IPv4 address as a number, -1 if it is none.
+# An octet of an IPv4 address as a number; -1 if the text is not an octet.
 _OCTET: Final = (
     f'cel.bind(x, {_cut("y", 4)}, size(x) == size(y) && x != "" && size(x) <= 3 && '
     '[0, 1, 2].all(k, k >= size(x) || "0123456789".contains(x.charAt(k))) && '
     '(size(x) == 1 || !x.startsWith("0")) && int(x) <= 255 ? int(x) : -1)'
 )
-# A group of an IPv6 address as a number, -1 if it is none.
+# A group of an IPv6 address as a number; -1 if the text is not a group.
 _DIGITS: Final = '[4, 3, 2, 1].map(k, "0123456789abcdef".indexOf(d.charAt(size(d) - k)))'
 _GROUP: Final = (
     f'cel.bind(x, {_cut("y", 5)}, cel.bind(d, "000" + x.lowerAscii(), size(x) == size(y) && x != "" && size(x) <= 4 ? '
@@ -111,7 +111,7 @@ _GROUPS: Final = (
     f'cel.bind(h, a.split("::", 3), size(h) == 1 ? a.split(":", 9) : size(h) == 2 ? cel.bind(l, {_LEFT}, cel.bind(r, {_RIGHT}, '
     'size(l) + size(r) > 7 ? [] : l + [0, 1, 2, 3, 4, 5, 6, 7].filter(i, i < 8 - size(l) - size(r)).map(i, "0") + r)) : [])'
 )
-# Of a text s: its address as a list of numbers, [] if it is none. An IPv4 address that is written as IPv6 is none.
+# Of a text s: its address as a list of numbers, [] if the text is not an address. An IPv4 address written as IPv6 is not one.
 _PARSED: Final = (
     f"cel.bind(a, {_cut('s', _ADDRESS_LENGTH_MAX)}, size(a) != size(s) ? [] : "
     f'cel.bind(g, a.contains(":") ? cel.bind(t, {_GROUPS}, '

@@ -81,7 +81,7 @@ def check_retry_after(
         case Call("frees", Select(Identifier(root), name, False) as target, _) if root == HISTORY:
             pass
         case _:
-            report(0, "type-error", f"retry_after is no call of {_FREES} of a counter", _FORM)
+            report(0, "type-error", f"retry_after is not a call of {_FREES} of a counter", _FORM)
             return None
     counter = counters.get(name)
     if counter is None:

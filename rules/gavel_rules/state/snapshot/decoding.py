@@ -1,7 +1,7 @@
 """A state from the parts of a StateSnapshot: the inverse of `encoding`.
 
-What the encoding leaves out is computed again: compiled rule sets and grants, the actions that they govern, and sorted lists derived from
-other tables.
+The decoder computes the tables that the encoding leaves out: compiled rule sets and grants, the actions that they govern, and sorted lists
+derived from other tables.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ def _answer(row: snapshot.ModelAnswer) -> ModelAnswer:
     return ModelAnswer(row.prompt_hash, row.requested_model, row.llm_provider, row.llm_model, row.output_hash, row.sequence_number)
 
 
-# What adds a row of each table.
+# The function that adds a row, by table.
 _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "rule_sets": _add_rule_set,
     "active_rule_sets": _add_active_rule_set,

@@ -47,7 +47,7 @@ _ASYNCHRONOUS: Final = "SET synchronous_commit = off"
 # The function in PostgreSQL that reports a wait for standbys that was cancelled after the commit.
 _STANDBY_WAIT: Final = "SyncRepWaitForLSN"
 
-# What a lost or refused connection raises; RuntimeError is uvloop's for a socket that was closed.
+# The exceptions of a lost or refused connection; RuntimeError is uvloop's for a socket that was closed.
 CONNECTION_ERRORS: Final = (psycopg.Error, OSError, RuntimeError)
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ class Backend(NamedTuple):
 
 
 class Server:
-    """What is known of the PostgreSQL that the connections of a log lead to, shared by their pools."""
+    """The state of the PostgreSQL behind the connections of a log, shared by their pools."""
 
     def __init__(self) -> None:
         # Idle connections that answered last before this moment, by the loop's clock, are closed instead of used.

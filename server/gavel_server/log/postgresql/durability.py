@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import volatility_message
 
-# pg_receivewal, which archives, and a running backup are no standbys. Who may not see what a sender of WAL does must count it.
+# pg_receivewal, which archives, and a running backup are not standbys. A role without the right to see a state gets NULL, which counts.
 STATEMENT: Final = """
 SELECT pg_is_in_recovery(), current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
   current_setting('synchronous_standby_names'),

@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL means for a log."""
+"""The errors of PostgreSQL as errors of a log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def describe(error: BaseException) -> str:
 def is_known_refusal(error: BaseException) -> bool:
     """Return whether PostgreSQL refused the statement, so that nothing of it is or will be written.
 
-    An error that ends the connection is none: the statement may have been committed before.
+    An error that ends the connection is not such a refusal: the statement may have been committed before.
     """
     return isinstance(error, psycopg.Error) and error.sqlstate is not None and error.diag.severity_nonlocalized == "ERROR"
 

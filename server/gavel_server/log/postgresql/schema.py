@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-# What gavel.format_version() returns.
+# The result of gavel.format_version().
 FORMAT_VERSION: Final = 1
 INSTALLATION: Final = "gavel postgresql-schema | psql --single-transaction URL"
 

@@ -37,7 +37,7 @@ PROBE_TRIES: Final = 3
 # After a silence, how long an earlier call may go on waiting once a probe is answered: answers may arrive together.
 STALE_GRACE_SECONDS: Final = 0.5
 
-# What a lost connection raises; RuntimeError is uvloop's for a transport that the other side has closed.
+# The exceptions of a lost connection; RuntimeError is uvloop's for a transport that the other side has closed.
 _CONNECTION_ERRORS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
@@ -45,8 +45,8 @@ class NetworkPath:
     """The state of the network path to one Redis, shared by its connection pools.
 
     After a silence of the network, connections may be dead without a sign, and a call on one of them would wait for its whole timeout.
-    Probes notice a silence early. As soon as a probe is answered again, calls that were sent before it and are not answered soon
-    are ended, and connections from that time are not used again.
+    Probes notice a silence early. Once a probe is answered again, calls that were sent before it end unless they are answered soon, and
+    connections from that time are not used again.
     """
 
     def __init__(self) -> None:

@@ -441,13 +441,13 @@ class RedisLog:
 
 
 def _id_entry(value: bytes) -> IdEntry:
-    """Return an entry of the index. What the server cannot have written counts as event 0, which no log has."""
+    """Return an entry of the index. A value that the server cannot have written counts as event 0, which no log has."""
     match = re.fullmatch(rb"(\d{1,18})(?::(\d{1,18}))?", value)
     return IdEntry(0, 0) if match is None else IdEntry(int(match[1]), int(match[2] or 0))
 
 
 def _last_loss(losses: bytes) -> Head | None:
-    """Return the last of the lost events that servers have reported. What no server can have written counts as event 0."""
+    """Return the last of the lost events that servers have reported. A value that no server can have written counts as event 0."""
     found = [re.fullmatch(rb"(\d{1,18}):([0-9a-f]{64})", loss) for loss in losses.split()]
     return max((Head(int(loss[1]), bytes.fromhex(loss[2].decode())) if loss else Head(0, b"") for loss in found), default=None)
 

@@ -217,7 +217,7 @@ async def test_event_under_the_id_of_the_next_step_is_not_taken(client: GavelCli
     foreign = draft(event_id=next_event_id(rejection.event_id), causation_id=rejection.event_id)
     foreign.producer.id = "agent-2"
     await client.submit_proposal(foreign)
-    with pytest.raises(GavelError, match="is no step of the run"):
+    with pytest.raises(GavelError, match="is not a step of the run"):
         await ProposalLoop(client, sources.providers).run(first)
 
 

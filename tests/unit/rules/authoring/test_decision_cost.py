@@ -28,7 +28,7 @@ def searching(**fact: Any) -> str:
 
 
 def test_costly_action_is_not_deployed() -> None:
-    """A server refuses an action whose decision may take too long, and says which expression and what to declare; lint warns."""
+    """A server refuses an action whose decision may take too long, and names the expression and the bound to declare; lint warns."""
     document = searching()
     compiled = compile_rule_set(document)
     ((_, message, suggestion),) = find_costly_actions(compiled)

@@ -29,7 +29,7 @@ API: Final = "messages"
 CONTENT: Final = "anthropic_content"
 METADATA: Final = "anthropic_message_metadata"
 
-# A call whose arguments are no JSON, because the answer was cut at its limit, is kept under this key, as Anthropic's documentation of
+# A call whose arguments are not JSON, because the answer was cut at its limit, is kept under this key, as Anthropic's documentation of
 # fine-grained streaming of tools advises.
 INVALID_JSON: Final = "INVALID_JSON"
 

@@ -23,7 +23,7 @@ _NAME_BYTES_MAX: Final = 255
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CODES: Final = {
     errno.ENOENT: (PATH, "does not exist"),
-    errno.ENOTDIR: (PATH, "is not a directory, or lies under something that is none"),
+    errno.ENOTDIR: (PATH, "is not a directory, or lies under something that is not one"),
     errno.EISDIR: (PATH, "is a directory"),
     errno.ENAMETOOLONG: (PATH, "is too long"),
     errno.EEXIST: (CONFLICT, "exists already"),

@@ -193,7 +193,7 @@ def _listing(definition: ToolDefinition) -> str:
 
 
 def _flow(value: object) -> str:
-    """Return a value as JSON, which is YAML on one line. What a terminal would obey, or a reader not see, is escaped as YAML does it."""
+    """Return a value as JSON, which is YAML on one line. Characters that a terminal obeys, or that are invisible, are escaped."""
     return "".join(one if one.isprintable() else _escaped(one) for one in json.dumps(value, ensure_ascii=False))
 
 

@@ -34,7 +34,7 @@ All = Annotated[bool, typer.Option("--all", help="All parked items of the group.
 
 @work.command("list")
 def list_groups(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json = False, debug: Debug = False) -> None:
-    """List the groups of consumers, with what waits for them."""
+    """List the groups of consumers, and how many items wait for them."""
     from gavel.v1.work_service_pb2 import WorkQueue
 
     from gavel_server.cli.rendering import output

@@ -11,7 +11,7 @@ from gavel_server.cli.options import check_store
 
 
 class StoreOptions(NamedTuple):
-    """Where the log is."""
+    """The options of the place of the log."""
 
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: .gavel.")] = None
     redis: Annotated[
@@ -83,8 +83,8 @@ class ProcessOptions(NamedTuple):
         typer.Option(
             metavar="WHICH",
             autocompletion=lambda: ["auto", "native", "none"],
-            help="What speaks gRPC: native (a process of its own), none (this process) or auto (native if it is installed and there are "
-            "several processors). Default: auto.",
+            help="The process that speaks gRPC: native (one of its own), none (this process) or auto (native if it is installed and there "
+            "are several processors). Default: auto.",
         ),
     ] = None
     no_front: Annotated[bool, typer.Option("--no-front", help="The same as --front none.")] = False
@@ -92,7 +92,7 @@ class ProcessOptions(NamedTuple):
 
 
 class ObservationOptions(NamedTuple):
-    """What operators see of the server: metrics and log lines."""
+    """The options of metrics and log lines."""
 
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics at this address. Default: no metrics.")

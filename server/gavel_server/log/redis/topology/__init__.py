@@ -1,1 +1,1 @@
-"""Where the logs are: the URL, one Redis or the masters of a cluster, and the way to each bus."""
+"""The places of logs: the URL, one Redis or the masters of a cluster, and the way to each bus."""

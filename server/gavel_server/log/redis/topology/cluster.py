@@ -28,7 +28,7 @@ REDIRECTIONS_MAX: Final = 5
 REFRESH_PAUSE_SECONDS: Final = 0.1
 
 _ASKING: Final[Command] = ("ASKING",)
-# What redis-py raises if the cluster cannot be asked, or does not serve a slot.
+# The exceptions of redis-py if the cluster cannot be asked, or does not serve a slot.
 _UNKNOWN: Final = (RedisClusterException, RedisError, OSError, TimeoutError)
 
 

@@ -65,7 +65,7 @@ def parse(url: str) -> RedisTarget:
 
 
 def endpoint(url: str, timeout_seconds: float) -> Endpoint:
-    """Return where a URL of one Redis, or of a master that Sentinels name, leads. Raises ValueError for an invalid URL."""
+    """Return the target of a URL of one Redis, or of a master that Sentinels name. Raises ValueError for an invalid URL."""
     address = mask_url(url)
     target = parse(url)
     if target.kind == "cluster":

@@ -101,7 +101,7 @@ def test_equal_counters_have_equal_digests() -> None:
         (
             "reason_code: OVER",
             "reason_code: OVER\n    retry_after: duration('1h')",
-            "type-error: retry_after is no call of frees",
+            "type-error: retry_after is not a call of frees",
         ),
         (
             "'true', effect: approve",
