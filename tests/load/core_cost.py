@@ -3,7 +3,8 @@
     PYTHONPATH=build/compiled .venv/bin/python -m tests.load.core_cost --proposals 6000
 
 prints the processor time per proposal. Under `valgrind --tool=callgrind`, the difference of two runs with different counts gives
-instructions per proposal, which do not depend on other load.
+instructions per proposal, which do not depend on other load. `--counters 5` lets each decision read five counters, and `--memory` prints
+what their groups and entries take.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -19,12 +21,36 @@ from gavel.v1 import fact_pb2
 from gavel.v1.decision_pb2 import Outcome
 from gavel_rules.commands import EventAnswer
 from gavel_rules.decider import handle
+from gavel_rules.language.rule_set import compile_rule_set
+from gavel_rules.state.counters import CounterEntry, CounterTable
+from gavel_rules.state.state import State
+from gavel_rules.state.transitions.counters import enter
 from gavel_server.process.garbage_collection import collect_less
 
-from tests.support.driver import Core
+from tests.support.driver import Core, event_id
 from tests.support.paths import ROOT
 
 CUSTOMER = "c-77"
+COUNTERS_PER_RULE_SET = 25
+
+
+def counting_rule_set(counters: int, number: int) -> str:
+    """Return a rule set that refuses refunds beyond the limits of so many counters, and never approves one."""
+    names = [f"spent_{index}" for index in range(counters)]
+    declared = "".join(
+        f"  {name}: {{of: approvals, action: refund.create, by: params.customer_id, sum: params.amount, window_ms: {86_400_000 + index},"
+        " keep: reserved}\n"
+        for index, name in enumerate(names, start=number * COUNTERS_PER_RULE_SET)
+    )
+    condition = " || ".join(f"history.{name}(params.customer_id) + params.amount > 1e9" for name in names)
+    return (
+        f"gavel: v2\nrule_set: limits-{number}\nversion: 1\nactions:\n  refund.create:\n"
+        "    params:\n      type: object\n      required: [amount, customer_id]\n"
+        "      properties: {amount: {type: number}, customer_id: {type: string, maxLength: 128}}\n"
+        "    retry: {max_attempts: 3, backoff_initial_ms: 500, backoff_multiplier: 2.0, backoff_max_ms: 30000}\n"
+        f"counters:\n{declared}rules:\n"
+        f"  - {{id: over, action: refund.create, priority: 1, when: '{condition}', effect: reject, reason_code: OVER}}\n"
+    )
 
 
 def main() -> int:
@@ -32,8 +58,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the cost of a decision in the core.")
     parser.add_argument("--proposals", type=int, default=6_000, help="how many proposals to decide (default: 6,000)")
     parser.add_argument("--refused", action="store_true", help="propose refunds that the rules reject; otherwise all are approved")
+    parser.add_argument("--counters", type=int, default=0, help="how many counters each decision reads (default: none)")
+    parser.add_argument("--memory", action="store_true", help="print what groups and entries of a counter take, and decide nothing")
     options = parser.parse_args()
+    if options.memory:
+        print_memory()
+        return 0
     core = Core((ROOT / "rules/sets/refunds.yaml").read_text(encoding="utf-8"), mode=fact_pb2.CROSS_CHECK_MODE_SAMPLE)
+    for number, first in enumerate(range(0, options.counters, COUNTERS_PER_RULE_SET)):
+        core.activate(counting_rule_set(min(options.counters - first, COUNTERS_PER_RULE_SET), number))
     params = {"amount": 20.0, "currency": "EUR", "customer_id": "c-78" if options.refused else CUSTOMER}
     submissions = []
     for number in range(options.proposals):
@@ -56,6 +89,26 @@ def main() -> int:
     cost_us = (time.process_time() - started_s) / options.proposals * 1_000_000
     print(f"{cost_us:.1f} µs per proposal, {dict(outcomes)}, {Path(gavel_rules.__file__).parent}")
     return 0
+
+
+def print_memory() -> None:
+    """Print the bytes that an entry and a group of a counter take in the state, counted by tracemalloc."""
+    entries = 20_000
+    sizes = []
+    for groups in (1, entries):
+        counter = compile_rule_set(counting_rule_set(1, 0)).counters["spent_0"]
+        state = State("default")
+        store = state.store
+        store.put(store.counters, counter.digest, CounterTable(counter, 1))
+        table = store.counters[counter.digest]
+        tracemalloc.start()
+        for number in range(entries):
+            enter(store, table, CounterEntry(event_id(number), f"customer-{number % groups}", 2_000, 10**12 + number, number))
+        state.commit()
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    in_one, in_many = sizes
+    print(f"{in_one / entries:.0f} bytes per entry, {(in_many - in_one) / (entries - 1):.0f} bytes more per group")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from gavel_rules.language.action_checker import CheckedAction, ExpressionCost, c
 from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
-from gavel_rules.language.counters.counter import CompiledCounter
+from gavel_rules.language.counters.counter import CompiledCounter, direct_variable
 from gavel_rules.language.counters.retry_after import RetryAfter
 from gavel_rules.language.details import Details
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
@@ -152,7 +152,7 @@ class CompiledAction:
             rule_id: Details(checked.environment, expressions) for rule_id, expressions in checked.details.items()
         }
         self.has_counters = bool(self.counter_reads or self.reserving_counters)
-        self._key_programs: tuple[CaseReader, Program] | None = None
+        self._key_programs: tuple[CaseReader, Program | None, list[str]] | None = None
         self._scoring: tuple[CaseReader, Program] | None = None
         self._feasibility: Feasibility | None = None
         self._prepare_engines(document.digest)
@@ -214,8 +214,11 @@ class CompiledAction:
         """Return the group that each of `counter_reads` reads in a case; None if its key fails, as with an absent optional fact."""
         if self._key_programs is None:
             self._key_programs = self._prepare_keys()
-        reader, program = self._key_programs
+        reader, program, variables = self._key_programs
         values = reader.read(case)
+        if program is None:
+            found = [values.get(name) if name else "" for name in variables]
+            return [key if isinstance(key, str) else None for key in found]
         keys = program.evaluate_all(values)
         if keys is None:
             keys = program.evaluate_each(values)
@@ -293,14 +296,18 @@ class CompiledAction:
         reader = CaseReader(find_variables(tree, self.environment.types), find_presence_tests(tree))
         return reader, Program(self.environment, [condition_source(SCORE_DEFAULT)])
 
-    def _prepare_keys(self) -> tuple[CaseReader, Program]:
+    def _prepare_keys(self) -> tuple[CaseReader, Program | None, list[str]]:
+        """Return what reads the keys of `counter_reads`: no program if each is absent or just the value of a variable."""
         sources = [read.key or '""' for read in self.counter_reads]
         trees = [self.environment.tree(source) for source in sources]
         reader = CaseReader(
             (variable for tree in trees for variable in find_variables(tree, self.environment.types)),
             [path for tree in trees for path in find_presence_tests(tree)],
         )
-        return reader, Program(self.environment, [condition_source(source) for source in sources])
+        variables = [direct_variable(tree, self.environment) for tree in trees]
+        if all(variable or not read.key for variable, read in zip(variables, self.counter_reads, strict=True)):
+            return reader, None, variables
+        return reader, Program(self.environment, [condition_source(source) for source in sources]), variables
 
     def _ids(self, indexes: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.rules[index].id for index in indexes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gavel_rules.language.counters.counter import CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
 
 SAMPLE = """\
@@ -153,3 +155,37 @@ def test_units(old: str, new: str, expected: list[str]) -> None:
     """A window that was probably meant in seconds, a threshold that no number of the counter equals, and another limit get a warning."""
     warnings = [f"{one.code}: {one.message}" for one in compile_changed(old, new).warnings if one.code != "fact-never-read"]
     assert expected == warnings
+
+
+@pytest.mark.parametrize(
+    ("direct", "evaluated"),
+    [
+        ("by: params.customer", "by: params.customer + ''"),
+        ("by: params.customer", "by: string(params.customer)"),
+        ("sum: params.amount", "sum: params.amount + 0.0"),
+    ],
+)
+@pytest.mark.parametrize("params", [{"amount": 1.5, "customer": "c"}, {"amount": 3, "customer": "d"}, {"amount": 1.0}, {"customer": "c"}])
+def test_plain_values_are_not_evaluated(direct: str, evaluated: str, params: dict[str, object]) -> None:
+    """A key or an amount that is just a param gives what its evaluation gives, also for params of another schema."""
+    event = CountedEvent("refund.create", params, "order/1", "AGENT", "agent-1", "", {"outcome": "APPROVED", "reason_code": ""})
+
+    def amount(counter: CompiledCounter) -> object:
+        try:
+            return counter.amount_of(event)
+        except CounterError as error:
+            return str(error)
+
+    assert amount(compile_changed(direct, evaluated).counters["spent"]) == amount(compile_changed().counters["spent"])
+
+
+def test_plain_keys_are_not_evaluated() -> None:
+    """The keys of reads are those that an evaluation gives, also for counters without groups and for absent facts."""
+    plain = compile_changed("history.calls() > 5", "has(facts.owner) && history.spent(facts.owner) > 1.0 || history.calls() > 5")
+    mixed = compile_changed("history.calls() > 5", "has(facts.owner) && history.spent(facts.owner + '') > 1.0 || history.calls() > 5")
+    present: dict[str, object] = {"owner": "o"}
+    for facts in ({}, present):
+        case = Case({"amount": 1.0, "customer": "c"}, facts, 0.0, 0.0, 0.0, 0, "", "order/1", "AGENT", "agent-1", "", 0, 0, 0, 0, 0)
+        expected = ["c", facts.get("owner"), ""]
+        assert expected == plain.actions["refund.create"].counter_keys(case)
+        assert expected == mixed.actions["refund.create"].counter_keys(case)
