@@ -96,7 +96,10 @@ def _suite_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {
             "gavel": {"const": "v1", "description": "Version of the format."},
-            "tests": {"type": "string", "description": "The rule set's file, relative to this one."},
+            "tests": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+                "description": "The rule set's file, relative to this one; or several, which are in force together.",
+            },
             "description": {"type": "string", "description": "For people."},
             "defaults": {"description": "Keys that every case inherits.", "anyOf": [{"$ref": "#/$defs/Shared"}, {"type": "null"}]},
             "cases": {"description": "Cases, one by one.", "type": ["array", "null"], "items": {"$ref": "#/$defs/Case"}},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,6 +47,7 @@ class SuiteFile(NamedTuple):
     suite: Suite
     rule_set_file: str
     rule_set: CompiledRuleSet
+    beside: Mapping[str, CompiledRuleSet]  # rule sets that are in force beside it, by file
 
 
 class FileCheck(NamedTuple):
@@ -185,24 +186,27 @@ def load_suite(file: str, rule_sets: dict[str, CompiledRuleSet | InvalidFile]) -
     except DocumentError as error:
         return [InvalidFile(file, error.messages)]
     folder = Path() if file == STANDARD_INPUT else Path(file).parent
-    rule_set_file = str(folder / suite.tests)
-    if rule_set_file not in rule_sets:
-        try:
-            rule_sets[rule_set_file] = load_rule_set(rule_set_file)
-        except InvalidInputError as error:
-            place = suite.source.locate(("tests",))
-            message = DocumentMessage(*place, "no-rule-set", str(error), "give the rule set's path relative to the suite's folder")
-            return [InvalidFile(file, (message,))]
-    rule_set = rule_sets[rule_set_file]
-    if isinstance(rule_set, InvalidFile):
-        return [rule_set]
+    found: dict[str, CompiledRuleSet] = {}
+    for rule_set_file in [str(folder / tested) for tested in (suite.tests, *suite.beside)]:
+        if rule_set_file not in rule_sets:
+            try:
+                rule_sets[rule_set_file] = load_rule_set(rule_set_file)
+            except InvalidInputError as error:
+                place = suite.source.locate(("tests",))
+                message = DocumentMessage(*place, "no-rule-set", str(error), "give the rule set's path relative to the suite's folder")
+                return [InvalidFile(file, (message,))]
+        one = rule_sets[rule_set_file]
+        if isinstance(one, InvalidFile):
+            return [one]
+        found[rule_set_file] = one
+    (rule_set_file, rule_set), *others = found.items()
     try:
-        check_suite(suite, rule_set)
+        check_suite(suite, rule_set, [one for _, one in others])
     except DocumentError as error:
         return [InvalidFile(file, error.messages)]
     except CaseBusError as error:
         return [InvalidFile(rule_set_file, (DocumentMessage(1, 1, "not-deployable", str(error)),))]
-    return SuiteFile(file, suite, rule_set_file, rule_set)
+    return SuiteFile(file, suite, rule_set_file, rule_set, dict(others))
 
 
 def check_file(file: str) -> FileCheck:

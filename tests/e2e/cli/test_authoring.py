@@ -315,6 +315,17 @@ def test_unreadable_standard_input(folder: Path) -> None:
     assert (2, "gavel: standard input is closed; name a file\n") == (closed.returncode, closed.stderr)
 
 
+def test_several_rule_sets(folder: Path) -> None:
+    """A suite over two rule sets runs with both in force, and has the coverage of each."""
+    rules = (folder / "parcels.yaml").read_text()
+    (folder / "company.yaml").write_text(re.sub(r"(?m)^rule_set: .*$", "rule_set: company", rules))
+    suite = (folder / "parcels_test.yaml").read_text()
+    (folder / "parcels_test.yaml").write_text(suite.replace("tests: parcels.yaml", "tests: [company.yaml, parcels.yaml]"))
+    result = gavel("rules", "test", folder, "--coverage")
+    assert (0, "") == (result.returncode, result.stderr), result.stdout
+    assert {"company.yaml", "parcels.yaml"} <= {name.rpartition("/")[2].rstrip(":") for name in result.stdout.split()}
+
+
 def test_imports_are_bundled(folder: Path) -> None:
     """Commands bundle what a rule set imports, refuse another content than its digest names, and check no library by itself."""
     library = {"gavel": "v2", "library": "company", "constants": {"heaviest": 20}}

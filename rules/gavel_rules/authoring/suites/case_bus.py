@@ -125,17 +125,18 @@ class CaseRun(NamedTuple):
 
 
 class CaseBus:
-    """A bus on which one rule set is in force. Raises CaseBusError if the core rejects the rule set."""
+    """A bus on which a rule set is in force, and others beside it. Raises CaseBusError if the core rejects one of them."""
 
-    def __init__(self, rule_set: CompiledRuleSet) -> None:
+    def __init__(self, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet] = ()) -> None:
         self._state = State("test")
         self._ids = 0
         cross_check = CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
         self._execute(OpenBus(self._new_id(), cross_check, IDEMPOTENCY_WINDOW_MS_DEFAULT), 0)
-        self._execute(DeployRuleSet(self._new_id(), rule_set, rule_set.document), 0)
-        if rule_set.counters:
-            self._open_counters(rule_set)
-        self._execute(ActivateRuleSet(self._new_id(), rule_set.policy_id, rule_set.version, None), 0)
+        for one in (rule_set, *beside):
+            self._execute(DeployRuleSet(self._new_id(), one, one.document), 0)
+            if one.counters:
+                self._open_counters(one)
+            self._execute(ActivateRuleSet(self._new_id(), one.policy_id, one.version, None), 0)
         self._state.commit()
 
     def run(self, case: SuiteCase, facts: Sequence[CaseEvidence], action: CompiledAction, *, explain: bool) -> CaseRun:

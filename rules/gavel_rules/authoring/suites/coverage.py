@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gavel_rules import reason_codes
 from gavel_rules.authoring.suites.case_bus import Consequences
 from gavel_rules.authoring.suites.runner import CaseResult
+from gavel_rules.events.kinds import GAVEL
 from gavel_rules.language.explanation import branches
 from gavel_rules.language.rule_set import CompiledRuleSet
 
@@ -59,6 +60,7 @@ class Coverage:
     """Accumulates the coverage of one rule set. Results without explanations add nothing."""
 
     def __init__(self, rule_set: CompiledRuleSet) -> None:
+        self._policy_id = rule_set.policy_id
         self._branches = {
             (action.action_type, rule.id): {text: [0, 0] for text in branches(condition, action.environment)}
             for action in rule_set.actions.values()
@@ -112,10 +114,13 @@ class Coverage:
         return Ratio(sum(count > 0 for count in self._made.values()), len(self._made))
 
     def _add_rules(self, result: CaseResult) -> None:
+        decides = result.decision.policy_id in (self._policy_id, GAVEL)
         for explanation in result.explanations:
+            if explanation.policy_id != self._policy_id:
+                continue  # a rule of a rule set beside this one
             identity = (result.action, explanation.rule_id)
             self._matched[identity] += explanation.matched
-            self._decided[identity] += result.decision.rule_id == explanation.rule_id
+            self._decided[identity] += decides and result.decision.rule_id == explanation.rule_id
             counts = self._branches[identity]
             for term in explanation.terms:
                 if term.expression in counts and term.value in ("true", "false"):
@@ -123,13 +128,19 @@ class Coverage:
 
     def _add_consequences(self, action: str, consequences: Consequences) -> None:
         for fact in consequences.facts:
-            self._made[_derivation_name(fact.derivation_rule_id)] += 1
+            _count(self._made, _derivation_name(fact.derivation_rule_id))
         for rule_id in consequences.failed:
-            self._failed[_derivation_name(rule_id)] += 1
+            _count(self._failed, _derivation_name(rule_id))
         if consequences.compensation is not None:
-            self._made[_compensation_name(action)] += 1
+            _count(self._made, _compensation_name(action))
         if consequences.review == reason_codes.COMPENSATION_INVALID:
-            self._failed[_compensation_name(action)] += 1
+            _count(self._failed, _compensation_name(action))
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    """Count a derivation or compensation of the rule set; those of other rule sets have no count."""
+    if name in counts:
+        counts[name] += 1
 
 
 def _derivation_name(rule_id: str) -> str:

@@ -89,8 +89,10 @@ class _SuiteReader:
         for name in ("gavel", "tests"):
             if name not in data:
                 self._add((), "missing-key", f"the key {name} is missing", "add it")
+        tests: Any = data.get("tests")
+        files: list[Any] = tests if isinstance(tests, list) and tests and all(isinstance(file, str) for file in tests) else [tests]
         for name in _TEXT_KEYS:
-            if not isinstance(data.get(name, ""), str):
+            if not isinstance(files[0] if name == "tests" and name in data else data.get(name, ""), str):
                 self._add((name,), "wrong-type", f"{name}: input should be a valid string", "quote it", value=True)
         defaults = MergedCase()
         for name, item in self._mapping(data.get("defaults"), ("defaults",)).items():
@@ -103,7 +105,7 @@ class _SuiteReader:
             self._add((), "no-cases", "the suite has no cases", "add one under `cases` or `tables`")
         if len(self._messages):
             return None
-        return Suite(data["tests"], data.get("description", ""), tuple(self._cases), self._source)
+        return Suite(files[0], tuple(files[1:]), data.get("description", ""), tuple(self._cases), self._source)
 
     def read_case(self, name: str) -> Suite | None:
         data = self._source.data
@@ -115,7 +117,7 @@ class _SuiteReader:
         for key, item in {"expect": {"outcome": "APPROVED"}, **data}.items():
             merged.patch((key,), item, (key,))
         self._add_case(name, merged, (), ())
-        return Suite("", "", tuple(self._cases), self._source)
+        return Suite("", (), "", tuple(self._cases), self._source)
 
     # Cases and tables
 

@@ -8,7 +8,7 @@ The same suite and rule set always give the same results.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
@@ -64,13 +64,16 @@ class CaseResult(NamedTuple):
         return any(one.what not in CONSEQUENCE_PARTS for one in self.differences)
 
 
-def run_cases(suite: Suite, rule_set: CompiledRuleSet, *, explain: bool = True) -> Iterator[CaseResult]:
+def run_cases(
+    suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet] = (), *, explain: bool = True
+) -> Iterator[CaseResult]:
     """Yield the result of each case, in order, evaluated by both engines. With `explain`, results carry explanations and take longer.
 
-    Raises DocumentError with every mistake if the suite does not fit the rule set, and CaseBusError if the core rejects the rule set.
+    `beside` are in force too. Raises DocumentError with every mistake if the suite does not fit the rule sets, and CaseBusError if the core
+    rejects one of them.
     """
-    cases = _resolve_cases(suite, rule_set)
-    bus = CaseBus(rule_set)
+    cases = _resolve_cases(suite, rule_set, beside)
+    bus = CaseBus(rule_set, beside)
     for case, facts, action in cases:
         run = bus.run(case, facts, action, explain=explain)
         line, column = suite.source.locate(case.path)
@@ -88,10 +91,10 @@ def run_cases(suite: Suite, rule_set: CompiledRuleSet, *, explain: bool = True) 
         )
 
 
-def check_suite(suite: Suite, rule_set: CompiledRuleSet) -> None:
+def check_suite(suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet] = ()) -> None:
     """Raise what `run_cases` would raise before its first case."""
-    _resolve_cases(suite, rule_set)
-    CaseBus(rule_set)
+    _resolve_cases(suite, rule_set, beside)
+    CaseBus(rule_set, beside)
 
 
 def _compare_run(case: SuiteCase, run: CaseRun) -> Iterator[Difference]:
@@ -106,7 +109,7 @@ def _compare_run(case: SuiteCase, run: CaseRun) -> Iterator[Difference]:
 _ResolvedCase = tuple[SuiteCase, tuple[CaseEvidence, ...], CompiledAction]
 
 
-def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet) -> list[_ResolvedCase]:
+def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet]) -> list[_ResolvedCase]:
     """Return the cases with their actions and evidence. Raises DocumentError with every name that the rule set does not declare."""
     mistakes: list[Mistake] = []
     cases: list[_ResolvedCase] = []
@@ -125,21 +128,23 @@ def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet) -> list[_ResolvedCas
         facts = []
         for name, fact in part.facts.items():
             try:
-                evidence = _evidence(case, name, fact, action, rule_set)
+                evidence = _evidence(case, name, fact, action, (rule_set, *beside))
             except LookupError:
                 hint = suggestion(name, [declared.name for declared in action.facts], len(mistakes)) or "give it a key"
                 mistakes.append((case.origin(("facts", name)), "unknown-name", f"{action_type} declares no fact {name}", hint))
                 continue
             if evidence is not None:
                 facts.append(evidence)
-        mistakes.extend(_execution_mistakes(case, action, rule_set))
+        mistakes.extend(_execution_mistakes(case, action, rule_set, beside))
         cases.append((case, tuple(facts), action))
     if mistakes:
         raise suite_error(suite.source, mistakes)
     return cases
 
 
-def _execution_mistakes(case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet) -> Iterator[Mistake]:
+def _execution_mistakes(
+    case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet]
+) -> Iterator[Mistake]:
     """Yield executions that the rule set does not allow, and expected facts that no derivation gives."""
     part = case.part
     if part.execution is not None:
@@ -156,7 +161,8 @@ def _execution_mistakes(case: SuiteCase, action: CompiledAction, rule_set: Compi
             for key in ("execution", "expect"):
                 if key in earlier.model_fields_set:
                     yield case.origin((*path, key)), "not-carried-out", message, f"remove {key}"
-    keys = sorted({rule.key for rule in rule_set.derivations if rule.action_type == action.action_type})
+    derivations = [rule for one in (rule_set, *beside) for rule in one.derivations]
+    keys = sorted({rule.key for rule in derivations if rule.action_type == action.action_type})
     for index, row in enumerate(part.expect.derived or ()):
         if row.key not in keys:
             message = f"no derivation of {action.action_type} gives {row.key}"
@@ -192,14 +198,24 @@ def _without_foreign_params(case: SuiteCase, action: CompiledAction, rule_set: C
     return case._replace(part=part.model_copy(update={"params": select(part.params, action.action_type, own), "earlier": earlier}))
 
 
-def _evidence(case: SuiteCase, name: str, fact: FactCase, action: CompiledAction, rule_set: CompiledRuleSet) -> CaseEvidence | None:
+def _evidence(
+    case: SuiteCase, name: str, fact: FactCase, action: CompiledAction, rule_sets: Sequence[CompiledRuleSet]
+) -> CaseEvidence | None:
     """Return a fact completed from its declaration; None if it is inherited and only other actions declare it.
 
     Raises LookupError if no action declares it and it has no key.
     """
-    declared = _declaration(name, fact, action)
+    declared = None
+    # Rule sets that govern the action together: the first one that declares the fact gives its key and subject.
+    for rule_set in rule_sets:
+        governing = rule_set.actions.get(action.action_type)
+        declared = _declaration(name, fact, governing) if governing is not None else None
+        if governing is not None and declared is not None:
+            action = governing
+            break
     if declared is None and fact.key is None:
-        if not case.sets(("facts", name)) and any(_declaration(name, fact, other) for other in rule_set.actions.values()):
+        others = [other for rule_set in rule_sets for other in rule_set.actions.values()]
+        if not case.sets(("facts", name)) and any(_declaration(name, fact, other) for other in others):
             return None
         raise LookupError(name)
     return CaseEvidence(
