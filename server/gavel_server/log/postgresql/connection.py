@@ -10,6 +10,7 @@ older timeline than was seen before leads to a former primary, and is not used.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import socket
@@ -51,6 +52,8 @@ _STANDBY_WAIT: Final = "SyncRepWaitForLSN"
 CONNECTION_ERRORS: Final = (psycopg.Error, OSError, RuntimeError)
 
 _LOG: Final = structlog.get_logger(__name__)
+# Without a handler, as in the process of the index, Python writes psycopg's warnings to stderr as they are, between structured lines.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 Row = tuple[Any, ...]
 Parameters = Sequence[Any] | Mapping[str, Any]
 Statement = tuple[str, Parameters]
