@@ -1,4 +1,4 @@
-"""The log of events: its protocol and two implementations, `memory` and `redis`, which pass one contract suite."""
+"""The log of events: its protocol and three implementations, `memory`, `redis` and `postgresql`, which pass one contract suite."""
 
 from gavel_rules.events.hash_chain import chain, genesis_hash
 

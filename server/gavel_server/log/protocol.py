@@ -8,11 +8,13 @@ append by itself. Events leave it by `trim` only, from its start, once an archiv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from gavel_rules.events.hash_chain import genesis_hash
+from gavel_rules.limits import BUS
 
 from gavel_server.log.entries import Entry, Head, Record
 from gavel_server.log.work.protocol import WorkQueues
@@ -194,6 +196,12 @@ def volatility_message(reasons: Sequence[str]) -> str:
     if not reasons:
         return ""
     return f"the log may lose acknowledged events: {'; '.join(reasons)}. Reconfigure its store, or accept the risk with --accept-volatile"
+
+
+def check_bus_name(bus: str) -> None:
+    """Raise ValueError if `bus` is not the name of a bus."""
+    if not re.fullmatch(BUS, bus):
+        raise ValueError(f"bus {bus!r} is not a name of 1 to 63 lower-case letters, digits and hyphens")
 
 
 def empty_head(bus: str) -> Head:

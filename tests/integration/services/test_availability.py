@@ -144,7 +144,7 @@ async def test_bus_of_another_arbiter_version() -> None:
 
 
 async def test_log_that_lost_events(world: World) -> None:
-    """A log whose head is behind what was acknowledged is never written to again: UNAVAILABLE / LOG_REGRESSED."""
+    """A log that lacks acknowledged events is never written to again: UNAVAILABLE / LOG_REGRESSED."""
     for _ in range(3):
         await world.publish(fact("order/1", "order.status", "paid"))
     log = (await world.buses.open("")).log

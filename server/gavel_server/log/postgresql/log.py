@@ -8,12 +8,11 @@ here retries an append whose outcome is unknown.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from gavel_rules.events.hash_chain import genesis_hash
-from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
@@ -33,6 +32,7 @@ from gavel_server.log.protocol import (
     LossReportedError,
     NotReplicatedError,
     UntimelyError,
+    check_bus_name,
     describe,
     empty_head,
     window_days,
@@ -161,8 +161,7 @@ class PostgresqlLog:
         for the standbys of `acknowledgement`. Raises ValueError for an invalid bus name, LogUnavailableError,
         LogCorruptError.
         """
-        if not re.fullmatch(BUS, bus):
-            raise ValueError(f"bus {bus!r} is not a name of 1 to 63 lower-case letters, digits and hyphens")
+        check_bus_name(bus)
         log = cls(connections, announcements, bus, idempotency_window_ms, acknowledgement, owns_connections=owns_connections)
         ((version,),) = await log._reads.read("SELECT gavel.format_version()")
         if version != FORMAT_VERSION:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 from gavel_rules.events.hash_chain import genesis_hash
-from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.redis_keys import checkpoint_key, event_ids_key, head_key, log_key, work_key
 
 from gavel_server.log.acknowledgement import Acknowledgement
@@ -35,6 +35,7 @@ from gavel_server.log.protocol import (
     LossReportedError,
     NotReplicatedError,
     UntimelyError,
+    check_bus_name,
     describe,
     empty_head,
     window_days,
@@ -158,8 +159,7 @@ class RedisLog:
         return log
 
     async def _check(self) -> None:
-        if not re.fullmatch(BUS, self.bus):
-            raise ValueError(f"bus {self.bus!r} is not a name of 1 to 63 lower-case letters, digits and hyphens")
+        check_bus_name(self.bus)
         await self._check_version()
         await self.head()
 
