@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import ExplainedTerm, RuleExplanation
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.syntax_tree import Call, Constant, ListLiteral, Node
+from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.cel.vocabulary import COUNTER_READS
 from gavel_rules.language.engines.lowering import Span, operand_span, text_to_json
 from gavel_rules.text import clip
 
 VALUE_LENGTH_MAX: Final = 200
 
 _SIGNS: Final = {"_==_": "==", "_!=_": "!=", "_<_": "<", "_<=_": "<=", "_>_": ">", "_>=_": ">=", "@in": "in", "_&&_": "&&", "_||_": "||"}
+# The sign of each comparison with its sides exchanged.
+_MIRRORED: Final = {"_==_": "==", "_!=_": "!=", "_<_": ">", "_<=_": ">=", "_>_": "<", "_>=_": "<="}
 _SCALARS: Final = ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "BYTES", "TIMESTAMP", "DURATION")
 
 
@@ -52,6 +56,42 @@ def branches(condition: CheckedExpression, environment: Environment) -> tuple[st
         if source not in found and _compiles(environment, source):
             found[source] = text
     return tuple(found.values())
+
+
+class Threshold(NamedTuple):
+    """A number that a condition compares a counter with: `expression`, in the words of `explain`, stands on the left of the operator."""
+
+    expression: str
+    operator: str
+    value: float
+
+
+def thresholds(condition: CheckedExpression, environment: Environment) -> tuple[Threshold, ...]:
+    """Return the thresholds of a condition's counters, each once."""
+    return tuple(dict.fromkeys(_thresholds(condition, environment, condition.tree, (0, len(condition.source)))))
+
+
+def _thresholds(condition: CheckedExpression, environment: Environment, node: Node, span: Span) -> Iterator[Threshold]:
+    match node:
+        case Call("!_", None, (operand,)):
+            yield from _thresholds(condition, environment, operand, (node.offset + 1, span[1]))
+        case Call("_&&_" | "_||_", None, (left, right)):
+            yield from _thresholds(condition, environment, left, (span[0], node.offset))
+            yield from _thresholds(condition, environment, right, (node.offset + 2, span[1]))
+        case Call(function, None, (left, right)) if function in _MIRRORED:
+            sign = _SIGNS[function]
+            sides = (
+                (left, right, (span[0], node.offset), sign),
+                (right, left, (node.offset + len(sign), span[1]), _MIRRORED[function]),
+            )
+            for part, other, place, operator in sides:
+                number = other.value if isinstance(other, Constant) else None
+                if isinstance(number, int | float) and not isinstance(number, bool) and _reads_counter(part, environment):
+                    yield Threshold(condition.by_name(*operand_span(condition.source, place)), operator, float(number))
+
+
+def _reads_counter(node: Node, environment: Environment) -> bool:
+    return any(name.startswith(f"{COUNTER_READS}.") for name, _ in find_variables(node, environment.types))
 
 
 def _compiles(environment: Environment, source: str) -> bool:

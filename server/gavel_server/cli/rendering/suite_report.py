@@ -96,11 +96,13 @@ def explanation_lines(result: CaseResult) -> Iterator[str]:
 def coverage_lines(file: str, coverage: Coverage, *, with_rules: bool) -> Iterator[str]:
     """Yield the coverage of a rule set and its gaps; with `with_rules`, also every rule and every part of its condition."""
     rules, branches = coverage.rule_ratio(), coverage.branch_ratio()
-    consequences = coverage.consequence_ratio()
+    consequences, sides = coverage.consequence_ratio(), coverage.threshold_ratio()
     after = f", derivations and compensations {consequences.covered} of {consequences.total} ({consequences.percent} %)"
     yield (
         f"{file}: rules {rules.covered} of {rules.total} ({rules.percent} %), "
-        f"outcomes of conditions {branches.covered} of {branches.total} ({branches.percent} %)" + (after if consequences.total else "")
+        f"outcomes of conditions {branches.covered} of {branches.total} ({branches.percent} %)"
+        + (after if consequences.total else "")
+        + (f", sides of thresholds {sides.covered} of {sides.total} ({sides.percent} %)" if sides.total else "")
     )
     for rule in coverage.rules():
         missing = [
@@ -112,14 +114,20 @@ def coverage_lines(file: str, coverage: Coverage, *, with_rules: bool) -> Iterat
         if with_rules:
             yield f"  {rule.rule_id}: matched {rule.matched}, decided {rule.decided}"
             yield from (f"      true {branch.true:>4}, false {branch.false:>4}  {printable(branch.expression)}" for branch in rule.branches)
+            for one in rule.thresholds:
+                comparison = printable(f"{one.expression} {one.operator} {one.value:.12g}")
+                yield f"      just below {one.below}, at {one.at}, just above {one.above}  {comparison}"
         if not rule.decided:
             yield f"  {rule.rule_id} never decided"
         yield from missing
-    for one in coverage.consequences():
+        for one in rule.thresholds:
+            comparison = printable(f"{one.expression} {one.operator} {one.value:.12g}")
+            yield from (f"  {rule.rule_id}: {comparison} has no case {place} {one.value:.12g}" for place in one.missing())
+    for consequence in coverage.consequences():
         if with_rules:
-            yield f"  {one.name}: made {one.made}, failed {one.failed}"
-        if not one.made:
-            yield f"  {one.name}: no case has a report that triggers it"
+            yield f"  {consequence.name}: made {consequence.made}, failed {consequence.failed}"
+        if not consequence.made:
+            yield f"  {consequence.name}: no case has a report that triggers it"
 
 
 def as_json(run: TestRun) -> dict[str, Any]:
@@ -189,6 +197,7 @@ def _coverage(file: str, coverage: Coverage) -> dict[str, Any]:
         "rules_percent": coverage.rule_ratio().percent,
         "conditions_percent": coverage.branch_ratio().percent,
         "consequences_percent": coverage.consequence_ratio().percent,
+        "thresholds_percent": coverage.threshold_ratio().percent,
         "rules": [
             {
                 "action": rule.action,
@@ -196,6 +205,7 @@ def _coverage(file: str, coverage: Coverage) -> dict[str, Any]:
                 "matched": rule.matched,
                 "decided": rule.decided,
                 "conditions": [branch._asdict() for branch in rule.branches],
+                "thresholds": [one._asdict() for one in rule.thresholds],
             }
             for rule in coverage.rules()
         ],
@@ -216,9 +226,10 @@ def _counted(number: int, noun: str) -> str:
 
 
 def below(run: TestRun, percent_min: int) -> Sequence[str]:
-    """Return the rule sets whose rules, conditions or consequences are covered less than `percent_min`."""
-    return [
-        file
-        for file, coverage in run.coverage.items()
-        if min(coverage.rule_ratio().percent, coverage.branch_ratio().percent, coverage.consequence_ratio().percent) < percent_min
-    ]
+    """Return the rule sets whose rules, conditions, consequences or thresholds are covered less than `percent_min`."""
+
+    def percent(coverage: Coverage) -> int:
+        ratios = (coverage.rule_ratio(), coverage.branch_ratio(), coverage.consequence_ratio(), coverage.threshold_ratio())
+        return min(ratio.percent for ratio in ratios)
+
+    return [file for file, coverage in run.coverage.items() if percent(coverage) < percent_min]

@@ -19,7 +19,7 @@ SETS: Final = ROOT / "rules/sets"
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_suite(name: str) -> None:
-    """A shipped rule set has no warning, its cases pass, each rule decides one, and each branch comes out true and false."""
+    """A shipped rule set has no warning, its cases pass, each rule, branch and threshold is covered."""
     rule_set = compile_rule_set((SETS / f"{name}.yaml").read_text(encoding="utf-8"))
     results = list(run_cases(read_suite((SETS / f"{name}_test.yaml").read_text(encoding="utf-8")), rule_set))
     assert [] == [(result.case.name, result.differences) for result in results if not result.passed]
@@ -27,4 +27,5 @@ def test_shipped_suite(name: str) -> None:
     coverage.add(results)
     assert [] == [rule.rule_id for rule in coverage.rules() if not rule.decided]
     assert [] == [(rule.rule_id, part.expression) for rule in coverage.rules() for part in rule.branches if not (part.true and part.false)]
+    assert [] == [(rule.rule_id, one.expression, one.missing()) for rule in coverage.rules() for one in rule.thresholds if one.missing()]
     assert () == tuple(rule_set.warnings) + tuple(lint_rule_set(rule_set))

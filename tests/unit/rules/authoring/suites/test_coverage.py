@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from gavel_rules.authoring.suites.coverage import BranchCoverage, Coverage, Ratio
+from gavel_rules.authoring.suites.coverage import BranchCoverage, Coverage, Ratio, ThresholdCoverage
 from gavel_rules.authoring.suites.reader import read_suite
 from gavel_rules.authoring.suites.runner import run_cases
+from gavel_server.cli.rendering.suite_report import coverage_lines
 
-from tests.support.driver import RULES
+from tests.support.driver import RULES, compile_cached
 from tests.unit.rules.authoring.suites.test_runner import rule_set, suite
 
 
@@ -67,3 +69,50 @@ def test_every_branch_is_explained() -> None:
     coverage.add([result])
     assert len(RULES) == len(coverage.rules())
     assert coverage.branch_ratio().covered * 2 == coverage.branch_ratio().total
+
+
+COUNTED = """
+gavel: v2
+rule_set: counted
+version: 1
+actions:
+  refund.create:
+    params: {type: object, required: [amount], properties: {amount: {type: integer}}}
+    facts: {status: {key: order.status, type: string, max_length: 20, max_age_ms: 60000, sources: [orders-db]}}
+    conflict_key: string(params.amount)
+counters:
+  spent: {of: approvals, action: refund.create, sum: params.amount, window_ms: 3600000}
+rules:
+  - id: over
+    action: refund.create
+    priority: 3
+    when: history.spent() + params.amount > 10 && !(20 <= history.spent())
+    effect: reject
+    reason_code: OVER
+  - {id: ok, action: refund.create, priority: 1, when: 'facts.status == "delivered"', effect: approve}
+"""
+
+
+def test_thresholds_of_counters() -> None:
+    """A threshold of a counter counts the cases just below, at and just above it, and needs those on both sides of the change."""
+    amounts = {8: "APPROVED", 9: "APPROVED", 10: "APPROVED", 12: "REJECTED"}
+    cases = [{"name": str(amount), "params": {"amount": amount}, "expect": {"outcome": outcome}} for amount, outcome in amounts.items()]
+
+    def covered(*chosen: dict[str, Any]) -> Coverage:
+        data = {"gavel": "v1", "tests": "rules.yaml", "defaults": {"facts": {"status": "delivered"}}, "cases": chosen}
+        rules = compile_cached(COUNTED)
+        coverage = Coverage(rules)
+        coverage.add(run_cases(read_suite(json.dumps(data)), rules))
+        return coverage
+
+    coverage = covered(*cases)
+    after, spent = coverage.rules()[0].thresholds
+    assert (ThresholdCoverage("history.spent() + params.amount", ">", 10, 1, 1, 0), ["just above"]) == (after, after.missing())
+    assert (ThresholdCoverage("history.spent()", ">=", 20, 0, 0, 0), ["just below", "at"]) == (spent, spent.missing())
+    assert Ratio(1, 4) == coverage.threshold_ratio()
+    above = {"name": "above", "params": {"amount": 11}, "expect": {"outcome": "REJECTED"}}
+    assert Ratio(2, 4) == covered(*cases, above).threshold_ratio()
+    lines = list(coverage_lines("rules.yaml", coverage, with_rules=True))
+    assert "      just below 1, at 1, just above 0  history.spent() + params.amount > 10" in lines
+    assert "  over: history.spent() + params.amount > 10 has no case just above 10" in lines
+    assert lines[0].endswith(", sides of thresholds 1 of 4 (25 %)")
