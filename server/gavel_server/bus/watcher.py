@@ -203,7 +203,7 @@ class BusWatcher:
         return found
 
     def _check_clock(self) -> None:
-        """Wake the buses that have timers if the clock's anchor has moved: timers are due by it, sequencers sleep by the loop's clock."""
+        """Wake the buses that have timers if the clock's anchor has moved: timers follow it, and sequencers sleep by the loop's."""
         for replica in self._buses:
             drift_ms = _drift_ms(replica)
             was_set = abs(drift_ms - self._drift_ms) > CLOCK_SET_MS

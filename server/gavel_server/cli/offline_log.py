@@ -1,6 +1,6 @@
 """A log without a server: the Redis of a data directory, started while it is read, or any store by URL.
 
-Where a server runs on the directory, its Redis is read instead.
+If a server runs on the directory, its Redis is read instead.
 """
 
 from __future__ import annotations
