@@ -15,7 +15,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.state.state import State
 
-from tests.simulation import actors, invariants
+from tests.simulation import actors, invariants, payouts
 from tests.simulation.virtual_time import run_virtually
 from tests.simulation.world import BUS, Weather, World
 from tests.support.driver import replay_log
@@ -91,6 +91,11 @@ def _actors(world: World) -> list[Coroutine[Any, Any, None]]:
         actors.crowd(world, world.randomness("crowd"), 3),
         actors.tool_user(world, world.randomness("tools"), 12),
     ]
+    cast += [
+        payouts.administrator(world, world.randomness("administrator"), 7),
+        payouts.clerk(world, world.randomness("clerk"), 20),
+        payouts.voters(world, world.randomness("voters"), 60),
+    ]
     cast += [actors.sensor(world, world.randomness(f"sensor {number}"), 45) for number in range(3)]
     cast += [actors.agent(world, world.randomness(f"agent {number}"), 50) for number in range(3)]
     cast += [actors.executor(world, world.randomness(f"executor {producer.id}"), 30, producer) for producer in actors.EXECUTORS]
@@ -124,7 +129,7 @@ async def _check(world: World, digests: list[str]) -> Run:
     records = await world.records()
     events = [Envelope.FromString(record.envelope) for record in records]
     failures = list(world.failures)
-    for check in invariants.CHECKS:
+    for check in (*invariants.CHECKS, payouts.approvals_have_their_votes, payouts.events_were_granted):
         failures.extend(f"{check.__name__}: {problem}" for problem in check(events))
     for key, record in world.acknowledged.items():
         if record.sequence_number > len(records) or records[record.sequence_number - 1] != record:

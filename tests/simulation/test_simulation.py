@@ -57,7 +57,7 @@ def test_fixed_seeds_cover_every_fault() -> None:
     expected = {
         "DecisionApproved", "DecisionRejected", "DecisionExpired", "HumanReviewRequested", "NeedsHumanReview", "FactCollectionRequested",
         "ExecutionStarted", "ExecutionSucceeded", "ExecutionFailed", "ExecutionAborted", "ExecutionPartiallySucceeded", "FactDerived",
-        "LateExecutionReport", "Compensation", "DecisionRevoked", "ReviewResolved",
+        "LateExecutionReport", "Compensation", "DecisionRevoked", "ReviewResolved", "ReviewVoted", "ReviewEscalated", "GrantsDeployed",
         "RuleSetActivated", "RuleSetDeactivated", "ObservationRecorded", "ToolReturned",
     }  # fmt: skip
     assert expected <= names.keys()

@@ -19,6 +19,7 @@ from gavel.v1 import error_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules.commands import Command, OpenBus, PublishEvent, ReportExecution, ResolveReview, SubmitProposal
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.state.state import State
 from gavel_server.bus.batch.decision import decide_batch
 from gavel_server.bus.recent_events import RecentEvents
@@ -88,7 +89,7 @@ class Server:
             monotonic=lambda: world.now_ms() / 1000,
         )
 
-    async def ask(self, command: Command, idempotency_key: str = "") -> CommittedAnswer | ServiceError:
+    async def ask(self, command: Command, idempotency_key: str = "", principal: Principal = ANONYMOUS) -> CommittedAnswer | ServiceError:
         """Execute a command and return the answer. Raises ServerKilledError, or TimeoutError if there is no answer."""
         future: asyncio.Future[CommittedAnswer | ServiceError] = asyncio.get_running_loop().create_future()
 
@@ -101,7 +102,7 @@ class Server:
             raise ServerKilledError
         self._waiting.append(future)
         try:
-            self.sequencer.submit(command, done, idempotency_key, 100)
+            self.sequencer.submit(command, done, idempotency_key, 100, principal=principal)
             return await asyncio.wait_for(future, ANSWER_SECONDS_MAX)
         except ServiceError as error:
             return error
@@ -213,8 +214,10 @@ class World:
         admit(envelope, BUS, ALL_PAYLOADS)
         return envelope
 
-    async def ask(self, server: Server, command: Command, *, reused: bool = False) -> CommittedAnswer | ServiceError | None:
-        """Send a copy of a command to one server, once. Return None if the server was killed before it answered.
+    async def ask(
+        self, server: Server, command: Command, *, reused: bool = False, principal: Principal = ANONYMOUS
+    ) -> CommittedAnswer | ServiceError | None:
+        """Send a copy of a command of `principal` to one server, once. Return None if the server was killed before it answered.
 
         All acknowledgements of an event_id must be equal. With `reused`, its event_id belongs to another event.
         """
@@ -222,7 +225,7 @@ class World:
             command.envelope.event_id if isinstance(command, SubmitProposal | PublishEvent | ReportExecution | ResolveReview) else ""
         )
         try:
-            result = await server.ask(copy_command(command), idempotency_key)
+            result = await server.ask(copy_command(command), idempotency_key, principal)
         except ServerKilledError:
             return None
         except TimeoutError:
@@ -236,11 +239,17 @@ class World:
         return result
 
     async def send(
-        self, command: Command, randomness: random.Random, patience: int = 200, *, reused: bool = False
+        self,
+        command: Command,
+        randomness: random.Random,
+        patience: int = 200,
+        *,
+        reused: bool = False,
+        principal: Principal = ANONYMOUS,
     ) -> CommittedAnswer | ServiceError | None:
         """Send a command to random servers until an answer is final; return None if there is none after `patience` attempts."""
         for _ in range(patience):
-            result = await self.ask(randomness.choice(self.servers), command, reused=reused)
+            result = await self.ask(randomness.choice(self.servers), command, reused=reused, principal=principal)
             if result is not None and not (isinstance(result, ServiceError) and result.reason in RETRIABLE):
                 return result
             await asyncio.sleep(randomness.uniform(0.01, 0.5))

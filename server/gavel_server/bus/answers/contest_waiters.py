@@ -42,7 +42,12 @@ class ContestWaiters:
         return self._shares.all.count
 
     def add(self, proposal_id: str, request: Request) -> None:
-        """Let a caller wait. At a limit, dismiss this caller, one with more places, or the one waiting longest for this decision."""
+        """Let a caller wait. At a limit, dismiss this caller, one with more places, or the one waiting longest for this decision.
+
+        A request that waits already, because its append was in the log although its outcome was unknown, keeps its place.
+        """
+        if request in self._proposal_ids.get(request.caller, {}):
+            return
         if self.count >= CALLERS_MAX:
             largest = self._shares.largest_other(request.caller)
             problem = f"{CALLERS_MAX} calls of this bus wait for contests, and the caller has used its share"

@@ -182,6 +182,19 @@ async def test_waiters_of_a_decision_are_bounded(servers: Servers) -> None:
     assert 0 == sequencer.replica.contest_waiters.count
 
 
+def test_a_request_waits_once() -> None:
+    """A request that is added again keeps its one place, and is answered once."""
+    answered: list[CommittedAnswer | ServiceError] = []
+    log = MemoryLog(BUS, lambda: 0, WEEK_MS)
+    waiters = contest_waiters.ContestWaiters(ConfirmedAnswers(log, log.confirm))
+    request = Request(OpenBus("", fact_pb2.CrossCheck(), 1), answered.append, "", 0)
+    waiters.add("proposal", request)
+    waiters.add("proposal", request)
+    assert 1 == waiters.count
+    waiters.dismiss_all(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server stops")
+    assert (1, 0) == (len(answered), waiters.count)
+
+
 def test_waiting_callers_share_the_places() -> None:
     """A caller that waits for very many decisions is dismissed beyond its share; others still find a place, and places become free."""
     log = MemoryLog(BUS, lambda: 0, WEEK_MS)
