@@ -19,7 +19,7 @@ from typing import IO, Any, Final, NamedTuple
 
 from tests.e2e import forking
 
-GAVEL: Final = "gavel_server.cli.main"
+PROGRAM: Final = "gavel_server.cli.main"  # `gavel`
 # Only a program that hangs runs longer.
 RUN_SECONDS_MAX: Final = 100
 # The log of a campaign has a million events.
@@ -29,7 +29,9 @@ REPLAY_SECONDS_MAX: Final = 1_200
 class Run:
     """A run of `gavel`, or of another `program`, with the interface of `subprocess.Popen`. `streams` are stdin, stdout and stderr."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[IO[Any]], program: str = GAVEL) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[IO[Any]], program: str = PROGRAM
+    ) -> None:
         self.arguments = list(arguments)
         self.returncode: int | None = None
         request = {"program": program, "arguments": self.arguments, "environment": dict(environment), "directory": str(Path.cwd())}
@@ -92,8 +94,8 @@ class Forker(NamedTuple):
     control: socket.socket
     address: str
 
-    def command(self, program: str) -> tuple[str, ...]:
-        """Return a command that stands for a run of a program, a module with a function `main`."""
+    def command(self, program: str = PROGRAM) -> tuple[str, ...]:
+        """Return a command that stands for a run of `gavel`, or of another program, a module with a function `main`."""
         return forking.relay_command(self.address, program)
 
 

@@ -14,12 +14,12 @@ from gavel_server.log import Entry
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.logs import RedisLogs
 
-from tests.e2e.runs import GAVEL, forker
+from tests.e2e.runs import forker
 from tests.support.driver import BUS, WEEK_MS, Core
 
 
 def _serve(data: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [*forker().command(GAVEL), "serve", "--listen", "127.0.0.1:0", "--data", str(data), *arguments]
+    command = [*forker().command(), "serve", "--listen", "127.0.0.1:0", "--data", str(data), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **variables})
 
 
@@ -43,7 +43,7 @@ def test_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
 def test_unreachable_redis_delays_the_start(tmp_path: Path, redis_server: EmbeddedRedis) -> None:
     """A server that starts while Redis cannot be reached says so, and is ready once Redis is there."""
     there = tmp_path / "redis.sock"
-    command = [*forker().command(GAVEL), "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+    command = [*forker().command(), "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
     with subprocess.Popen([*command, "--redis", f"unix://{there}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stdout is not None
@@ -99,7 +99,7 @@ def test_stop_during_the_start(tmp_path: Path, number: signal.Signals) -> None:
     redis.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Redis server v=99.0.0' && exit\necho $$ > redis.pid\nexec sleep 600\n")
     redis.chmod(0o755)
     data = tmp_path / "data"
-    command = [*forker().command(GAVEL), "serve", "--listen", "127.0.0.1:0", "--data", str(data)]
+    command = [*forker().command(), "serve", "--listen", "127.0.0.1:0", "--data", str(data)]
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process_file = data / "redis.pid"

@@ -21,7 +21,7 @@ from google.protobuf.json_format import ParseDict
 from ruamel.yaml import YAML
 
 from tests.e2e.cli.programs import as_text, gavel, send
-from tests.e2e.runs import RUN_SECONDS_MAX
+from tests.e2e.runs import RUN_SECONDS_MAX, forker
 from tests.e2e.world import DEPOT, GAVEL, Server, rule_set, run_servers
 
 
@@ -186,7 +186,7 @@ def follow_log(program: Sequence[str], shop: Server, bus: str) -> Iterator[subpr
 
 def test_log_tail_follows(shop: Server, bus: str) -> None:
     """--follow prints events as they come, until the command is interrupted."""
-    with follow_log([GAVEL], shop, bus) as tail, SyncGavelClient(shop.address, bus=bus) as client:
+    with follow_log(forker().command(), shop, bus) as tail, SyncGavelClient(shop.address, bus=bus) as client:
         assert tail.stdout is not None
         for value in ("ready", "lost"):
             recorded_event = client.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.status", value=value)).envelope

@@ -15,7 +15,6 @@ from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel_client import SyncGavelClient, fact_envelope, proposal_envelope, reference
 
 from tests.e2e.cli.programs import gavel, play
-from tests.e2e.runs import GAVEL as GAVEL_PROGRAM
 from tests.e2e.runs import RUN_SECONDS_MAX, forker
 from tests.e2e.world import AGENT, DEPOT, GAVEL, Server
 
@@ -35,7 +34,7 @@ async def send(context: ExecutionContext) -> HandlerResult:
 def running(*arguments: str | Path, program: Sequence[str] = (), **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run `gavel`, by default a fork of it, for as long as the context lasts."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
-    command = [*(program or forker().command(GAVEL_PROGRAM)), *map(str, arguments)]
+    command = [*(program or forker().command()), *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | environment)
     try:
         yield process

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tests.e2e.runs import GAVEL, forker
+from tests.e2e.runs import forker
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
@@ -68,7 +68,7 @@ def shell(
     `programs` has more scripts for the path, by name.
     """
     # In long sessions the starts of the program would take most of the time.
-    forked = f'#!/bin/sh\nexec {shlex.join(forker().command(GAVEL))} "$@"\n'
+    forked = f'#!/bin/sh\nexec {shlex.join(forker().command())} "$@"\n'
     tools = directory / "tools"
     tools.mkdir()
     for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": forked}), **programs}.items():

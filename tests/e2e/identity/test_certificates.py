@@ -18,7 +18,7 @@ from gavel_server.identity.development_certificates import Authority
 from tests.e2e.identity.world import FORWARDED, METHODS, SecureServer, attempt, bearer, end_of, open_streams, refusal, wait_until
 from tests.support.fronts import FRONTS, TRANSPORTS
 
-ROTATIONS = 5
+ROTATIONS = 3
 
 
 def serial_number(server: SecureServer, version: ssl.TLSVersion | None = None) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from gavel_server.front.programs import FrontSetting
 from gavel_server.identity.development_certificates import make_certificates
 
 from tests.e2e.identity.world import SecureServer
-from tests.e2e.runs import run_gavel
+from tests.e2e.runs import forker, run_gavel
 from tests.e2e.world import Server, run_servers
 from tests.support.fronts import TRANSPORTS
 
@@ -105,9 +104,7 @@ def test_consumers_present_credentials(server: SecureServer, command: list[str])
         "GAVEL_CLIENT_TLS_CA": str(server.file("ca.pem")),
         "GAVEL_CLIENT_TOKEN_FILE": str(server.file("token")),
     }
-    consumer = subprocess.Popen(
-        [Path(sys.executable).parent / "gavel", *command], env=clean | environment, stderr=subprocess.PIPE, text=True
-    )
+    consumer = subprocess.Popen([*forker().command(), *command], env=clean | environment, stderr=subprocess.PIPE, text=True)
     group = "fdr" if command == ["fdr"] else "executors"
     try:
         while group not in gavel("work", "list", environment=environment).stdout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from grpc import StatusCode
 
 from tests.e2e.identity.granted import ADMIN, GrantedServer, Methods
 from tests.e2e.identity.world import bearer
+from tests.e2e.runs import forker
 from tests.e2e.world import rule_set
 
 HEALTH = {"grpc.health.v1.Health/Check", "grpc.health.v1.Health/List", "grpc.health.v1.Health/Watch"}
@@ -117,10 +117,12 @@ def test_following_needs_the_right_to_subscribe_alone(granted: GrantedServer, tm
     """`gavel log tail --follow --from N` works with the right `subscribe` alone."""
     token = tmp_path / "token"
     token.write_text(granted.tokens["may-subscribe"])
-    gavel = Path(sys.executable).parent / "gavel"
     options = ("--server", granted.server.address, "--token-file", str(token))
     with subprocess.Popen(
-        [gavel, "log", "tail", "--follow", "--from", "1", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*forker().command(), "log", "tail", "--follow", "--from", "1", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as follower:
         assert follower.stdout is not None
         try:

@@ -18,7 +18,8 @@ from gavel_server.proofs.verifier import parse_checkpoint, parse_key
 
 from tests.e2e.cli.programs import copy_of, gavel, rewrite
 from tests.e2e.proofs.conftest import Notarized, make_key
-from tests.e2e.world import DEPOT, GAVEL, Server, run_servers
+from tests.e2e.runs import forker
+from tests.e2e.world import DEPOT, Server, run_servers
 
 
 class Witness(NamedTuple):
@@ -188,7 +189,7 @@ def test_key_rotation(own_notarized: Notarized, tmp_path: Path) -> None:
 def test_running_notary(own_notarized: Notarized) -> None:
     """A notary that keeps running signs what is appended, is alone in its directory, and ends on SIGTERM."""
     options = ("--key", own_notarized.key, "--state", own_notarized.state, "--redis", own_notarized.server.redis_url)
-    command: list[str | Path] = [GAVEL, "notary", *options, "--interval", "0.2", "--server", own_notarized.server.address]
+    command: list[str | Path] = [*forker().command(), "notary", *options, "--interval", "0.2", "--server", own_notarized.server.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as notary:
         assert notary.stdout is not None
         assert "signed and published 13 events of gavel/default\n" == notary.stdout.readline()

@@ -104,8 +104,11 @@ async def test_a_cut_stream_is_an_error_or_complete(api: str, name: str, server:
     async with provider(server, api, name) as target:
         complete = await target.complete(QUESTION)
         ends = [0, *itertools.accumulate(len(frame) for frame in frames)]
+        # Before an event, and by turns somewhere within it and before its last byte.
         cuts = [
-            cut for end, frame in zip(ends, frames, strict=False) for cut in (end, end + 1 + end % (len(frame) - 1), end + len(frame) - 1)
+            cut
+            for number, (end, frame) in enumerate(zip(ends, frames, strict=False))
+            for cut in (end, end + (1 + end % (len(frame) - 1) if number % 2 else len(frame) - 1))
         ]
         outcomes = [await _outcome(target, server, Reply(name, cut=cut, aborts=bool(cut % 2))) for cut in dict.fromkeys(cuts)]
     # A cut within a character is "malformed".

@@ -15,7 +15,8 @@ from gavel_client import SyncGavelClient, fact_envelope
 from google.protobuf.json_format import ParseDict
 
 from tests.e2e.cli.programs import gavel, play
-from tests.e2e.world import DEPOT, GAVEL, Server, run_servers
+from tests.e2e.runs import forker
+from tests.e2e.world import DEPOT, Server, run_servers
 
 # Only a hanging export takes longer.
 WAIT_SECONDS_MAX = 60
@@ -79,7 +80,18 @@ def test_followed_and_killed(tmp_path: Path) -> None:
     """A following export writes what comes, survives a restart of the server, and, killed and started again, has each event once."""
     server = Server(tmp_path / "data", listen=f"unix:{tmp_path}/gavel.sock")
     path, cursor = tmp_path / "log.jsonl", tmp_path / "cursor"
-    command: list[str | Path] = [GAVEL, "export", "--follow", "--interval", "0.1", "--to", path, "--cursor", cursor, "--server"]
+    command: list[str | Path] = [
+        *forker().command(),
+        "export",
+        "--follow",
+        "--interval",
+        "0.1",
+        "--to",
+        path,
+        "--cursor",
+        cursor,
+        "--server",
+    ]
 
     def await_lines(count: int) -> None:
         ends_at = time.monotonic() + WAIT_SECONDS_MAX

@@ -8,8 +8,8 @@ import subprocess
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import SyncGavelClient, tool_call_envelope, tool_result_envelope
 
-from tests.e2e.runs import RUN_SECONDS_MAX
-from tests.e2e.world import AGENT, GAVEL, Server
+from tests.e2e.runs import RUN_SECONDS_MAX, forker
+from tests.e2e.world import AGENT, Server
 
 
 def call_tool(client: SyncGavelClient, tool_name: str, execution_id: str = "") -> Envelope:
@@ -22,7 +22,7 @@ def test_following_a_trace(shop: Server, bus: str) -> None:
     """Events are printed as they come; a result names the call that it answers, whatever came between, and what is no pair is named so."""
     with SyncGavelClient(shop.address, bus=bus) as client:
         scan = call_tool(client, "scan")
-        command = [GAVEL, "trace", "followed", "--follow", "--server", shop.address, "--bus", bus]
+        command = [*forker().command(), "trace", "followed", "--follow", "--server", shop.address, "--bus", bus]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follow:
             try:
                 assert follow.stdout is not None
