@@ -25,11 +25,10 @@ import threading
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from gavel_server.compile import compiler
-
 REQUEST_BYTES_MAX: Final = 128 * 1024
 STREAMS: Final = 3
 RELAY: Final = Path(__file__).with_name("relay.py")
+COMPILER: Final = "gavel_server.compile.compiler"
 WORKER: Final = "gavel_server.compile.worker"
 # Python's exit status if it cannot flush the standard streams.
 EXIT_OUTPUT_LOST: Final = 120
@@ -45,6 +44,7 @@ PRELOADED: Final = (
     "gavel_server.cli.rendering.simulation",
     "gavel_server.cli.rendering.decision",
     "gavel_server.cli.offline_log",
+    COMPILER,
     WORKER,
     "gavel_server.history.replay",
     "google.protobuf.json_format",
@@ -75,7 +75,7 @@ def serve(control: socket.socket, listener: socket.socket) -> None:
                 open_descriptor.close()
             for pidfd in runs:
                 os.close(pidfd)
-            compiler._COMMAND = relay_command(address_of(listener), WORKER)  # type: ignore[assignment, misc]
+            vars(sys.modules[COMPILER])["_COMMAND"] = relay_command(address_of(listener), WORKER)
             listener.close()
             run_program(document, streams)
         send_number(reply, run)
