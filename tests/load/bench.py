@@ -4,7 +4,8 @@ Absolute rates depend on the machine. So each of four calls runs on real servers
 (empty_server.py). The real servers use the embedded Redis, an fsync before every answer and both rule engines, one with the shipped
 refund rule set and one with twenty rules. They are the compiled build unless --interpreted is given.
 
-Targets take turns, several rounds with fresh servers, and medians count. ghz generates the load, on the same machine for all targets.
+Targets take turns, several rounds with fresh servers, and medians count. A measurement begins when all servers are idle: the events of the
+one before are indexed, and snapshots are written. ghz generates the load, on the same machine for all targets.
 The rule engines are measured first, without server and log (engines.py). Outcomes are counted from the log afterwards: a decision
 that did not come from a rule fails the run. Callers with and without credentials are compared on servers of their own
 (authentication.py). Telemetry is off. The benchmark is not part of the tests, because timings are not deterministic.
@@ -45,7 +46,7 @@ from rich.progress import Progress
 
 from tests.load import authentication, engines, workload
 from tests.load.measurements import Cell, Sample, gates, rows_of, table
-from tests.load.targets import GAVEL, BenchError, Target, cpu_seconds, running_empty, running_gavel
+from tests.load.targets import GAVEL, BenchError, Target, cpu_seconds, running_empty, running_gavel, wait_until_idle
 from tests.support.paths import ROOT
 
 COMPILED_TREE: Final = ROOT / "build/compiled"
@@ -178,6 +179,7 @@ class Bench:
             count = requests * call.decisions if writes else min(requests * call.decisions, PROPOSALS_REUSED)
             self._proposals = workload.proposals(channel, count)
         workload.write_requests(file, self._proposals, batch=call.batch, preflight=call.preflight)
+        wait_until_idle()
         server_before, redis_before = cpu_seconds(target.process), cpu_seconds(target.redis)
         report = self._ghz(call, target, file, requests)
         server_seconds = cpu_seconds(target.process) - server_before

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +25,10 @@ from tests.load.measurements import EMPTY
 GAVEL: Final = Path(sys.executable).with_name("gavel")
 READY: Final = "gavel: ready on "
 EMPTY_SERVER: Final = Path(__file__).with_name("empty_server.py")
+# Idle: all descendants of the benchmark together use less than a tenth of one processor. Facts are stale after 60 s.
+IDLE_INTERVAL_SECONDS: Final = 0.5
+IDLE_SHARE_MAX: Final = 0.1
+IDLE_WAIT_SECONDS_MAX: Final = 30.0
 
 
 class BenchError(Exception):
@@ -131,6 +137,44 @@ def _redis_of(server: int) -> int:
         if int(tail.split()[1]) == server and head.partition("(")[2].startswith(("redis-server", "valkey-server")):
             return int(status.parent.name)
     raise BenchError(f"the server (process {server}) has no Redis of its own")
+
+
+def wait_until_idle() -> None:
+    """Wait until all descendants of this process have done what is left of earlier calls. Raises BenchError if that does not end.
+
+    Servers index events, write snapshots and rewrite Redis's file after they have answered. On machines whose processors share a core this
+    slows whatever is measured meanwhile, on any server.
+    """
+    deadline = time.monotonic() + IDLE_WAIT_SECONDS_MAX
+    used = _descendants_cpu_seconds()
+    while time.monotonic() < deadline:
+        before = used
+        time.sleep(IDLE_INTERVAL_SECONDS)
+        used = _descendants_cpu_seconds()
+        if used - before < IDLE_SHARE_MAX * IDLE_INTERVAL_SECONDS:
+            return
+    raise BenchError(f"the servers were not idle within {IDLE_WAIT_SECONDS_MAX:.0f} s")
+
+
+def _descendants_cpu_seconds() -> float:
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue  # the process ended meanwhile
+        children[int(fields[1])].append(int(status.parent.name))
+    found = list(children[os.getpid()])
+    for process in found:
+        found += children[process]
+    return sum(map(_cpu_seconds_if_alive, found))
+
+
+def _cpu_seconds_if_alive(process: int) -> float:
+    try:
+        return cpu_seconds(process)
+    except OSError:
+        return 0.0
 
 
 def cpu_seconds(process: int) -> float:
