@@ -87,7 +87,7 @@ def serve(control: socket.socket, listener: socket.socket) -> None:
         return run
 
     while True:
-        # One at a time: what an event does may close the descriptor of another one.
+        # One at a time: handling an event may close the descriptor of another one.
         descriptor, _ = poller.poll()[0]
         if descriptor in runs:
             poller.unregister(descriptor)

@@ -1,7 +1,7 @@
 """Bundling: adds the documents that a rule set imports to its text, so that the log holds all of it.
 
 The author's text stays as it is; the imported ones follow it under `documents`, by their digests. A document is added only if it has the
-digest that the rule set names: another content is another decision, which somebody has to make.
+digest that the rule set names: the author decides when a change of it counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BundleError(GavelRulesError):
 def bundle(text: str, read: Callable[[str], str]) -> str:
     """Return a document with those that it imports; as it is if it imports none, has its bundle, or cannot be read.
 
-    `read` gives the text of a file that `imports` names. Raises BundleError, and what `read` raises.
+    `read` gives the text of a file that `imports` names. Raises BundleError, and the errors of `read`.
     """
     document = Source(text, Messages()).data
     if not isinstance(document, dict) or not isinstance(document.get("imports"), list) or "documents" in document:

@@ -1,7 +1,7 @@
 """Upgrades documents of the language's first version to the second, which has everything of the first.
 
 Only the version of the language and the version of the rule set change, in place: layout and comments stay. The result is compiled, and
-both versions are compared on generated cases, so that nothing is written that decides otherwise.
+both versions are compared on generated cases: a document that decides otherwise is not written.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ class ToolEvidence(NamedTuple):
 
 
 class OutlivingResult:
-    """A TOOL_RESULT that has evidence although its trace has lapsed: what was read in it.
+    """The readings of a TOOL_RESULT that has evidence although its trace has lapsed.
 
     Without candidates it is as good as forgotten: later readings of it contradict nothing.
     """

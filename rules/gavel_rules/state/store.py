@@ -73,7 +73,7 @@ class Store:
 
         self.tools: Final = ToolRegistry()
 
-        # Evidence by subject, then fact key; as far as it is not in pages, in `evidence`. Read it by `evidence_of`.
+        # Evidence by subject, then fact key. `evidence` has only the part that is not in pages: read by `evidence_of`.
         self.paged_evidence: Final = PagedTable(unpack_evidence, newest_number)
         self.evidence: Final[dict[str, KeyCandidates]] = self.paged_evidence.changes
 
@@ -113,14 +113,14 @@ class Store:
         self.decision_ends: Final[SortedList] = SortedList()  # (ended_at_ms, decision_id)
 
     def evidence_of(self, subject: str) -> KeyCandidates:
-        """Return the evidence about a subject, by fact key. Do not change it: `changeable_evidence` gives what may be changed."""
+        """Return the evidence about a subject, by fact key. Do not change it; `changeable_evidence` returns a dict to change."""
         keys: KeyCandidates | None = self.evidence.get(subject)
         if keys is None and self.paged_evidence.pages is not None:
             keys = self.paged_evidence.get(subject)
         return _NO_EVIDENCE if keys is None else keys
 
     def changeable_evidence(self, subject: str) -> KeyCandidates:
-        """Return the evidence about a subject out of the state's own table, into which that in pages is copied first."""
+        """Return the evidence about a subject to be changed. Evidence in pages is copied into the state's own table first."""
         keys = self.evidence.get(subject)
         if keys is None:
             keys = dict(self.evidence_of(subject))

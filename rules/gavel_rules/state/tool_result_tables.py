@@ -1,4 +1,4 @@
-"""The tables of tool results and of what observations read in them. The store changes them (`transitions.evidence`)."""
+"""The tables of tool results and of the readings in them. The store changes them (`transitions.evidence`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class ToolResultTables:
     """Tool results by trace, then event_id. The other tables have the event_id of a tool result as their key.
 
     `readings` has the values that were read in a result, by `reading_key`; `contradictions` the `reading_key` of a value that was read
-    differently; `candidate_counts` the number of candidates that were read in it. When the trace of a result lapses, what these tables
-    have of it moves to `outliving_results` if it has candidates, else it is forgotten.
+    differently; `candidate_counts` the number of candidates that were read in it. When the trace of a result lapses, its rows move
+    to `outliving_results` if it has candidates; otherwise they are dropped.
     """
 
     def __init__(self) -> None:

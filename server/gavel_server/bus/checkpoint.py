@@ -2,9 +2,9 @@
 
 Only this file shows, after a restart, that a log has lost acknowledged events, or that a bus existed. It has one line for each bus, a JSON
 list of bus, sequence number, chain hash and the event_id of the first event, padded to LINE_BYTES. Each append overwrites the line of its
-bus with one small write, before its callers are answered: what was written survives `kill -9`. A sync follows every second and on stop:
-only a power cut that also hits Redis can leave a loss of the last second unnoticed. A line
-lies within one sector of a disk, so that a power cut leaves it old or new.
+bus with one small write, before its callers are answered: the write survives `kill -9`. A sync follows every second and on stop: only a
+power cut that also hits Redis can leave a loss of the last second unnoticed. A line lies within one sector of a disk, so that a power cut
+leaves it old or new.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Checkpoint:
                 ) from error
 
     def load(self, bus: str) -> Head | None:
-        """Return the last event of a bus that was acknowledged before this process started, or None."""
+        """Return the last acknowledged event of a bus, noted by this process or read from the file, or None."""
         return self._heads.get(bus)
 
     def incarnation_of(self, bus: str) -> str:

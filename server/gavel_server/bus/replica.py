@@ -229,7 +229,7 @@ class Replica:
     async def _report_loss(self, lost: Head) -> None:
         """Tell the servers that have no checkpoint, or another one, that the log has lost an event. May raise LogError."""
         if await self._is_in_log(lost):
-            return  # what it has lost was not acknowledged yet
+            return  # the lost events were not acknowledged yet
         try:
             await self.log.report_loss(lost)
         except LogError as error:

@@ -30,7 +30,7 @@ from gavel_server.process.time_slice import TimeSlice
 
 # Fewer events are read faster than a snapshot of them would save.
 EVENTS_MIN: Final = 1_000
-# After a snapshot, the next one waits for as many times the processor time that it took: writing takes at most that part of a processor.
+# The pause after a snapshot, as a multiple of its processor time: writing takes at most a tenth of a processor.
 PAUSE_FACTOR: Final = 10
 # The pause after a failure, such as a full disk.
 RETRY_SECONDS: Final = 60.0

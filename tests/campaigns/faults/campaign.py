@@ -31,7 +31,7 @@ FAULT_SECONDS: Final = (0.3, 2.5)
 LOAD_SECONDS: Final = (0.2, 0.8)
 # Only a server that does not recover takes longer.
 RECOVERY_SECONDS_MAX: Final = 240.0
-# What a server's log has if it met a bug.
+# Texts in a server's log that show a bug.
 BUGS: Final = ("Fatal Python error", "Segmentation fault", "sequencer.failed", "call.failed", "command.failed", "callback.failed")
 # The last line of a traceback, which names the error.
 _TRACEBACK: Final = re.compile(r"^Traceback .*\n(?:[ ].*\n)+(\S.*)$", re.MULTILINE)
@@ -45,7 +45,7 @@ class CampaignError(AssertionError):
 
 @dataclass
 class Report:
-    """What a campaign did and saw."""
+    """The counts of a campaign."""
 
     cycles: Counter[str] = field(default_factory=Counter)
     recoveries_seconds: list[tuple[float, str]] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Campaign:
                 await asyncio.sleep(0.05)
 
     async def _check(self, history: History, boards: Sequence[Board]) -> None:
-        """Check what clients saw against the log, the log against its replay, and the servers against each other."""
+        """Check the clients' history against the log, the log against its replay, and the servers against each other."""
         for number, board in enumerate(boards):
             clients = [server.client(board.bus) for server in self._world.servers]
             try:

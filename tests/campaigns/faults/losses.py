@@ -1,7 +1,7 @@
 """Logs that come back without acknowledged events: every server finds out, also one that never had them, and none of them writes.
 
-A log loses events when an older copy of its files is restored, which is also what a failover to a standby that lags leaves, when its last
-bytes are cut off, and when its files are gone.
+A log loses events when an older copy of its files is restored, when its last bytes are cut off, and when its files are gone. A failover to
+a standby that lags leaves an older copy too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Composition of a document: what it imports, and what its actions share, written out.
+"""Composition of a document: writes out its imports and the shared parts of its actions.
 
 Documents of the language's second version may declare parts of actions once, under `shared`, and bundle other documents, of which they use
 names and shared parts (docs/rule-language.md#sharing). Everything behind this module reads the composed data, in which
@@ -32,7 +32,7 @@ class Composition(NamedTuple):
 
 
 def compose(document: Mapping[str, Any], note: Note) -> Composition:
-    """Return the composed data of a document, and note what cannot be composed. Parts of a wrong form are left as they are."""
+    """Return the composed data of a document, and note its mistakes in imports and shared parts. Parts of a wrong form stay."""
     data = dict(document)
     origins: dict[Path, Path] = {}
     _import(data, origins, note)
@@ -97,10 +97,10 @@ class _Action:
         self._shared = shared
         self._origins = origins
         self._note = note
-        self._from: dict[Path, str] = {}  # the shared part that gave what stands at a place below the action
+        self._from: dict[Path, str] = {}  # the shared part that a value comes from, by its place below the action
 
     def compose(self) -> dict[str, Any]:
-        """Return the action with its shared parts; what it declares itself takes precedence."""
+        """Return the action with its shared parts; its own declarations take precedence."""
         result: dict[str, Any] = {}
         for name, part in self._used_parts():
             for key, value in part.items():

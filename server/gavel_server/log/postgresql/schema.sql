@@ -113,7 +113,8 @@ CREATE OR REPLACE FUNCTION gavel.now_ms() RETURNS bigint LANGUAGE sql VOLATILE A
 -- Appends a batch to the log of a bus: compares the head and writes everything, or nothing. The row of the head is the lock of the bus.
 --
 -- works has a work queue or '' for each entry. grants is the number of the entry with grants, or 0. ids and ids_to_check are SHA-256 of event_ids;
--- the latter must be unknown since first_day. accepts_loss: the batch ends a report of lost events. The batch may be written between earliest_ms and latest_ms by the clock of this server only.
+-- the latter must be unknown since first_day. accepts_loss: the batch ends a report of lost events. The batch may be written between
+-- earliest_ms and latest_ms by the clock of this server only.
 -- The status is OK, or nothing was written: MOVED (number, hash), FENCED (number), LOST, UNTIMELY (number), TAKEN (ids), CORRUPT.
 CREATE OR REPLACE FUNCTION gavel.append(
   of_bus text, expected_number bigint, expected_hash bytea, expected_fence bigint, genesis_hash bytea,

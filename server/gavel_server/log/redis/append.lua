@@ -7,7 +7,8 @@
 -- KEYS  1 log  2 head  3 work:decisions  4 work:executions  5 work:requests  6 ids of the batch's day
 --       7… ids of the earlier days of the idempotency window, only if there are ids to check
 -- ARGV  1 expected sequence number  2 expected chain hash  3 fence  4 genesis hash  5 format version
---       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, g for grants, l for an accepted loss, - for none  8 count of ids to check
+--       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, g for grants, l for an accepted loss, - for none
+--       8 count of ids to check
 --       9 the chain hashes of all entries, one after the other
 --       10 and 11 the earliest and the latest time of Redis at which the batch may be written, in milliseconds
 --       12 entries that work:requests keeps: nobody has to consume them, and no end of a decision removes them

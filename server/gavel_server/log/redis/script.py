@@ -25,7 +25,7 @@ class Script:
         next_commands: tuple[Command, ...] = (),
         extra_ms: int = 0,
     ) -> list[Any]:
-        """Run the script and the commands `next_commands` it; return all replies.
+        """Run the script, then `next_commands`; return all replies.
 
         `send` is `Channel.read` or `write`. `body` is the number of keys, the keys and the arguments.
         """

@@ -82,7 +82,7 @@ def _read_status(server: str, bus: str) -> GetStatusResponse:
 
 
 def _obstacles(addresses: Sequence[str], statuses: Sequence[GetStatusResponse], bus: str, current: int, target: int) -> list[str]:
-    """Return why the bus cannot be upgraded, with what to do; none if it can."""
+    """Return the reasons why the bus cannot be upgraded, each with its remedy; none if it can."""
     obstacles: list[str] = []
     if target < current:
         obstacles.append(f"bus {bus} has arbiter version {current}, and a bus never goes back to an earlier one; use a later build")
@@ -154,7 +154,7 @@ def _print_plan(addresses: Sequence[str], statuses: Sequence[GetStatusResponse],
     for obstacle in obstacles:
         output.print_line(f"obstacle: {obstacle}")
     if not obstacles:
-        output.print_line("nothing speaks against it; run the command again without --plan")
+        output.print_line("the bus can be upgraded; run the command again without --plan")
 
 
 def _prove(server: str, bus: str, head: int) -> None:
