@@ -172,6 +172,9 @@ class BusSnapshots:
             self._write(SnapshotContent(state, head, incarnation, trace_owners.parts()))
         except OSError as error:
             status = error.errno or EXIT_FAILED
+        except SnapshotError as error:  # of the pages that the state reads from
+            _LOG.warning("snapshot.refused", bus=self.files.bus, problem=str(error))
+            status = EXIT_FAILED
         self._end(head, began, status)
 
     def _write(self, content: SnapshotContent) -> None:

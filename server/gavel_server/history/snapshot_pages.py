@@ -1,12 +1,13 @@
 """The paged tables in the file of a snapshot, read by key: the pages beside the state of a server.
 
-The file has a paged table in parts of some rows, sorted by key. In memory are only the place and first key of each part. The file stays
-open, so the rows can be read even after the snapshot has been removed.
+The file has a paged table in parts of some rows, sorted by key. In memory are only the place, first key and checksum of each part. The
+file stays open, so the rows can be read even after the snapshot has been removed. A part that has changed since is refused.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,6 @@ from typing import BinaryIO, Final, NamedTuple
 
 from gavel.internal.v1.state_snapshot_pb2 import OutlivingResult, StateSnapshot, SubjectEvidence
 from gavel_rules.state.paged_table import Pages, StatePages
-from google.protobuf.message import DecodeError
 
 from gavel_server.history.snapshot_parts import SnapshotError, part_places, read_varint
 
@@ -31,8 +31,10 @@ class SnapshotPages:
             tables = (evidence, results)
             for place, size_bytes in part_places(self._file):
                 start = os.pread(self._file.fileno(), min(size_bytes, _ROW_START_BYTES), place)
-                for table in tables:
-                    table.add_part(start, place, size_bytes)
+                if is_paged(start):
+                    content = os.pread(self._file.fileno(), size_bytes, place)
+                    for table in tables:
+                        table.add_part(content, place)
         except OSError as error:
             raise SnapshotError(f"it cannot be read: {error.strerror}") from error
         except (IndexError, ValueError) as error:
@@ -67,13 +69,15 @@ class _TablePages:
         self._first_keys: Final[list[str]] = []
         self._places: Final = array("Q")
         self._sizes: Final = array("Q")
+        self._checksums: Final = array("L")
 
-    def add_part(self, start: bytes, place: int, size_bytes: int) -> None:
+    def add_part(self, content: bytes, place: int) -> None:
         """Note the part at a place of the file, if it is of this table. Raises IndexError, ValueError."""
-        if start.startswith(self._tag):
-            self._first_keys.append(_first_key(start, len(self._tag)))
+        if content.startswith(self._tag):
+            self._first_keys.append(_first_key(content, len(self._tag)))
             self._places.append(place)
-            self._sizes.append(size_bytes)
+            self._sizes.append(len(content))
+            self._checksums.append(zlib.crc32(content))
 
     def find(self, key: str) -> bytes | None:
         """Return the packed row of a key."""
@@ -92,17 +96,13 @@ class _TablePages:
 
     def _read(self, index: int) -> Sequence[_Row]:
         """Return the rows of a part. Raises SnapshotError if somebody has changed the file."""
-        size_bytes = self._sizes[index]
         try:
-            content = os.pread(self._file.fileno(), size_bytes, self._places[index])
-            rows = _rows_of(StateSnapshot.FromString(content), self._field)
+            content = os.pread(self._file.fileno(), self._sizes[index], self._places[index])
         except OSError as error:
             raise SnapshotError(f"{self._path} cannot be read: {error.strerror}; restart the server") from error
-        except DecodeError as error:
-            raise SnapshotError(f"{self._path} has been changed or damaged; remove it and restart the server") from error
-        if len(content) < size_bytes or not rows or rows[0].key != self._first_keys[index]:
+        if zlib.crc32(content) != self._checksums[index]:
             raise SnapshotError(f"{self._path} has been changed or damaged; remove it and restart the server")
-        return rows
+        return _rows_of(StateSnapshot.FromString(content), self._field)
 
 
 def _rows_of(part: StateSnapshot, field: str) -> list[_Row]:
@@ -119,8 +119,8 @@ _TAGS: Final = {
 _PART_TAGS: Final = tuple(_TAGS.values())
 # The key is the first field of each row, in both messages.
 _KEY_TAG: Final = bytes([SubjectEvidence.SUBJECT_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
-# More than a part has up to the end of its first key: a subject has at most 321 characters (limits.SUBJECT).
-_ROW_START_BYTES: Final = 2_048
+# More than the tag of a part.
+_ROW_START_BYTES: Final = 16
 # Parts have some kilobytes, of which only the starts are read.
 _SCAN_BUFFER_BYTES: Final = 512
 

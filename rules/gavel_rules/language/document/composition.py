@@ -130,6 +130,7 @@ class _Action:
         own = target.get(key)
         if _is_joined(path) and isinstance(value, dict) and (own is None or isinstance(own, dict)):
             inner = target[key] = dict(own or {})
+            self._from.setdefault(path, shared)
             for name, item in value.items():
                 self._add(inner, (*path, name), item, shared)
         elif path == ("params", "required") and isinstance(value, list) and isinstance(own, list):
