@@ -95,6 +95,7 @@ class Replica:
         self.closing = False
         self.has_diverged = False
         self.checkpoint = checkpoint
+        self._acknowledged_head: Head | None = None
         self._kept_checkpoint: Checkpoint | None = None  # `checkpoint`, while it names an event that the log has lost
         self.snapshots: Final = snapshots
         self._is_reading = False
@@ -142,7 +143,7 @@ class Replica:
             self._block_regressed(head, acknowledged, f" (see {checkpoint.path})", has_diverged=False)
             # Keep the head from the file: this log lacks that event.
             self._kept_checkpoint, self.checkpoint = checkpoint, None
-        elif (lost := await self._reported_loss()) is not None:
+        elif (lost := self._reported_loss) is not None:
             self._block_reported(head, lost)
         elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
             note = "no checkpoint of this bus: only other servers can detect a loss of acknowledged events"
@@ -182,7 +183,7 @@ class Replica:
             self._note_checkpoint()
         if self._awaits_acceptance and self.log.reported_loss is None:
             self._end_loss()
-        elif (lost := await self._reported_loss()) is not None:
+        elif (lost := self._reported_loss) is not None:
             self._block_reported(head, lost)
         self.unblock_writes()
 
@@ -222,23 +223,23 @@ class Replica:
         await self._report_loss(self._acknowledged_before())
         return error
 
-    def _acknowledged_before(self) -> Head:
-        """Return the last event that this server has acknowledged: that of its checkpoint, if it has one."""
-        return (self.checkpoint and self.checkpoint.load(self.bus)) or self.head
+    def _acknowledged_before(self) -> Head | None:
+        """Return the last event that this server has acknowledged, as far as it knows: that of its checkpoint, if it has one."""
+        return (self.checkpoint and self.checkpoint.load(self.bus)) or self._acknowledged_head
 
-    async def _report_loss(self, lost: Head) -> None:
+    async def _report_loss(self, lost: Head | None) -> None:
         """Tell the servers that have no checkpoint, or another one, that the log has lost an event. May raise LogError."""
-        if await self._is_in_log(lost):
+        if lost is None or await self._is_in_log(lost):
             return  # the lost events were not acknowledged yet
         try:
             await self.log.report_loss(lost)
         except LogError as error:
             _LOG.warning("log.loss_not_reported", bus=self.bus, problem=str(error))
 
-    async def _reported_loss(self) -> Head | None:
-        """Return the event that another server has reported as lost and that the log still lacks, or None."""
-        lost = self.log.reported_loss
-        return lost if lost is not None and self.lost_head is None and not await self._is_in_log(lost) else None
+    @property
+    def _reported_loss(self) -> Head | None:
+        """The event that another server has reported as lost, or None. The log refuses appends even if it has the event again."""
+        return self.log.reported_loss if self.lost_head is None else None
 
     async def _is_in_log(self, head: Head) -> bool:
         """Return whether the log has this event with this chain hash."""
@@ -377,6 +378,7 @@ class Replica:
     def _note_checkpoint(self) -> None:
         """Write the acknowledged head, before anybody is answered."""
         head = self.acknowledged()
+        self._acknowledged_head = head or self._acknowledged_head
         if self.checkpoint is not None and head is not None:
             self.checkpoint.note(self.bus, head, self.incarnation)
 
@@ -453,8 +455,14 @@ class Replica:
         return self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message, has_diverged=has_diverged)
 
     def _block_reported(self, head: Head, lost: Head) -> None:
-        """Block writes because the log, which ends at `head`, lacks an event of another server. The state is that of the log."""
-        self._block_regressed(head, lost, " (another server acknowledged it)", has_diverged=False)
+        """Block writes because another server found that the log, which ends at `head`, lacked an event. The state is that of the log."""
+        self.lost_head = lost
+        message = (
+            f"bus {self.bus} has lost acknowledged events: another server found that the log lacked event {lost.sequence_number} "
+            f"(head: {head.sequence_number}). Writes are refused until the loss is accepted with "
+            f"gavel accept-loss --at {head.sequence_number}"
+        )
+        self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message, has_diverged=False)
         self._kept_checkpoint, self.checkpoint = self.checkpoint, None
         self._awaits_acceptance = True
 

@@ -42,12 +42,16 @@ async def write_if_due(sequencer: Sequencer) -> None:
 
 
 async def _page_out(sequencer: Sequencer, pages: StatePages) -> None:
-    """Leave the rows of paged tables that are in a snapshot of the bus to its file."""
+    """Leave the rows of paged tables that are in a snapshot of the bus to its file, unless the bus closes."""
     state = await sequencer.settled_state()
+    if sequencer.replica.closing:
+        return  # a thread may read the tables for the last snapshot
     state.store.use_pages(pages)
     for table in state.store.paged_tables:
         keys = iter(list(table.changes))
         while some := list(islice(keys, ROWS_AT_ONCE)):
             await sequencer.settled_state()
+            if sequencer.replica.closing:
+                return
             table.page_out(some)
             await asyncio.sleep(0)

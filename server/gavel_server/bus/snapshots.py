@@ -163,8 +163,11 @@ class BusSnapshots:
         return self._pages.pages
 
     def write_last(self, state: State, head: Head, incarnation: str, trace_owners: TraceOwners) -> None:
-        """Write a snapshot on a clean stop, unless only a few events are new. The state does not change any more."""
-        if not self.every or head.sequence_number - self._last_number < min(self.every, EVENTS_MIN):
+        """Write a snapshot on a clean stop, unless only a few events are new or a child still writes one.
+
+        The state does not change any more.
+        """
+        if self._child or not self.every or head.sequence_number - self._last_number < min(self.every, EVENTS_MIN):
             return
         began = self._monotonic()
         status = 0

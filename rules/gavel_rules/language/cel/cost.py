@@ -18,10 +18,10 @@ from functools import reduce
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.inference import is_binding
-from gavel_rules.language.cel.library import TIME_FIELDS
 from gavel_rules.language.cel.pattern_cost import CODE_POINT_BYTES, measure_pattern
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select
 from gavel_rules.language.cel.vocabulary import Field, ValueType
+from gavel_rules.language.cel.zones import TIME_FIELDS
 from gavel_rules.limits import MESSAGE_BYTES_MAX, TEXT_BYTES_MAX
 
 EXPRESSION_STEPS_MAX: Final = 50_000_000

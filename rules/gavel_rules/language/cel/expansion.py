@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.cel.functions import FUNCTIONS, SUM, Function
 from gavel_rules.language.cel.syntax_tree import pack_checked, unpack_checked
-from gavel_rules.language.cel.zones import ZONE_PREFIX, Zone, decode_zone, time_text
+from gavel_rules.language.cel.zones import ZONE_PREFIX, ZONED_FUNCTIONS, Zone, decode_zone, time_text
 
 # The type of what a call of `sum` at an offset adds up: "int" or "double".
 KindOfSum = Callable[[int], str]
@@ -119,7 +119,8 @@ class _Expansion(Rewriting):
             return
         call = node.call_expr
         is_member = call.HasField("target")
-        zone = decode_zone(call.args[0].const_expr.string_value) if is_member and len(call.args) == 1 else None
+        takes_zone = call.function in ZONED_FUNCTIONS and len(call.args) == 1
+        zone = decode_zone(call.args[0].const_expr.string_value) if takes_zone else None
         if zone is not None:
             self._apply_zone(node, zone)
             return

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from gavel_rules.language.cel.functions import FUNCTIONS, QUANTITY
-from gavel_rules.language.cel.library import TIME_FIELDS
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
 from gavel_rules.language.cel.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, TIMESTAMP, ValueType
+from gavel_rules.language.cel.zones import TIME_FIELDS
 
 Types = Mapping[str, ValueType]
 

@@ -19,24 +19,11 @@ from gavel_rules.language.cel.expansion import Bodies
 from gavel_rules.language.cel.functions import FUNCTIONS as ADDED
 from gavel_rules.language.cel.functions import SUM, SUM_OVERLOADS
 from gavel_rules.language.cel.syntax_tree import Node, decode
+from gavel_rules.language.cel.zones import TIME_FIELDS
 from gavel_rules.text import clip, suggestion
 
 Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
 
-TIME_FIELDS: Final = frozenset(
-    [
-        "getFullYear",
-        "getMonth",
-        "getDate",
-        "getDayOfMonth",
-        "getDayOfWeek",
-        "getDayOfYear",
-        "getHours",
-        "getMinutes",
-        "getSeconds",
-        "getMilliseconds",
-    ]
-)
 FUNCTIONS: Final = sorted(
     {"size", "startsWith", "endsWith", "contains", "matches"}
     | {"lowerAscii", "upperAscii", "trim", "charAt", "indexOf", "lastIndexOf", "substring", "split", "reverse"}

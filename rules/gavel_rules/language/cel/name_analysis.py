@@ -13,10 +13,10 @@ from typing import Final
 
 from gavel_rules.language.cel.counter_reads import ReadPlace
 from gavel_rules.language.cel.inference import infer_type, is_binding, is_filter, loop_types
-from gavel_rules.language.cel.library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, literal_problems
+from gavel_rules.language.cel.library import UNSUPPORTED_FUNCTIONS, Report, literal_problems
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
 from gavel_rules.language.cel.vocabulary import DYN, HISTORY, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
-from gavel_rules.language.cel.zones import decode_zone
+from gavel_rules.language.cel.zones import TIME_FIELDS, decode_zone
 from gavel_rules.text import SUGGESTED_MAX, suggestion
 
 ERRORS_PER_CONDITION_MAX: Final = 20

@@ -12,6 +12,22 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 ZONE_PREFIX: Final = "zone:"
+# Methods of a time that take a zone.
+TIME_FIELDS: Final = frozenset(
+    [
+        "getFullYear",
+        "getMonth",
+        "getDate",
+        "getDayOfMonth",
+        "getDayOfWeek",
+        "getDayOfYear",
+        "getHours",
+        "getMinutes",
+        "getSeconds",
+        "getMilliseconds",
+    ]
+)
+ZONED_FUNCTIONS: Final = TIME_FIELDS | {"toDate"}  # the second version adds `toDate`
 _ENCODED: Final = re.compile(r"zone:(?:[0-9]{1,9}[+-][0-9]{2}:[0-9]{2} )+[0-9]{1,9}")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -70,6 +70,8 @@ def _import(data: dict[str, Any], origins: dict[Path, Path], note: Note) -> None
             note(("imports", index), "not-bundled", message, "bundle it: gavel rules bundle FILE")
             continue
         for section in IMPORTED_SECTIONS:
+            if not isinstance(data.get(section, {}), dict):
+                continue  # a mistake, which is reported later
             own = dict(_mapping(data.get(section)))
             for name, value in _mapping(libraries[digest].get(section) if isinstance(libraries[digest], dict) else None).items():
                 if name in own:

@@ -99,6 +99,24 @@ def test_a_new_server_accepts_a_loss(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_report_ends_by_acceptance_although_the_events_are_back(tmp_path: Path) -> None:
+    """A log that has got the lost events back, with the report of their loss, takes appends again once an operator has accepted it."""
+
+    async def main() -> None:
+        servers = Servers()
+        path = tmp_path / "checkpoint.json"
+        first, _ = await servers.start(checkpoint=Checkpoint(path))
+        await record_event(first, servers.fact())
+        await first.stop()
+        await servers.log.report_loss(await servers.log.head())
+        new, _ = await servers.start()
+        assert "LOG_REGRESSED" == reason(await execute(new, servers.fact()))
+        await accept(servers, new)
+        await record_event(new, servers.fact())
+
+    asyncio.run(main())
+
+
 def test_the_checkpoint_of_another_bus_stops_nobody(tmp_path: Path) -> None:
     """A server whose checkpoint is of another log with a bus of the same name refuses writes, and the other servers of the log do not."""
 

@@ -17,7 +17,7 @@ from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.snapshot_writer import write_if_due
 from gavel_server.bus.snapshots import BusSnapshots
-from gavel_server.history.snapshot_files import SnapshotFiles
+from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
 from structlog.testing import capture_logs
 
 from tests.support.driver import BUS, compile_cached, proposal_envelope
@@ -234,6 +234,33 @@ async def test_a_stop_ends_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert writing.cancelled()
     await sequencer.stop()
     assert [1] == snapshots.files.numbers()
+
+
+async def test_a_bus_that_closes_leaves_a_running_child_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bus that closes while a child writes its snapshot writes none itself, and keeps its tables: the child's snapshot is complete."""
+    servers = Servers()
+    sequencer, _ = await start(servers, tmp_path)
+    await record_event(sequencer, servers.fact())
+    snapshots = sequencer.replica.snapshots
+    assert snapshots is not None
+    write = snapshots._write
+    held = tmp_path / "held"
+    held.touch()
+
+    def write_later(content: SnapshotContent) -> None:
+        while held.exists():
+            time.sleep(0.01)
+        write(content)
+
+    monkeypatch.setattr(snapshots, "_write", write_later)
+    writing = asyncio.create_task(write_if_due(sequencer))
+    await until(lambda: bool(snapshots._child))
+    await sequencer.stop()
+    assert [] == snapshots.files.numbers()
+    held.unlink()
+    await writing
+    assert [2] == snapshots.files.numbers()
+    assert {} != dict(sequencer.replica.state.store.evidence)
 
 
 async def test_nothing_uncommitted_is_in_a_snapshot(tmp_path: Path) -> None:

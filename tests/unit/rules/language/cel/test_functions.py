@@ -170,6 +170,7 @@ EXPRESSIONS: list[tuple[str, dict[str, Any], Any]] = [
     ("ints.min() + ints.max()", {"ints": [5, -2, 3]}, 3),
     ("ints.min()", {"ints": []}, ERROR),
     ('s.replace("a", "bb")', {"s": "banana"}, "bbbnbbnbb"),
+    ('s.contains("zone:0+01:00 100")', {"s": "zone:0+01:00 100"}, True),
     ('words.join(", ")', {"words": ["a", "b"]}, "a, b"),
     ("cel.bind(n, size(words), n * n)", {"words": ["a", "b", "c"]}, 9),
     ("words.exists(i, word, i == 1 && word == s)", {"words": ["a", "b"], "s": "b"}, True),

@@ -141,6 +141,10 @@ def test_no_warning() -> None:
             {"  approved:\n": "  approved:\n    decision_ttl_ms: 7000\n"},
             (27, "shared-parts-disagree", "the shared parts change and approved give decision_ttl_ms different values"),
         ),
+        (
+            {"  approved:\n": "  approved:\n    params: 3\n"},
+            (27, "shared-parts-disagree", "the shared parts change and approved give params different values"),
+        ),
         ({"gavel: v2": "gavel: v1"}, (4, "unknown-key", "constants needs the language's second version")),
     ],
 )
@@ -204,6 +208,7 @@ def test_imports_decide_as_if_written_out() -> None:
         (importing()[: importing().index("documents:")], "not-bundled"),
         (importing() + '  "sha256:' + "0" * 64 + '": {gavel: v2, library: other}\n', "not-imported"),
         (importing(LIBRARY + "rules: []\n"), "unknown-key"),
+        (importing() + "constants: []\n", "wrong-type"),
         (importing(LIBRARY.replace("in constants.regions", "in constants.region")), "unknown-name"),
     ],
 )
