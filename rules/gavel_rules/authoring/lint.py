@@ -81,7 +81,7 @@ class _Linter:
         for index, rule in enumerate(rules[:LINT_RULES_MAX]):
             witness = generator.find_decided_case(index)
             if witness.sample is None and not witness.impossible and not generator.budget.exhausted:
-                message = f"no case was found that {rule.id} decides, and no proof that there is none"
+                message = f"no case was found that rule {rule.id} decides; it may still decide some"
                 self._warn(rule, "not-analysed", message, "test the rule in a suite")
             if not witness.impossible:
                 continue

@@ -47,7 +47,7 @@ class SuiteFile(NamedTuple):
     suite: Suite
     rule_set_file: str
     rule_set: CompiledRuleSet
-    beside: Mapping[str, CompiledRuleSet]  # rule sets that are in force beside it, by file
+    others: Mapping[str, CompiledRuleSet]  # rule sets that are in force too, by file
 
 
 class FileCheck(NamedTuple):
@@ -186,8 +186,8 @@ def load_suite(file: str, rule_sets: dict[str, CompiledRuleSet | InvalidFile]) -
     except DocumentError as error:
         return [InvalidFile(file, error.messages)]
     folder = Path() if file == STANDARD_INPUT else Path(file).parent
-    found: dict[str, CompiledRuleSet] = {}
-    for rule_set_file in [str(folder / tested) for tested in (suite.tests, *suite.beside)]:
+    tested: dict[str, CompiledRuleSet] = {}
+    for rule_set_file in [str(folder / name) for name in (suite.tests, *suite.other_files)]:
         if rule_set_file not in rule_sets:
             try:
                 rule_sets[rule_set_file] = load_rule_set(rule_set_file)
@@ -198,8 +198,8 @@ def load_suite(file: str, rule_sets: dict[str, CompiledRuleSet | InvalidFile]) -
         one = rule_sets[rule_set_file]
         if isinstance(one, InvalidFile):
             return [one]
-        found[rule_set_file] = one
-    (rule_set_file, rule_set), *others = found.items()
+        tested[rule_set_file] = one
+    (rule_set_file, rule_set), *others = tested.items()
     try:
         check_suite(suite, rule_set, [one for _, one in others])
     except DocumentError as error:

@@ -125,14 +125,14 @@ class CaseRun(NamedTuple):
 
 
 class CaseBus:
-    """A bus on which a rule set is in force, and others beside it. Raises CaseBusError if the core rejects one of them."""
+    """A bus on which a rule set is in force, and other ones too. Raises CaseBusError if the core rejects one of them."""
 
-    def __init__(self, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet] = ()) -> None:
+    def __init__(self, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet] = ()) -> None:
         self._state = State("test")
         self._ids = 0
         cross_check = CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
         self._execute(OpenBus(self._new_id(), cross_check, IDEMPOTENCY_WINDOW_MS_DEFAULT), 0)
-        for one in (rule_set, *beside):
+        for one in (rule_set, *others):
             self._execute(DeployRuleSet(self._new_id(), one, one.document), 0)
             if one.counters:
                 self._open_counters(one)

@@ -65,15 +65,15 @@ class CaseResult(NamedTuple):
 
 
 def run_cases(
-    suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet] = (), *, explain: bool = True
+    suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet] = (), *, explain: bool = True
 ) -> Iterator[CaseResult]:
     """Yield the result of each case, in order, evaluated by both engines. With `explain`, results carry explanations and take longer.
 
-    `beside` are in force too. Raises DocumentError with every mistake if the suite does not fit the rule sets, and CaseBusError if the core
+    `others` are in force too. Raises DocumentError with every mistake if the suite does not fit the rule sets, and CaseBusError if the core
     rejects one of them.
     """
-    cases = _resolve_cases(suite, rule_set, beside)
-    bus = CaseBus(rule_set, beside)
+    cases = _resolve_cases(suite, rule_set, others)
+    bus = CaseBus(rule_set, others)
     for case, facts, action in cases:
         run = bus.run(case, facts, action, explain=explain)
         line, column = suite.source.locate(case.path)
@@ -91,10 +91,10 @@ def run_cases(
         )
 
 
-def check_suite(suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet] = ()) -> None:
+def check_suite(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet] = ()) -> None:
     """Raise what `run_cases` would raise before its first case."""
-    _resolve_cases(suite, rule_set, beside)
-    CaseBus(rule_set, beside)
+    _resolve_cases(suite, rule_set, others)
+    CaseBus(rule_set, others)
 
 
 def _compare_run(case: SuiteCase, run: CaseRun) -> Iterator[Difference]:
@@ -109,7 +109,7 @@ def _compare_run(case: SuiteCase, run: CaseRun) -> Iterator[Difference]:
 _ResolvedCase = tuple[SuiteCase, tuple[CaseEvidence, ...], CompiledAction]
 
 
-def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet]) -> list[_ResolvedCase]:
+def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet]) -> list[_ResolvedCase]:
     """Return the cases with their actions and evidence. Raises DocumentError with every name that the rule set does not declare."""
     mistakes: list[Mistake] = []
     cases: list[_ResolvedCase] = []
@@ -128,14 +128,14 @@ def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[Com
         facts = []
         for name, fact in part.facts.items():
             try:
-                evidence = _evidence(case, name, fact, action, (rule_set, *beside))
+                evidence = _evidence(case, name, fact, action, (rule_set, *others))
             except LookupError:
                 hint = suggestion(name, [declared.name for declared in action.facts], len(mistakes)) or "give it a key"
                 mistakes.append((case.origin(("facts", name)), "unknown-name", f"{action_type} declares no fact {name}", hint))
                 continue
             if evidence is not None:
                 facts.append(evidence)
-        mistakes.extend(_execution_mistakes(case, action, rule_set, beside))
+        mistakes.extend(_execution_mistakes(case, action, rule_set, others))
         cases.append((case, tuple(facts), action))
     if mistakes:
         raise suite_error(suite.source, mistakes)
@@ -143,7 +143,7 @@ def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet, beside: Sequence[Com
 
 
 def _execution_mistakes(
-    case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet, beside: Sequence[CompiledRuleSet]
+    case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet]
 ) -> Iterator[Mistake]:
     """Yield executions that the rule set does not allow, and expected facts that no derivation gives."""
     part = case.part
@@ -161,7 +161,7 @@ def _execution_mistakes(
             for key in ("execution", "expect"):
                 if key in earlier.model_fields_set:
                     yield case.origin((*path, key)), "not-carried-out", message, f"remove {key}"
-    derivations = [rule for one in (rule_set, *beside) for rule in one.derivations]
+    derivations = [rule for one in (rule_set, *others) for rule in one.derivations]
     keys = sorted({rule.key for rule in derivations if rule.action_type == action.action_type})
     for index, row in enumerate(part.expect.derived or ()):
         if row.key not in keys:

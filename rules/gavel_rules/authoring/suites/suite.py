@@ -44,7 +44,7 @@ class Suite(NamedTuple):
     """A suite as read."""
 
     tests: str  # the rule set's file, relative to the suite's
-    beside: tuple[str, ...]  # files of rule sets that are in force beside it
+    other_files: tuple[str, ...]  # files of rule sets that are in force too
     description: str
     cases: tuple[SuiteCase, ...]
     source: Source

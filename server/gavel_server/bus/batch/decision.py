@@ -80,7 +80,7 @@ class BatchDecision:
         self._recent_events = recent_events
         self._expected_head = expected_head
         self._now_ms = now_ms
-        self._dated_ms = date_ms
+        self._date_ms = date_ms
         self._chain_hash = expected_head.chain_hash
         self._envelopes: list[Envelope] = []
         self._entries: list[Entry] = []
@@ -131,7 +131,7 @@ class BatchDecision:
         return DecidedBatch(
             self._expected_head,
             Head(self._expected_head.sequence_number + len(self._entries), self._chain_hash),
-            self._dated_ms,
+            self._date_ms,
             self._now_ms,
             self._envelopes,
             self._entries,
@@ -154,7 +154,7 @@ class BatchDecision:
         self._state.undo(self.mark)
         self.mark = self._state.mark()
         head, answers = self._expected_head, self._answers[1:]
-        return DecidedBatch(head, head, self._dated_ms, self._now_ms, [], [], [], answers, [], 0, 0, self.mark, self._state.position)
+        return DecidedBatch(head, head, self._date_ms, self._now_ms, [], [], [], answers, [], 0, 0, self.mark, self._state.position)
 
     def _takes_over(self, request: Request) -> bool:
         """Return whether a command begins an attempt while the log shows another one running, whose lease must have lapsed."""

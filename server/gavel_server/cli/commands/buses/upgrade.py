@@ -1,6 +1,6 @@
 """`gavel upgrade`: lets a later arbiter version decide on a bus.
 
-The plan says what would happen and what speaks against it, and changes nothing. The upgrade first proves the log with the version that has
+The plan shows the steps and the obstacles, and changes nothing. The upgrade first proves the log with the version that has
 decided it.
 """
 
@@ -24,7 +24,7 @@ _TIMEOUT_MS: Final = 600_000
 
 def upgrade(
     to: Annotated[int, typer.Option("--to", min=0, metavar="N", help="The arbiter version. 0: the latest that the server implements.")] = 0,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what would happen and what speaks against it; change nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the steps and the obstacles; change nothing.")] = False,
     other_servers: Annotated[
         list[str] | None,
         typer.Option(

@@ -74,7 +74,7 @@ def _lines(changes: RuleSetDiff) -> Sequence[str]:
         parts.extend(f"{name} {_value(value)}" for name, value in case.context.items())
         lines.extend([f"case {case.action}: {', '.join(parts)}", f"  before: {_verdict(case.before)}", f"  after:  {_verdict(case.after)}"])
     lines.extend(
-        f"not-analysed: no case was found that shows the edit of rule {rule_id}, and no proof that there is none"
+        f"not-analysed: no case was found that shows the edit of rule {rule_id}; it may still change decisions"
         for rule_id in changes.not_analysed
     )
     return lines

@@ -61,13 +61,13 @@ def _run_case(file: str, proposal: str, case: str) -> CaseResult:
             raise InvalidInputError(f"{file} has no case {case!r}" + (f"; {correction}" if correction else ""))
         suite = suite_file.suite._replace(cases=tuple(cases))
         rule_set = suite_file.rule_set
-        beside = tuple(suite_file.beside.values())
+        others = tuple(suite_file.others.values())
     elif not is_suite(file) and proposal and not case:
         rule_set, suite = _load_proposal(file, proposal)
-        beside = ()
+        others = ()
     else:
         raise InvalidInputError("give either SUITE --case NAME, or RULE_SET PROPOSAL")
-    (result,) = run_cases(suite, rule_set, beside)
+    (result,) = run_cases(suite, rule_set, others)
     return result
 
 

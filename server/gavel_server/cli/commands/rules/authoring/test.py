@@ -86,9 +86,9 @@ def _run(files: list[str], names: set[str]) -> TestRun:
         all_names.update(one.name for one in suite.cases)
         if names:
             suite = suite._replace(cases=tuple(one for one in suite.cases if one.name in names))
-        results = tuple(run_cases(suite, suite_file.rule_set, tuple(suite_file.beside.values())))
+        results = tuple(run_cases(suite, suite_file.rule_set, tuple(suite_file.others.values())))
         suites.append(SuiteRun(file, suite_file.rule_set_file, results))
-        for rule_set_file, rule_set in {suite_file.rule_set_file: suite_file.rule_set, **suite_file.beside}.items():
+        for rule_set_file, rule_set in {suite_file.rule_set_file: suite_file.rule_set, **suite_file.others}.items():
             coverage.setdefault(rule_set_file, Coverage(rule_set)).add(results)
     for name in sorted(names - all_names if not invalid else ()):
         correction = suggestion(name, sorted(all_names))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated
 
 import typer
@@ -45,7 +45,7 @@ def zones(
         output.print_line(f'    until: "{until}-01-01T00:00:00Z"')
 
 
-def _offsets(zone: object, since: int, until: int) -> Iterator[str]:
+def _offsets(zone: tzinfo, since: int, until: int) -> Iterator[str]:
     """Yield each time at which an offset begins, with the offset."""
     start, end = datetime(since, 1, 1, tzinfo=UTC), datetime(until, 1, 1, tzinfo=UTC)
     yield f"{_text(start)} {_offset(start, zone)}"
@@ -61,8 +61,8 @@ def _offsets(zone: object, since: int, until: int) -> Iterator[str]:
         start = after
 
 
-def _offset(time: datetime, zone: object) -> str:
-    text = time.astimezone(zone).strftime("%z")  # type: ignore[arg-type]  # a ZoneInfo, which is imported late
+def _offset(time: datetime, zone: tzinfo) -> str:
+    text = time.astimezone(zone).strftime("%z")
     return f"{text[:3]}:{text[3:5]}"
 
 
