@@ -20,7 +20,7 @@ from gavel_server.log.work.protocol import GROUP_OF_QUEUE, QueueName
 
 from tests.e2e.cli.programs import gavel, play
 from tests.e2e.cli.test_processes import HANDLERS, first_line, running, stop
-from tests.e2e.world import START_SECONDS_MAX
+from tests.e2e.world import GAVEL, START_SECONDS_MAX
 from tests.support.entries import NOW_MS, entries_after, records_of
 from tests.support.redis.programs import redis_programs
 
@@ -108,8 +108,8 @@ def test_processes_with_their_users(guarded: GuardedRedis, tmp_path: Path) -> No
         decision = play(address)["light"]
         executor_command = ("executor", tmp_path / "parcels.py", "--server", address)
         with (
-            running(*executor_command, **work) as executor,
-            running("fdr", "--server", address, **work) as reactor,
+            running(*executor_command, program=[GAVEL], **work) as executor,
+            running("fdr", "--server", address, program=[GAVEL], **work) as reactor,
             SyncGavelClient(address) as client,
             redis.Redis.from_url(guarded.url("gavel-server"), protocol=2) as connection,
         ):

@@ -118,12 +118,14 @@ def survives(mutation: Mutation, suite: Suite) -> bool:
 
 
 def _select_action(data: dict[str, Any], action: str) -> dict[str, Any]:
-    """Return the document with one action and its rules, derivations and variables."""
+    """Return the document with one action and its rules, counters, derivations and variables."""
     single_action = {
         **data,
         "actions": {action: data["actions"][action]},
         "rules": [rule for rule in data["rules"] if rule["action"] == action],
     }
+    if "counters" in data:
+        single_action["counters"] = {name: counter for name, counter in data["counters"].items() if counter["action"] == action}
     if "derivations" in data:
         single_action["derivations"] = [derivation for derivation in data["derivations"] if derivation["on"]["action"] == action]
     # Variables of the other actions would not compile.
