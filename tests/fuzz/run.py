@@ -151,7 +151,8 @@ def reproduce(path: Path, console: Console) -> int:
         console.print(f"the process ended at this document, at an unknown case; to repeat the portion: {again}", markup=False)
         return 1
     action = compile_rule_set(json.dumps(reproducer["document"])).actions[ACTION]
-    case = Case(**reproducer["case"])
+    # JSON has no tuples.
+    case = Case(**{**reproducer["case"], "producer_groups": tuple(reproducer["case"]["producer_groups"])})
     case = case.with_params(action.typed_params(case.params))
     verdicts = [action.evaluate(case, cross_check=True), action.evaluate(case, cross_check=False), action.evaluate_reference(case)]
     for name, verdict in zip(("both", "rete", "cel"), verdicts, strict=True):
