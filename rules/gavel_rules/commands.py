@@ -172,7 +172,7 @@ class OpenCounters:
 
 @dataclass(slots=True)
 class FillCounter:
-    """Enter events into a counter that came before it was opened."""
+    """Fill a counter with events from before it was opened."""
 
     event_id: str
     filled: CounterFilled

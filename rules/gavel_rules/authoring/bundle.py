@@ -17,13 +17,13 @@ from gavel_rules.language.document.source import Source
 
 
 class BundleError(GavelRulesError):
-    """A document that is imported cannot be bundled; the message says why."""
+    """An imported document cannot be bundled; the message says why."""
 
 
 def bundle(text: str, read: Callable[[str], str]) -> str:
-    """Return a document with those that it imports; as it is if it imports none, has its bundle, or cannot be read.
+    """Return a document with the documents that it imports.
 
-    `read` gives the text of a file that `imports` names. Raises BundleError, and the errors of `read`.
+    A document stays as it is if it imports none, has its bundle already, or cannot be parsed. `read` gives the text of a file that `imports` names. Raises BundleError, and the errors of `read`.
     """
     document = Source(text, Messages()).data
     if not isinstance(document, dict) or not isinstance(document.get("imports"), list) or "documents" in document:
