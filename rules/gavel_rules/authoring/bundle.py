@@ -23,7 +23,8 @@ class BundleError(GavelRulesError):
 def bundle(text: str, read: Callable[[str], str]) -> str:
     """Return a document with the documents that it imports.
 
-    A document stays as it is if it imports none, has its bundle already, or cannot be parsed. `read` gives the text of a file that `imports` names. Raises BundleError, and the errors of `read`.
+    A document stays as it is if it imports none, has its bundle already, or cannot be parsed.
+    `read` gives the text of a file that `imports` names. Raises BundleError, and the errors of `read`.
     """
     document = Source(text, Messages()).data
     if not isinstance(document, dict) or not isinstance(document.get("imports"), list) or "documents" in document:

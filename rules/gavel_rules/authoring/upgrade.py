@@ -26,7 +26,8 @@ class UpgradeError(GavelRulesError):
 def upgrade(text: str) -> str:
     """Return a rule set in the second version of the language, with the next version number.
 
-    A rule set that is in the second version stays as it is. Raises DocumentError if it is not valid, now or in the second version, and UpgradeError if it would decide otherwise.
+    A rule set that is in the second version stays as it is.
+    Raises DocumentError if it is not valid, now or in the second version, and UpgradeError if it would decide otherwise.
     """
     older = compile_rule_set(text)
     data = Source(text, Messages()).data
