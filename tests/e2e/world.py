@@ -297,14 +297,18 @@ async def poll(call: Callable[[], Awaitable[Result | None]], problem: Callable[[
 
 async def wait_until_writable(client: GavelClient) -> None:
     """Return once the server takes writes."""
+    problems = ["it does not answer"]
 
     async def takes_writes() -> bool | None:
         try:
-            return (await client.get_status()).writable or None
-        except GavelError:
+            status = await client.get_status()
+        except GavelError as error:
+            problems[:] = [str(error)]
             return None
+        problems[:] = [status.unwritable_reason]
+        return status.writable or None
 
-    await poll(takes_writes)
+    await poll(takes_writes, lambda: f"it takes no writes: {problems[0]}")
 
 
 async def prove(client: GavelClient) -> ReplayVerdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -43,6 +44,8 @@ PROGRESS_INTERVAL_SECONDS: Final = 5.0
 # The most events in one read of the log, and the most that are applied before other tasks run.
 READ_EVENTS_MAX: Final = 512
 SLICE_EVENTS: Final = 64
+# Heads that wait for a confirmation. If the log confirms nothing for longer, the earliest are forgotten.
+UNCONFIRMED_HEADS_MAX: Final = 4096
 
 # The queue that an event of another server may have entered.
 _QUEUE_OF_CATEGORY: Final = {DECISION: "decisions", EXECUTION: "executions", AGENT_DIAGNOSTIC: "requests"}
@@ -96,8 +99,9 @@ class Replica:
         self.has_diverged = False
         self.checkpoint = checkpoint
         self._acknowledged_head: Head | None = None
+        self._unconfirmed_heads: deque[Head] = deque(maxlen=UNCONFIRMED_HEADS_MAX)
         self._kept_checkpoint: Checkpoint | None = None  # `checkpoint`, while it names an event that the log has lost
-        self.snapshots: Final = snapshots
+        self.snapshots = snapshots
         self._is_reading = False
         self.on_execution: Callable[[], None] | None = None
         # Called with the names of work queues that have got entries, and once with none when the bus closes.
@@ -176,9 +180,11 @@ class Replica:
         head = await self.log.head()
         if head != self.head:
             if self.head.sequence_number and not await self._is_in_log(self.head):
-                self._block_regressed(head, self.head)
-                await self._report_loss(self._acknowledged_before())
-                return
+                if not await self._holds_acknowledged():
+                    self._block_regressed(head, self.head)
+                    await self._report_loss(self._acknowledged_before())
+                    return
+                await self._start_over(head)
             await self._read_on(head)
             self._note_checkpoint()
         if self._awaits_acceptance and self.log.reported_loss is None:
@@ -219,9 +225,33 @@ class Replica:
         head = await self.log.head()
         if await self._is_in_log(self.head):
             return self.handle_log_error(LogCorruptError(f"bus {self.bus}: {problem}; restore the log from a backup or replica"))
+        if await self._holds_acknowledged():
+            self.is_behind = True
+            return ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"bus {self.bus}: {problem}. It was never acknowledged; try again")
         error = self._block_regressed(head, self.head)
         await self._report_loss(self._acknowledged_before())
         return error
+
+    async def _holds_acknowledged(self) -> bool:
+        """Return whether the log, which lacks the last event of this replica, holds all that was acknowledged. Raises LogError."""
+        acknowledged = self._acknowledged_before()
+        if acknowledged is not None:
+            return await self._is_in_log(acknowledged)
+        first = (await self.log.read_many([1])).get(1)
+        return first is not None and Envelope.FromString(first.envelope).event_id == self.incarnation
+
+    async def _start_over(self, head: Head) -> None:
+        """Forget events that the log took, never confirmed, and lost with a failover: nobody was told that they are recorded."""
+        _LOG.warning("log.unconfirmed_events_lost", bus=self.bus, sequence_number=self.head.sequence_number, head=head.sequence_number)
+        self.contest_waiters.dismiss_all(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "a failover has lost events that were not confirmed")
+        self.state = State(self.bus)
+        self.head = empty_head(self.bus)
+        self.recent_events = RecentEvents(self.log)
+        self.trace_owners = TraceOwners()
+        self._unconfirmed_heads.clear()
+        if self.snapshots is not None:
+            self.snapshots = self.snapshots.begin_anew()
+        await self._restore(head)
 
     def _acknowledged_before(self) -> Head | None:
         """Return the last event that this server has acknowledged, as far as it knows: that of its checkpoint, if it has one."""
@@ -372,15 +402,18 @@ class Replica:
         self._note_checkpoint()
 
     def acknowledged(self) -> Head | None:
-        """Return the last event for the checkpoint, or None. It stays even after the log has lost it."""
-        return self.head if self.head.sequence_number and self.log.is_confirmed(self.head.sequence_number) else None
+        """Return the last event that is confirmed, as far as this process knows. It stays even after the log has lost it."""
+        return self._acknowledged_head
 
     def _note_checkpoint(self) -> None:
         """Write the acknowledged head, before anybody is answered."""
-        head = self.acknowledged()
-        self._acknowledged_head = head or self._acknowledged_head
-        if self.checkpoint is not None and head is not None:
-            self.checkpoint.note(self.bus, head, self.incarnation)
+        heads = self._unconfirmed_heads
+        if self.head.sequence_number and not (heads and heads[-1] is self.head):
+            heads.append(self.head)
+        while heads and self.log.is_confirmed(heads[0].sequence_number):
+            self._acknowledged_head = heads.popleft()
+        if self.checkpoint is not None and self._acknowledged_head is not None:
+            self.checkpoint.note(self.bus, self._acknowledged_head, self.incarnation)
 
     async def save_checkpoint(self) -> None:
         """Save the checkpoint on stop. A full disk is logged and does not keep the bus from stopping."""

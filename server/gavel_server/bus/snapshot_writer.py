@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from gavel_rules.state.paged_table import StatePages
+from gavel_rules.state.state import State
 
 from gavel_server.bus.sequencer import Sequencer
 
@@ -38,20 +39,18 @@ async def write_if_due(sequencer: Sequencer) -> None:
     if replica.is_settled:
         pages = await snapshots.write_in_child(state, replica.head, replica.incarnation, replica.trace_owners)
         if pages is not None:
-            await _page_out(sequencer, pages)
+            await _page_out(sequencer, state, pages)
 
 
-async def _page_out(sequencer: Sequencer, pages: StatePages) -> None:
-    """Leave the rows of paged tables that are in a snapshot of the bus to its file, unless the bus closes."""
-    state = await sequencer.settled_state()
-    if sequencer.replica.closing:
+async def _page_out(sequencer: Sequencer, state: State, pages: StatePages) -> None:
+    """Leave the rows of paged tables that are in a snapshot of this state to its file, unless the bus closes or starts over."""
+    if sequencer.replica.closing or await sequencer.settled_state() is not state:
         return  # a thread may read the tables for the last snapshot
     state.store.use_pages(pages)
     for table in state.store.paged_tables:
         keys = iter(list(table.changes))
         while some := list(islice(keys, ROWS_AT_ONCE)):
-            await sequencer.settled_state()
-            if sequencer.replica.closing:
+            if sequencer.replica.closing or await sequencer.settled_state() is not state:
                 return
             table.page_out(some)
             await asyncio.sleep(0)

@@ -113,6 +113,12 @@ class BusSnapshots:
         self._pages = opened
         return RestoredBus(state, Head(number, position.chain_hash), position.incarnation, trace_owners)
 
+    def begin_anew(self) -> BusSnapshots:
+        """Return the snapshots of a bus whose state starts over. One that a child still writes is given up."""
+        if self._child:
+            os.kill(self._child, signal.SIGKILL)
+        return BusSnapshots(self.files, self.every, self._monotonic)
+
     # Writing
 
     def is_due(self, head: Head) -> bool:

@@ -173,6 +173,37 @@ async def test_failover_that_loses_acknowledged_events(tmp_path: Path) -> None:
                 await refuses_until_the_loss_is_accepted(new, server)
 
 
+async def test_failover_that_loses_unacknowledged_events(tmp_path: Path) -> None:
+    """If the new primary lacks events that no replica confirmed, the servers go on without them, and the caller records them anew."""
+    async with sentinel_set(tmp_path / "redis") as redis_set:
+        options = ("--ack", "replicas:1", "--accept-volatile")
+        servers = [Server(tmp_path / f"server-{number}", redis_url=redis_set.url, options=options) for number in range(2)]
+        with run_servers(*servers):
+            async with servers[0].client(BUS, tries_max=1) as client, servers[1].client(BUS) as other:
+                await open_bus(client)
+                await publish_status(client, SUBJECTS)
+                last = (await client.get_status()).head_sequence_number
+                for replica in redis_set.nodes[1:]:
+                    async with redis.asyncio.Redis(port=replica.port) as admin:
+                        await admin.execute_command("REPLICAOF", "127.0.0.1", 1)  # type: ignore[no-untyped-call]
+                unconfirmed = fact_envelope("parcel/new", DEPOT, key="parcel.status", value="ready")
+                with pytest.raises(GavelError, match="replicas"):
+                    await client.publish_event(unconfirmed)
+
+                async def has_read_it() -> bool | None:
+                    return (await other.get_status()).head_sequence_number > last or None
+
+                await poll(has_read_it)
+                await redis_set.nodes[0].kill()
+                for one in (client, other):
+                    await wait_until_writable(one)
+                recorded = await other.publish_event(unconfirmed)
+                assert last + 1 == recorded.envelope.sequence_number
+                await publish_status(client, SUBJECTS)
+                await prove(client)
+                await prove(other)
+
+
 async def refuses_until_the_loss_is_accepted(new: Server, server: Server) -> None:
     """Assert that a server without a checkpoint refuses to write, and goes on by itself once the loss is accepted at the other one."""
     async with new.client(BUS, tries_max=1) as client, server.client(BUS) as other:
