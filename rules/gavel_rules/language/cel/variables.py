@@ -297,9 +297,9 @@ def _expand(text: str, uses: Iterable[_Use], expansions: Mapping[str, Expansion]
         length += len(of.text)
         at = use.offset + len(use.name)
         if is_literal(use.name):
-            written = _PATH_OF_LITERAL.match(text, use.offset)
-            assert written is not None  # noqa: S101  # the parser has found the name there
-            at = written.end()
+            path = _PATH_OF_LITERAL.match(text, use.offset)
+            assert path is not None  # noqa: S101  # the parser has found the name there
+            at = path.end()
         pieces.append((length, owner, at))
     parts.append(text[at:])
     return Expansion("".join(parts), tuple(pieces))

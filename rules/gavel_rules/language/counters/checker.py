@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.cel.checker import Environment, ScopedExpression
 from gavel_rules.language.cel.vocabulary import DOUBLE, DYN, FACT_TYPES, INT, Field, ValueType, counted_event_scope
-from gavel_rules.language.counters.counter import COUNT, DISTINCT, CompiledCounter, CounterExpressions, aggregate_of
+from gavel_rules.language.counters.counter import AGGREGATES, COUNT, DISTINCT, CompiledCounter, CounterExpressions, aggregate_of
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.models import CounterPart, RuleSetPart, matches_action
@@ -116,7 +116,7 @@ class _CounterChecker:
             self._require("window_ms", "the counter has no window", "add `window_ms`, or `calendar`")
         elif len(windows) == 2:
             self._refuse("calendar", "the counter has two windows", "remove `calendar` or `window_ms`")
-        aggregates = [key for key in ("sum", "distinct", "min", "max", "last") if getattr(part, key, None) is not None]
+        aggregates = [key for key in AGGREGATES if getattr(part, key, None) is not None]
         for key in aggregates[1:]:
             self._refuse(key, f"the counter already has `{aggregates[0]}`", "declare another counter")
         if getattr(part, "keep", None) is not None and source != "approvals":
