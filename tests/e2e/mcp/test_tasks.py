@@ -79,9 +79,15 @@ async def _get(client: Client, task_id: str) -> TaskResult:
     return await client.session.send_request(GetTask(params=TaskParams(task_id=task_id)), TaskResult)
 
 
+async def _cancel(client: Client, task_id: str) -> None:
+    await client.session.send_request(CancelTask(params=TaskParams(task_id=task_id)), TaskResult)
+
+
 @pytest.mark.long
 async def test_a_task(world: World) -> None:
-    """An approved task completes with the result of the call, however often it is polled; it outlives the proxy."""
+    """An approved task completes with the result of the call, however often it is polled, also if it is cancelled afterwards, and for
+    another proxy.
+    """
     world.configure_ledger()
     await world.deploy(LEDGER_RULES)
 
@@ -95,10 +101,14 @@ async def test_a_task(world: World) -> None:
             return (await _get(client, created.task_id)).status == "completed"
 
         await until(completed, "the task does not complete")
-        done = [await _get(client, created.task_id) for _ in range(2)]
+        done = [await _get(client, created.task_id)]
+        await _cancel(client, created.task_id)
+        done.append(await _get(client, created.task_id))
+    async with world.connect(extensions=[Tasks()]) as client:
+        done.append(await _get(client, created.task_id))
 
     assert ("working", "working") == (created.status, working.status)
-    assert ["appended", "appended"] == [one.result["content"][0]["text"] for one in done if one.result]
+    assert ["appended"] * 3 == [one.result["content"][0]["text"] for one in done if one.result]
     assert ["careful"] == world.lines
 
 
@@ -130,7 +140,7 @@ async def test_a_cancelled_task(world: World) -> None:
 
     async with world.connect(extensions=[Tasks()]) as client:
         created = await _create(client)
-        await client.session.send_request(CancelTask(params=TaskParams(task_id=created.task_id)), TaskResult)
+        await _cancel(client, created.task_id)
         await world.client.resolve_review(created.task_id, REVIEW_VERDICT_APPROVE, reviewer="ann", reason="fine")
         states = [await _get(client, created.task_id)]
     async with world.connect(extensions=[Tasks()]) as client:

@@ -15,12 +15,15 @@ from gavel_client.mcp.status_tool import STATUS_TOOL
 from gavel_client.rpc.errors import GavelError, describe_error
 
 # The reason of an answer to a call whose attempt has not been reported.
-_ALREADY_RUNNING: Final = "ALREADY_RUNNING"
+ALREADY_RUNNING: Final = "ALREADY_RUNNING"
 
 
 def failed(text: str, structured: Mapping[str, Any] | None = None) -> CallToolResult:
     """Return a tool error."""
     return CallToolResult(content=[TextContent(text=text)], structured_content=dict(structured) if structured else None, is_error=True)
+
+
+CANCELLED: Final = failed("The call was not made: it was cancelled.")
 
 
 def unreachable(error: GavelError) -> CallToolResult:
@@ -60,7 +63,7 @@ def refused(answer: Refused) -> CallToolResult:
 
 def pending(answer: Pending) -> CallToolResult:
     """Return the answer to a call that waits for a person, or for the end of an attempt that another proxy has begun."""
-    if answer.reason == _ALREADY_RUNNING:
+    if answer.reason == ALREADY_RUNNING:
         text = (
             "The same call has been begun before, and its outcome is not known yet: it may have been made. Do not make it in another way. "
             f"Call {STATUS_TOOL} with decision_id {answer.decision_id} to learn how it stands."

@@ -52,7 +52,6 @@ PROPOSALS_MAX: Final = 3
 _SUPERSEDED: Final = frozenset({"FACT_SUPERSEDED", "STALE_FACT"})
 TOOL_ERROR: Final = "TOOL_ERROR"
 CANCELLED: Final = "CANCELLED"
-_CANCELLED: Final = "The call was not made: it was cancelled."
 
 CallAnswer = CallToolResult | Pending | Refused
 
@@ -106,13 +105,8 @@ class Effects:
         return answer
 
     async def resume(self, decision_id: str, call: EffectCall) -> CallAnswer:
-        """Make the call that a decision has approved meanwhile. Raises GavelError."""
-        gate_call = Call(call.definition.name, call.arguments, decision_id)
-        deadline = Deadline(DECISION_MS_MAX, Backoff())
-        answer = await self._to_its_end(self._begin_and_make(decision_id, gate_call, call, deadline), call)
-        if not isinstance(answer, Pending):
-            self.forget(call.agent.id, call.definition.name, call.arguments)
-        return answer
+        """Make the call that a decision has approved meanwhile, or return its result if it was made. Raises GavelError."""
+        return await self._to_its_end(self._begin_and_make(decision_id, call), call)
 
     def forget(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> None:
         """Forget an open call whose answer its client has, or does not want: the next equal call is another one. Raises OSError."""
@@ -178,13 +172,19 @@ class Effects:
             if is_held:
                 lock.release()
 
-    async def _begin_and_make(self, decision_id: str, gate_call: Call, call: EffectCall, deadline: Deadline) -> CallAnswer:
-        return await self._make(await self._gate(call, deadline).begin(decision_id, gate_call), call)
+    async def _begin_and_make(self, decision_id: str, call: EffectCall) -> CallAnswer:
+        gate_call = Call(call.definition.name, call.arguments, decision_id)
+        begun = await self._gate(call, Deadline(DECISION_MS_MAX, Backoff())).begin(decision_id, gate_call)
+        answer = await self._make(begun, call)
+        # After a call that has ended before, an equal one may be open, which is another call.
+        if not isinstance(answer, Pending) and not isinstance(begun, Finished):
+            self.forget(call.agent.id, call.definition.name, call.arguments)
+        return answer
 
     async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         if call.cancelled.is_set():
             self.forget(call.agent.id, call.definition.name, call.arguments)
-            return answers.failed(_CANCELLED)
+            return answers.CANCELLED
         action = call.action
         try:
             async with timeout(max(deadline.ms_left(), 0) / 1000):
@@ -216,9 +216,11 @@ class Effects:
             case Allowed() if call.cancelled.is_set():
                 await answer.report(HandlerResult.aborted(CANCELLED))
                 self.forget(call.agent.id, call.definition.name, call.arguments)
-                return answers.failed(_CANCELLED)
+                return answers.CANCELLED
             case Allowed():
                 return await self._carry_out(answer, call)
+            case Finished(report) if report.execution.reason_code == CANCELLED:
+                return answers.CANCELLED
             case Finished():
                 return await self._recorded(answer)
             case Pending(_, reason, decision) if decision is not None and decision.decision.outcome == OUTCOME_REJECTED:

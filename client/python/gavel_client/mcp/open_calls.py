@@ -59,8 +59,8 @@ class OpenCalls:
                 path.unlink()
 
     def _path(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> Path:
-        names = [content_hash(part).removeprefix("sha256:") for part in (agent, [agent, tool, dict(arguments)])]
-        return self._folder / names[0] / f"{names[1]}.json"
+        name = content_hash([agent, tool, dict(arguments)]).removeprefix("sha256:")
+        return agent_folder(self._folder, agent) / f"{name}.json"
 
     def _write(self, path: Path, turn: Turn) -> None:
         """Put a whole file in place, durably. Raises FileExistsError if there is one."""
@@ -80,6 +80,11 @@ class OpenCalls:
             with suppress(FileNotFoundError):
                 temporary.unlink()
         sync_folder(folder)
+
+
+def agent_folder(root: Path, agent: str) -> Path:
+    """Return the folder of an agent's files below `root`."""
+    return root / content_hash(agent).removeprefix("sha256:")
 
 
 def sync_folder(path: Path) -> None:

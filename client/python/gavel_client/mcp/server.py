@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from gavel_client.gate import Pending
 from gavel_client.mcp import answers
 from gavel_client.mcp.caller import TASKS_EXTENSION, Caller, CallerError, caller_of
 from gavel_client.mcp.proxy import Proxy
-from gavel_client.mcp.tasks import TaskParams
+from gavel_client.mcp.tasks import TaskParams, may_act
 from gavel_client.rpc.errors import GavelError, describe_error
 
 NAME: Final = "gavel"
@@ -132,7 +133,10 @@ class _Handlers:
         caller, state = await self._task(context, params)
         try:
             return await self._proxy.tasks.get(
-                params.task_id, state, lambda found, cancelled: self._proxy.resume(found, caller, cancelled=cancelled)
+                caller.agent,
+                params.task_id,
+                state,
+                lambda found, cancelled: self._proxy.resume(found, caller, cancelled=cancelled),
             )
         except GavelError as error:
             raise _unreachable(error) from None
@@ -143,12 +147,18 @@ class _Handlers:
         return {}
 
     async def cancel_task(self, context: _Context, params: TaskParams) -> dict[str, Any]:
-        """Answer tasks/cancel."""
+        """Answer tasks/cancel. A task that has ended stays as it is."""
         caller, state = await self._task(context, params)
+        if not may_act(state):
+            return {}
         try:
-            self._proxy.tasks.cancel(params.task_id)
+            await self._proxy.tasks.cancel(caller.agent, params.task_id, lambda task_id: self._proxy.decision(task_id, caller))
             self._proxy.cancel(state, caller)
+        except GavelError as error:
+            raise _unreachable(error) from None
         except OSError as error:
+            if error.errno == errno.EDQUOT:
+                raise MCPError(INTERNAL_ERROR, f"the task was not cancelled: {error.strerror}") from None
             raise MCPError(INTERNAL_ERROR, f"the proxy cannot write its state: {describe_error(error)}") from None
         return {}
 

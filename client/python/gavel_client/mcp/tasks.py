@@ -1,7 +1,8 @@
 """The Tasks extension of MCP (io.modelcontextprotocol/tasks): a call that waits for a person is a task that its client polls.
 
 A task is a decision in the log, and its id is that of the decision, so a task outlives the proxy. When it is approved, polling it makes the
-call, once. A cancelled task is a file, because the review goes on: a person may still approve it, and no call must follow.
+call, once. A cancelled task is a file, because the review goes on: a person may still approve it, and no call must follow. A task that has
+ended does not change: the log knows whether its call was made, refused, or given up.
 https://modelcontextprotocol.github.io/ext-tasks/specification/2026-07-28/tasks.html
 """
 
@@ -9,30 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_DECIDED, WaitDecisionResponse
-from gavel.v1.decision_pb2 import OUTCOME_APPROVED
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_EXECUTED, WaitDecisionResponse
 from gavel.v1.envelope_pb2 import Envelope
 from mcp_types import CallToolResult, RequestParams
 
 from gavel_client.gate import Pending, Refused
 from gavel_client.mcp import answers
-from gavel_client.mcp.open_calls import sync_folder
+from gavel_client.mcp.open_calls import agent_folder, sync_folder
 
 POLL_INTERVAL_MS: Final = 2_000
 # How long one poll waits for a call that it has begun.
 CALL_WAIT_SECONDS: Final = 1.0
 # Ended tasks whose results are remembered; for others the log is asked again.
 TASKS_MAX: Final = 1_000
-# Cancelled tasks that are remembered.
-CANCELLED_MAX: Final = 100_000
+# Cancelled tasks of one agent, so that no agent can fill the disk or keep another one from cancelling.
+CANCELLED_MAX: Final = 10_000
+# The oldest of them, of which those that have ended make room for others.
+OLDEST_MAX: Final = 100
 
 # Takes the state of a task's decision, and whether the task is cancelled. Makes the call that the decision approves, or gives it up.
 Resume = Callable[[WaitDecisionResponse, bool], Awaitable[CallToolResult | Pending | Refused]]
+# Returns the state of a task's decision; None if there is none.
+Find = Callable[[str], Awaitable[WaitDecisionResponse | None]]
 
 
 class TaskParams(RequestParams):
@@ -52,43 +57,66 @@ class Tasks:
         """Return the result of a call that has become a task."""
         return {"resultType": "task", **_task(decision, "working")}
 
-    def cancel(self, task_id: str) -> None:
-        """Make no call for a task any more, also after a restart. A call that has begun goes on. Raises OSError."""
-        self._cancelled.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if sum(1 for _ in self._cancelled.iterdir()) >= CANCELLED_MAX:
-            raise OSError(errno.EDQUOT, f"{CANCELLED_MAX} tasks are cancelled; remove old files", str(self._cancelled))
-        self._file(task_id).touch(mode=0o600)
-        sync_folder(self._cancelled)
+    async def cancel(self, agent: str, task_id: str, find: Find) -> None:
+        """Make no call for an agent's task any more, also after a restart. A call that has begun goes on.
 
-    async def get(self, task_id: str, state: WaitDecisionResponse, resume: Resume) -> dict[str, Any]:
-        """Return a task. An approved one makes its call by `resume`. Raises GavelError."""
-        if task_id not in self._calls and self._file(task_id).exists():
-            if state.phase == DECISION_PHASE_DECIDED and state.decision.decision.outcome == OUTCOME_APPROVED:
-                # An approval that nobody carries out would hold other work on its conflict key.
-                await resume(state, True)
-            return _task(state.decision, "cancelled", task_id)
+        Raises OSError, EDQUOT if the agent has CANCELLED_MAX of them, and GavelError.
+        """
+        file = self._file(agent, task_id)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if file.exists():
+            return
+        if len(os.listdir(file.parent)) >= CANCELLED_MAX and not await _drop_ended(file.parent, find):
+            raise OSError(errno.EDQUOT, f"{agent} has cancelled {CANCELLED_MAX} tasks that persons have to decide about", str(file.parent))
+        file.touch(mode=0o600)
+        sync_folder(file.parent)
+
+    async def get(self, agent: str, task_id: str, state: WaitDecisionResponse, resume: Resume) -> dict[str, Any]:
+        """Return an agent's task. An approved one makes its call by `resume`, a cancelled one gives it up. Raises GavelError."""
+        is_cancelled = self._file(agent, task_id).exists()
         if task_id not in self._calls:
-            self._calls[task_id] = asyncio.ensure_future(resume(state, False))
+            # An approval that nobody carries out would hold other work on its conflict key.
+            self._calls[task_id] = asyncio.ensure_future(resume(state, is_cancelled))
         call = self._calls[task_id]
         await asyncio.wait({call}, timeout=CALL_WAIT_SECONDS)
         if not call.done():
             return _task(state.decision, "working", task_id)
         if call.cancelled() or call.exception() is not None:
             # The next poll tries again: nothing was made, or the log knows it.
-            del self._calls[task_id]
+            self._calls.pop(task_id, None)
             call.result()
         answer = call.result()
         if isinstance(answer, Pending):
-            del self._calls[task_id]
-            return _task(state.decision, "working", task_id, answer.message())
+            self._calls.pop(task_id, None)
         while len(self._calls) > TASKS_MAX:
             self._calls.pop(next(iter(self._calls)))
+        is_under_way = isinstance(answer, Pending) and answer.reason == answers.ALREADY_RUNNING
+        if answer == answers.CANCELLED or (is_cancelled and not is_under_way and not isinstance(answer, CallToolResult)):
+            return _task(state.decision, "cancelled", task_id)
+        if isinstance(answer, Pending):
+            return _task(state.decision, "working", task_id, answer.message())
         result = answers.refused(answer) if isinstance(answer, Refused) else answer
         dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         return {**_task(state.decision, "completed", task_id), "result": dumped}
 
-    def _file(self, task_id: str) -> Path:
-        return self._cancelled / uuid.UUID(task_id).hex
+    def _file(self, agent: str, task_id: str) -> Path:
+        return agent_folder(self._cancelled, agent) / uuid.UUID(task_id).hex
+
+
+def may_act(state: WaitDecisionResponse) -> bool:
+    """Return whether a call may still follow from a decision, or be under way."""
+    return state.phase < DECISION_PHASE_EXECUTED
+
+
+async def _drop_ended(folder: Path, find: Find) -> bool:
+    """Forget those of the oldest cancelled tasks that have ended; return whether there were any. Raises GavelError."""
+    has_dropped = False
+    for file in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:OLDEST_MAX]:
+        state = await find(str(uuid.UUID(file.name)))
+        if state is not None and not may_act(state):
+            file.unlink(missing_ok=True)
+            has_dropped = True
+    return has_dropped
 
 
 def _task(decision: Envelope, status: str, task_id: str = "", message: str = "") -> dict[str, Any]:

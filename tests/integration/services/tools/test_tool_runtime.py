@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import TOOL_PAIR_STATE_PAIRED
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_TIMEOUT
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel_client import GavelClient, GavelError, content_hash
 from gavel_client.evidence import EvidenceStore
@@ -41,6 +42,7 @@ DEEP: Any = 1
 for _ in range(2_000):
     DEEP = [DEEP]
 NUMBER = {"type": "object", "required": ["n"], "additionalProperties": False, "properties": {"n": {"type": "integer"}}}
+RESULT = {**NUMBER, "additionalProperties": True}
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ async def runtime_of(
         side_effects=effects,
         default_provider="numbers",
         argument_schema=to_struct(NUMBER),
-        result_schema=to_struct({**NUMBER, "additionalProperties": True}),
+        result_schema=to_struct(RESULT),
         **fields,
     )
     await client.register_contract(contract)
@@ -100,7 +102,8 @@ async def recorded(client: GavelClient) -> tuple[Envelope, Envelope]:
 async def test_a_call_leaves_call_result_and_evidence(client: GavelClient, store: EvidenceStore) -> None:
     """A call by alias has one execution_id, both events with all of the design's fields, and evidence with the result's hash."""
     runtime = await runtime_of(client, store, double)
-    outcome = await runtime.invoke("double", {"n": 4}, context(agent_id="agent-1", session_id="s", call_id="c", caller_role="planner"))
+    caller = {"agent_id": "agent-1", "session_id": "s", "parent_session_id": "p", "call_id": "c", "caller_role": "planner"}
+    outcome = await runtime.invoke("double", {"n": 4}, context(**caller))
     call, result = await recorded(client)
     assert ({"n": 8}, True, None) == (outcome.data, outcome.ok, outcome.error)
     assert ("double", "num.double", "1", "numbers") == (
@@ -111,11 +114,12 @@ async def test_a_call_leaves_call_result_and_evidence(client: GavelClient, store
     )
     sent = call.tool_call
     assert ("double", "num.double", "1", "numbers") == (sent.requested_tool, sent.tool_name, sent.tool_version, sent.provider_id)
-    assert ("agent-1", "s", "c", "planner") == (sent.agent_id, sent.session_id, sent.call_id, sent.caller_role)
+    assert caller == {name: getattr(sent, name) for name in caller}
     assert (content_hash({"n": 4}), content_hash(NUMBER)) == (sent.arguments_hash, sent.request_schema_hash)
     assert re.fullmatch(r"exec_[0-9a-f]{12}", outcome.execution_id)
     answer = result.tool_result
     assert [outcome.execution_id] * 2 == [sent.execution_id, answer.execution_id]
+    assert [content_hash(RESULT)] * 2 == [answer.response_schema_hash, outcome.response_schema_hash]
     assert [content_hash({"n": 8})] * 3 == [answer.content_hash, answer.evidence_hash, outcome.result_hash]
     assert (b'{"n":8}', "application/json") == (store.get(answer.evidence_hash), answer.evidence_media_type)
     assert answer.evidence_uri.endswith(answer.evidence_hash[len("sha256:") + 2 :])
@@ -291,6 +295,16 @@ async def test_a_hook_cannot_make_a_failure_a_success(client: GavelClient, store
     assert (True, errors.CONFLICT) == (result.tool_result.is_error, result.tool_result.error_code)
 
 
+async def test_a_failed_check_is_no_success(client: GavelClient, store: EvidenceStore) -> None:
+    """A result that fails the check of its schema is a failure for hooks, caller, log and report, although a hook returns valid data."""
+    hook = Patch(data={"n": 8})
+    outcome = await (await runtime_of(client, store, lambda _: {"n": "eight"}, hook)).invoke("num.double", {"n": 4}, context())
+    _, result = await recorded(client)
+    assert (False, None, [outcome.error]) == (outcome.ok, outcome.data, hook.results)
+    assert (True, errors.TOOL) == (result.tool_result.is_error, result.tool_result.error_code)
+    assert EXECUTION_STATUS_TIMEOUT == outcome.handler_result().status
+
+
 @pytest.mark.parametrize(("hook", "code"), [(Patch(arguments={"m": 1}), errors.ARGS), (Patch(data={"m": 1}), errors.TOOL)])
 async def test_patches_obey_the_contract(client: GavelClient, store: EvidenceStore, hook: Patch, code: str) -> None:
     """A patch that does not match the contract fails the call."""
@@ -351,6 +365,18 @@ async def test_aliases_can_be_switched_off(client: GavelClient, store: EvidenceS
     monkeypatch.setenv("GAVEL_TOOL_ALIASES", "off")
     with pytest.raises(ValueError, match="set it to true or false"):
         await runtime_of(client, store, double)
+
+
+async def test_every_shipped_name_reaches_its_tool(client: GavelClient) -> None:
+    """On a bus with the shipped contracts each canonical name and each old name resolves to its tool and its default provider."""
+    for contract in shipped_contracts():
+        await client.register_contract(contract)
+    for provider in shipped_providers():
+        await client.register_provider(provider)
+    for contract in shipped_contracts():
+        for name in (contract.name, *contract.aliases):
+            answer = await client.resolve_tool(name)
+            assert (contract.name, contract.default_provider) == (answer.contract.name, answer.provider.provider_id)
 
 
 async def test_a_server_that_is_away_means_no_effect(

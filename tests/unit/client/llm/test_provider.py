@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
-from gavel_client.llm import LLMError, LLMProviderError, LLMRequest, LLMResponse, ModelProvider, UserMessage
+from gavel_client.llm import LLMError, LLMProviderError, LLMRequest, LLMResponse, LLMService, ModelProvider, UserMessage, attempts, provider
 from gavel_client.llm.provider import WireFormat
 from gavel_client.llm.providers.anthropic_messages import MessagesFormat
 from gavel_client.llm.providers.chat_completions import ChatCompletionsFormat
@@ -66,21 +66,82 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-async def ask(provider: ModelProvider) -> tuple[LLMResponse | LLMError, LLMResponse | LLMError]:
+async def ask(model: ModelProvider) -> tuple[LLMResponse | LLMError, LLMResponse | LLMError]:
     """Return what `complete` and `stream` give."""
     try:
-        complete: LLMResponse | LLMError = await provider.complete(QUESTION)
+        complete: LLMResponse | LLMError = await model.complete(QUESTION)
     except LLMError as error:
         complete = error
     events = []
     try:
-        async for event in provider.stream(QUESTION):
+        async for event in model.stream(QUESTION):
             events.append(event)  # noqa: PERF401 (the events before an error count)
     except LLMError as error:
         return complete, error
     assert "response.completed" == events[-1].event_type
     assert events[-1].chunk.response is not None
     return complete, events[-1].chunk.response
+
+
+class Clock:
+    """Stands for the module `time`: a clock that only the test advances, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Slow(Memory):
+    """A transport whose answers take `seconds` on a clock. With `fails` it then refuses the request."""
+
+    def __init__(self, name: tuple[str, str], clock: Clock, seconds: float, *, fails: bool = False) -> None:
+        super().__init__(json.loads(transcript(*name, ".json").read_bytes()), stream_events(*name))
+        self._clock = clock
+        self._seconds = seconds
+        self._fails = fails
+
+    async def post(self, body: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
+        """Return the body after the time."""
+        self._clock.now += self._seconds
+        if self._fails:
+            raise LLMProviderError("p", "authentication", "no key")
+        return await super().post(body, timeout_seconds)
+
+    async def events(self, body: Mapping[str, Any], timeout_seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield the events over the time."""
+        for event in self._events:
+            self._clock.now += self._seconds / len(self._events)
+            yield event
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the provider and the service layer."""
+    clock = Clock()
+    for module in (provider, attempts):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("api", FORMATS)
+async def test_latency(api: str, clock: Clock) -> None:
+    """The latency of an attempt is the time from its request to the complete answer, streamed or not."""
+    model = ModelProvider("p", "m", FORMATS[api], Slow((api, "text"), clock, 0.25), {})
+    complete, streamed = await ask(model)
+    for answer in (complete, streamed):
+        assert isinstance(answer, LLMResponse)
+        assert [pytest.approx(250.0)] == [meta.latency_ms for meta in answer.provider_meta]
+
+
+async def test_latencies_of_all_attempts(clock: Clock) -> None:
+    """A failed attempt has a latency of its own, which is not part of that of the next one."""
+    transports = [Slow(("messages", "text"), clock, 0.5, fails=True), Slow(("messages", "text"), clock, 0.25)]
+    async with LLMService([ModelProvider("p", "m", FORMATS["messages"], one, {}) for one in transports]) as models:
+        answer = await models.complete(QUESTION)
+    assert [pytest.approx(500.0), pytest.approx(250.0)] == [meta.latency_ms for meta in answer.provider_meta]
 
 
 @given(st.data(), st.sampled_from(transcripts()), JSON)
@@ -92,8 +153,8 @@ def test_altered_answers(data: st.DataObject, name: tuple[str, str], value: Any)
     altered_body = replaced(body, data.draw(st.sampled_from(places(body)[1:])), value)
     number = data.draw(st.integers(0, len(events) - 1))
     altered = replaced(events[number], data.draw(st.sampled_from(places(events[number])[1:])), value)
-    provider = ModelProvider("p", "m", FORMATS[api], Memory(altered_body, [*events[:number], altered, *events[number + 1 :]]), {})
-    for answer in asyncio.run(ask(provider)):
+    model = ModelProvider("p", "m", FORMATS[api], Memory(altered_body, [*events[:number], altered, *events[number + 1 :]]), {})
+    for answer in asyncio.run(ask(model)):
         if isinstance(answer, LLMResponse):
             texts = [
                 answer.id,
@@ -111,8 +172,7 @@ def test_events_out_of_order(data: st.DataObject, name: tuple[str, str]) -> None
     """Events that are missing, doubled or in another order give a response, or an error of the layer."""
     events = stream_events(*name)
     order = data.draw(st.lists(st.integers(0, len(events) - 1), max_size=len(events)) | st.permutations(range(len(events))))
-    provider = ModelProvider("p", "m", FORMATS[name[0]], Memory({}, [events[number] for number in order]), {})
-    asyncio.run(ask(provider))
+    asyncio.run(ask(ModelProvider("p", "m", FORMATS[name[0]], Memory({}, [events[number] for number in order]), {})))
 
 
 @pytest.mark.parametrize("api", FORMATS)

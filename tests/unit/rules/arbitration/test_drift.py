@@ -39,9 +39,10 @@ def note(core: Core, trace_id: str = TRACE, **binding: str) -> Envelope:
     return event(core, trace_id, VersionBinding(**binding), agent_diagnostic=AgentDiagnostic(kind="Noted"))
 
 
-def register(core: Core, version: str, schema: dict[str, Any]) -> None:
+def register(core: Core, version: str, schema: dict[str, Any], result_schema: dict[str, Any] | None = None) -> None:
     """Register a version of the contract of crm.read."""
-    contract = ParseDict({"name": "crm.read", "version": version, "argument_schema": schema}, ToolContract())
+    schemas = {"argument_schema": schema, "result_schema": result_schema or {}}
+    contract = ParseDict({"name": "crm.read", "version": version, **schemas}, ToolContract())
     answer = core.run(ChangeTools(Envelope(event_id=core.new_id(), fact=Fact(tool_contract_registered=contract))))
     assert isinstance(answer, EventAnswer), answer
 
@@ -127,6 +128,28 @@ def test_schemas() -> None:
     call_tool(core, "trace-3", request_schema_hash=half)
     core.pass_time(10_000)
     assert [drift.SCHEMA_DRIFT] == [code for code, _ in drifts(decide(core, "trace-3"))]
+    core.prove()
+
+
+def test_result_schemas() -> None:
+    """A result that names no schema gets that of the contract in force, and a failed one gets none. A changed result schema is drift."""
+    core = Core(document())
+    register(core, "1", {"type": "object"}, {"type": "object", "required": ["id"]})
+    call_tool(core)
+    answered = core.events[-1].tool_result
+    assert ("1", sha256_of('{"required":["id"],"type":"object"}')) == (answered.tool_version, answered.response_schema_hash)
+    call = event(core, tool_call=ToolCall(tool_name="crm.read"))
+    failure = {"execution_id": call.tool_call.execution_id, "is_error": True, "error_code": "E_TOOL"}
+    failed = event(core, tool_result=ToolResult(tool_name="crm.read", **failure))
+    assert "" == failed.tool_result.response_schema_hash
+    assert [] == drifts(decide(core))
+    register(core, "2", {"type": "object"}, {"type": "object", "required": ["id", "name"]})
+    core.pass_time(10_000)
+    (found,) = drifts(decide(core))
+    assert (drift.SCHEMA_DRIFT, True, True) == (found[0], "result schema of crm.read" in found[1], "in version 1" in found[1])
+    call_tool(core, "trace-2")
+    core.pass_time(10_000)
+    assert [] == drifts(decide(core, "trace-2"))
     core.prove()
 
 

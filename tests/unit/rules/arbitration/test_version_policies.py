@@ -60,6 +60,27 @@ def test_policies(binding: VersionBinding | None, messages: list[str], policy: s
         assert ("gavel", True) == (decision.policy_id, decision.retry_hint.retryable)
 
 
+@pytest.mark.parametrize(
+    ("schema_version", "messages"),
+    [
+        ("taskgraph-v1", []),
+        ("taskgraph-v2", ["schema_version is taskgraph-v2; refunds requires taskgraph-v1"]),
+        ("", ["schema_version is not given; refunds requires taskgraph-v1"]),
+    ],
+)
+@pytest.mark.parametrize("policy", ["ignore", "warn", "fail", None])
+def test_schema_version(schema_version: str, messages: list[str], policy: str | None) -> None:
+    """A proposal of another schema version than a rule set requires is refused by default (constitution 000 §3.2)."""
+    changes = {} if policy is None else {"on_version_mismatch": policy}
+    decision = decide(VersionBinding(schema_version=schema_version), versions={"schema_version": "taskgraph-v1"}, **changes)
+    is_refused = bool(messages) and policy in ("fail", None)
+    assert (REJECTED if is_refused else APPROVED, reason_codes.VERSION_MISMATCH if is_refused else "") == (
+        decision.outcome,
+        decision.reason_code,
+    )
+    assert ([] if policy == "ignore" else messages) == version_warnings(decision)
+
+
 def test_strictest_rule_set_applies() -> None:
     """If one of several governing rule sets has `fail`, the proposal is refused; the others' mismatches are warnings."""
     core = Core()

@@ -7,6 +7,7 @@ must be an ordinary file with one name, on the file system of the root: a second
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -21,6 +22,9 @@ PATH_BYTES_MAX: Final = 4096
 _NAME_BYTES_MAX: Final = 255
 # Nothing waits for the other end of a FIFO, and no terminal becomes that of this process.
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# Python has no function for renameat2, which renames a file without replacing another one.
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_RENAME_NOREPLACE: Final = 1
 _CODES: Final = {
     errno.ENOENT: (PATH, "does not exist"),
     errno.ENOTDIR: (PATH, "is not a directory, or lies under something that is not one"),
@@ -83,22 +87,19 @@ class Jail:
                     mode = stat.S_IMODE(found.st_mode) & 0o777
             temporary = f".{os.urandom(8).hex()}.tmp"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=directory)
-            unfinished = [temporary]
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(content)
                     file.flush()
                     os.fchmod(descriptor, mode)
                     os.fsync(descriptor)
-                if not replaces:
-                    # Takes the name, or fails if it is taken; the file replaces this empty one.
-                    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=directory))
-                    unfinished.append(name)
-                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                if replaces:
+                    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                else:
+                    _rename_new(directory, temporary, name)
             except BaseException:
-                for leftover in unfinished:
-                    with suppress(FileNotFoundError):
-                        os.unlink(leftover, dir_fd=directory)
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=directory)
                 raise
 
     @contextmanager
@@ -140,6 +141,27 @@ class Jail:
             raise ToolError(PERMISSION, f"{path} has another name (a hard link), which may lie outside")
         if status.st_dev != self._device:
             raise ToolError(PERMISSION, f"{path} lies on another file system")
+
+
+def _rename_new(directory: int, source: str, target: str) -> None:
+    """Rename a file to a name that no file has. Raises OSError, EEXIST if a file has the name.
+
+    Some file systems, such as NFS, cannot do so in one step. There an empty file takes the name first.
+    """
+    rename = getattr(_LIBC, "renameat2", None)
+    if rename is not None:
+        if rename(directory, os.fsencode(source), directory, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(number, os.strerror(number))
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=directory))
+    try:
+        os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(target, dir_fd=directory)
+        raise
 
 
 def _components(path: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gavel_client.llm import (
     LLMRequest,
     LLMResponse,
     LLMSafetyAnnotation,
+    LLMSegment,
     LLMToolCall,
     LLMUsage,
     ToolMessage,
@@ -23,7 +25,7 @@ from gavel_client.llm.providers.anthropic_messages import MessagesFormat
 from gavel_client.llm.providers.chat_completions import ChatCompletionsFormat
 from gavel_client.llm.providers.openai_responses import ResponsesFormat
 
-from tests.support.llm.transcripts import transcript
+from tests.support.llm.transcripts import stream_events, transcript
 
 FORMATS: dict[str, WireFormat] = {
     "responses": ResponsesFormat(),
@@ -79,6 +81,30 @@ def test_citations_and_failures_of_hosted_tools_in_messages() -> None:
         LLMCitationRef("0", "Policy")
         == FORMATS["messages"].response(body("messages", "text") | {"content": [block]}, "p").segments[1].citation
     )
+
+
+@pytest.mark.parametrize(
+    ("api", "call_ids"),
+    [("responses", ("call_9aX1", "call_9aX2")), ("chat_completions", ("call_b1", "call_b2")), ("messages", ("toolu_01", "toolu_02"))],
+)
+def test_calls_of_tools_are_segments(api: str, call_ids: tuple[str, str]) -> None:
+    """Each call of a tool is a segment with its arguments, id and name, after the parts before it; a stream has the same segments."""
+    answer = response(api, "parallel_tools")
+    expected = [
+        ('{"order":"order/7"}', call_ids[0], "orders_status"),
+        ('{"order":"order/7","note":"Grüße\\n"}', call_ids[1], "orders_total"),
+    ]
+    assert ["tool_call", "tool_call"] == [segment.type for segment in answer.segments[-2:]]
+    assert expected == _calls(answer.segments)
+    assembly = FORMATS[api].assembly("provider")
+    events = [event for raw in stream_events(api, "parallel_tools") for event in assembly.feed(raw)]
+    streamed = [segment for event in events if event.event_type == "response.tool_call.completed" for segment in event.segments]
+    assert expected == _calls(streamed)
+
+
+def _calls(segments: Sequence[LLMSegment]) -> list[tuple[str, str, str]]:
+    """Return arguments, id and name of the segments that are calls of tools."""
+    return [(one.content, one.metadata["call_id"], one.metadata["name"]) for one in segments if one.type == "tool_call"]
 
 
 @pytest.mark.parametrize("api", FORMATS)

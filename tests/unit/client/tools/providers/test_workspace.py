@@ -8,18 +8,21 @@ import random
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gavel_client.tools import errors
 from gavel_client.tools.errors import ToolError
+from gavel_client.tools.providers import jail
 from gavel_client.tools.providers.jail import Jail
 from gavel_client.tools.providers.workspace import FILE_BYTES_MAX, Workspace
 
 OUTSIDE = "the content of a file outside"
 ESCAPES = 10_000
 RACES = 2_000
+CHANGES = 300
 
 
 @pytest.fixture
@@ -85,6 +88,44 @@ def test_patching(workspace: Workspace, directory: Path, names: tuple[str, str])
     workspace.patch_text({"path": path, find: "one", replace: "1"})
     assert 2 == workspace.patch_text({"path": path, find: "two", replace: "2", "all": True})["replacements"]
     assert "1 2 2\n" == (directory / "src/a.txt").read_text()
+
+
+@pytest.mark.parametrize("names", [("old", "new"), ("find", "replace")])
+def test_a_reader_sees_whole_files(workspace: Workspace, directory: Path, names: tuple[str, str]) -> None:
+    """While a file is patched back and forth, written and created, every reader sees a whole content, and never a part of one."""
+    find, replace = names
+    versions = ["a" * 900, "b" * 800]
+    target, created = directory / "src/a.txt", directory / "src/new.txt"
+    target.write_text(versions[0])
+    over = threading.Event()
+
+    def change() -> None:
+        for number in range(CHANGES):
+            before, after = versions[number % 2], versions[(number + 1) % 2]
+            workspace.patch_text({"path": "/workspace/src/a.txt", find: before, replace: after})
+            workspace.write_text({"path": "/workspace/src/new.txt", "text": after, "mode": "create"})
+            created.unlink()
+        over.set()
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    seen: set[str] = set()
+    while not over.is_set():
+        seen.add(target.read_text())
+        seen.add(str(workspace.read_text({"path": "/workspace/src/a.txt"})["text"]))
+        with suppress(FileNotFoundError):
+            seen.add(created.read_text())
+    changing.join()
+    assert set(versions) == seen
+
+
+def test_a_file_system_that_cannot_create_in_one_step(workspace: Workspace, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without renameat2 a file is created too, and an existing one is not replaced."""
+    monkeypatch.setattr(jail, "_LIBC", None)
+    path = "/workspace/src/b.txt"
+    workspace.write_text({"path": path, "text": "x", "mode": "create"})
+    assert errors.CONFLICT == code_of(workspace.write_text, path=path, text="y", mode="create")
+    assert ("x", ["a.txt", "b.txt"]) == ((directory / "src/b.txt").read_text(), sorted(os.listdir(directory / "src")))
 
 
 def test_a_patch_cannot_take_all_memory(directory: Path) -> None:
@@ -172,17 +213,17 @@ def test_directories_of_commands_stay_inside(directory: Path) -> None:
     parts = ["..", ".", "", "link", "src", "inner", "up", "absolute", "fifo", "outside", "a.txt", "src/inner", "proc/self/cwd"]
     parts += ["\uff0e\uff0e", "n\0"]
     roots = ["/workspace/"] * 8 + ["/workspace", "/", "", "//workspace/", f"{outside}/", "/proc/self/cwd/"]
-    jail = Jail(directory)
+    opened_jail = Jail(directory)
     opened: set[str] = set()
     codes: set[str] = set()
     for _ in range(ESCAPES):
         path = randomness.choice(roots) + "/".join(randomness.choices(parts, k=randomness.randint(0, 3)))
         try:
-            with jail.directory(path) as descriptor:
+            with opened_jail.directory(path) as descriptor:
                 opened.add(os.readlink(f"/proc/self/fd/{descriptor}"))
         except ToolError as error:
             codes.add(error.code)
-    jail.close()
+    opened_jail.close()
     assert {errors.PATH} == codes
     assert {str(directory), str(directory / "src"), str(directory / "src/inner")} == opened
 
@@ -202,11 +243,17 @@ def test_a_directory_that_becomes_a_link_leads_nowhere(workspace: Workspace, dir
 
     swapping = threading.Thread(target=swap)
     swapping.start()
+    calls: list[tuple[Callable[[dict[str, Any]], object], dict[str, Any]]] = [
+        (workspace.read_text, {}),
+        (workspace.write_text, {"text": "my content"}),
+        (workspace.patch_text, {"old": "content", "new": "text"}),
+        (workspace.patch_text, {"find": "o", "replace": "e", "all": True}),
+    ]
     try:
-        for number in range(RACES):
-            for call, arguments in ((workspace.read_text, {}), (workspace.write_text, {"text": f"mine {number}"})):
+        for _ in range(RACES):
+            for call, arguments in calls:
                 answer, code = _answer(call, {"path": "/workspace/src/a.txt", **arguments})
-                assert code in ("", errors.PATH, errors.PERMISSION), answer
+                assert code in ("", errors.PATH, errors.PERMISSION, errors.CONFLICT), answer
                 assert OUTSIDE not in answer
     finally:
         over.set()
