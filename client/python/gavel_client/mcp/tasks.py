@@ -111,12 +111,17 @@ def may_act(state: WaitDecisionResponse) -> bool:
 async def _drop_ended(folder: Path, find: Find) -> bool:
     """Forget those of the oldest cancelled tasks that have ended; return whether there were any. Raises GavelError."""
     has_dropped = False
-    for file in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:OLDEST_MAX]:
+    for file in _oldest(folder):
         state = await find(str(uuid.UUID(file.name)))
         if state is not None and not may_act(state):
             file.unlink(missing_ok=True)
             has_dropped = True
     return has_dropped
+
+
+def _oldest(folder: Path) -> list[Path]:
+    """Return the OLDEST_MAX files of a folder that were written first."""
+    return sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:OLDEST_MAX]
 
 
 def _task(decision: Envelope, status: str, task_id: str = "", message: str = "") -> dict[str, Any]:

@@ -139,8 +139,8 @@ def test_result_schemas() -> None:
     answered = core.events[-1].tool_result
     assert ("1", sha256_of('{"required":["id"],"type":"object"}')) == (answered.tool_version, answered.response_schema_hash)
     call = event(core, tool_call=ToolCall(tool_name="crm.read"))
-    failure = {"execution_id": call.tool_call.execution_id, "is_error": True, "error_code": "E_TOOL"}
-    failed = event(core, tool_result=ToolResult(tool_name="crm.read", **failure))
+    failure = ToolResult(tool_name="crm.read", execution_id=call.tool_call.execution_id, is_error=True, error_code="E_TOOL")
+    failed = event(core, tool_result=failure)
     assert "" == failed.tool_result.response_schema_hash
     assert [] == drifts(decide(core))
     register(core, "2", {"type": "object"}, {"type": "object", "required": ["id", "name"]})
