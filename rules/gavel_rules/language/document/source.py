@@ -1,7 +1,7 @@
 """A document's text, YAML or JSON, as plain JSON data with the place of every part.
 
-JSON is read by Python's JSON reader, because YAML does not know surrogate pairs. The places in a JSON text are found with the YAML
-reader, and only when a diagnostic needs one. Both readers refuse the same characters, numbers and depths.
+JSON is read by Python's JSON reader, because YAML does not know surrogate pairs. The places in a JSON text are found only when a
+diagnostic needs one. Both readers refuse the same characters, numbers and depths.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from ruamel.yaml.nodes import Node, ScalarNode
-from ruamel.yaml.reader import Reader
 
 from gavel_rules.language.document.diagnostics import Messages, Path
+from gavel_rules.language.document.json_places import find_places
 from gavel_rules.language.document.yaml_reader import (
     DOCUMENT_DEPTH_MAX,
     DOCUMENT_PARTS_MAX,
@@ -29,7 +29,6 @@ from gavel_rules.language.document.yaml_reader import (
 
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024
 
-_NOT_IN_YAML: Final = Reader.NON_PRINTABLE
 _NO_NODE: Final = ScalarNode("tag:yaml.org,2002:null", "", None, None)
 
 
@@ -47,7 +46,7 @@ class Source:
         self.broken_paths: set[Path] = set()
         self._text = text
         self._line_starts: list[int] = []
-        self._places: Places | None = None
+        self._places: Places | None = {}  # None: of a JSON text, not yet found
         if not _is_over_limits(text, messages):
             self._read(text, messages)
             self.composed = self.data
@@ -63,6 +62,7 @@ class Source:
                     messages.add((1, 1), *TOO_MANY_PARTS)
                     self.data = None
                 else:
+                    self._places = None
                     self.data = self._check_json(self.data, (), messages)
                 return
         root = compose(text, messages)
@@ -156,11 +156,7 @@ class Source:
 
     def _nodes(self, path: Path) -> tuple[Node | None, Node]:
         if self._places is None:
-            self._places = {}
-            # JSON allows characters that YAML does not. A JSON text that YAML cannot read for another reason has no places.
-            root = compose(_NOT_IN_YAML.sub("?", self._text), Messages())
-            if root is not None:
-                read_nodes(root, self._places, set(), Messages())
+            self._places = find_places(self._text)
         path = self.written_path(path)
         while path and path not in self._places:
             path = path[:-1]
