@@ -15,6 +15,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.parser import Parser
+from ruamel.yaml.reader import Reader
 from ruamel.yaml.scanner import Scanner
 
 from gavel_rules.errors import GavelRulesError
@@ -34,12 +36,10 @@ TOO_MANY_PARTS: Final = ("document-too-long", f"the document has more than {DOCU
 def compose(text: str, messages: Messages) -> Node | None:
     """Return the document's node graph; None with the reason recorded."""
     try:
-        parser = YAML(typ="safe", pure=True)
-        parser.Composer = _Composer  # type: ignore[assignment]  # typed as the class itself, meant to be replaced
-        parser.Scanner = _Scanner
-        # Every anchor is refused at its place. The library's own warning about a repeated one adds nothing.
-        parser.composer.warn_double_anchors = False
-        root: Node | None = parser.compose(text)
+        loader = YAML(typ="safe", pure=True)
+        loader.Reader, loader.Scanner = Reader, _Scanner
+        loader.Parser, loader.Composer = _Parser, _Composer  # type: ignore[assignment]  # typed as the classes themselves, meant to be replaced
+        root: Node | None = loader.compose(text)
     except _LimitError as error:
         messages.add(error.place, *error.diagnostic)
         return None
@@ -92,8 +92,38 @@ class _LimitError(GavelRulesError):
         self.diagnostic = (code, message, suggestion)
 
 
+# The library finds its parts again, through two properties, at every use. The classes below hold them as attributes.
+
+
 class _Scanner(Scanner):
     """Refuses long tags: the library's time grows with the square of their length."""
+
+    reader: Any = None
+
+    def __init__(self, loader: YAML) -> None:
+        self.reader = loader.reader
+        self._has_token = False
+        super().__init__(loader=loader)
+
+    def peek_token(self) -> Any:
+        # The parser asks several times for each token. Only taking one can make another necessary.
+        if not self._has_token:
+            while self.need_more_tokens():
+                self.fetch_more_tokens()
+            self._has_token = True
+        return self.tokens[0] if self.tokens else None
+
+    def check_token(self, *choices: type) -> bool:
+        token = self.peek_token()
+        return token is not None and (not choices or isinstance(token, choices))
+
+    def get_token(self) -> Any:
+        token = self.peek_token()
+        if token is not None:
+            self.tokens_taken += 1
+            del self.tokens[0]
+            self._has_token = False
+        return token
 
     def scan_tag(self) -> Any:
         reader = self.reader
@@ -107,11 +137,26 @@ class _Scanner(Scanner):
 _TAG_ENDS: Final = frozenset("\0 \t\r\n\x85\u2028\u2029")  # NUL marks the end of the text
 
 
+class _Parser(Parser):
+    scanner: Any = None
+
+    def __init__(self, loader: YAML) -> None:
+        self.scanner = loader.scanner
+        super().__init__(loader)
+
+
 class _Composer(Composer):
     """Limits the number of nodes and their depth while they are made."""
 
+    parser: Any = None
+    resolver: Any = None
+
     def __init__(self, loader: YAML) -> None:
         super().__init__(loader=loader)
+        self.parser = loader.parser
+        self.resolver = loader.resolver
+        # Every anchor is refused at its place. The library's own warning about a repeated one adds nothing.
+        self.warn_double_anchors = False
         self._count = 0
         self._depth = 0
 
