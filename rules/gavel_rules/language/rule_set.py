@@ -125,17 +125,6 @@ class CompiledAction:
         self.subject_expressions: Mapping[str, ScopedExpression] = {
             name: ScopedExpression(checked.subject_environment, subject) for name, subject in checked.subjects.items()
         }
-        # Fragments of decisions; of matches and outcomes, by rule id.
-        identity = (self.policy_id, self.version, self.digest)
-        self.reference_fragment = encode_rule_set_reference(*identity)
-        self.match_fragments: Mapping[str, bytes] = {
-            rule.id: encode_rule_match(self.policy_id, rule.id, rule.effect, rule.condition) for rule in self.rules
-        }
-        self._text_match_fragments: Mapping[str, bytes] | None = None
-        self.outcome_fragments: Mapping[str, bytes] = {
-            rule.id: encode_rule_outcome(*identity, rule.id, rule.effect, rule.reason_code) for rule in self.rules
-        }
-        self.retry_policy_fragment = encode_retry_policy(self.retry)
         self._checked = checked
         self._conflict_reader = _create_reader(self.conflict_key_expression)
         self._conflict_program = Program(checked.conflict_environment, [condition_source(checked.conflict_key.source)])
@@ -155,7 +144,21 @@ class CompiledAction:
         self._key_programs: tuple[CaseReader, Program | None, list[str]] | None = None
         self._scoring: tuple[CaseReader, Program] | None = None
         self._feasibility: Feasibility | None = None
+        self._prepare_fragments()
         self._prepare_engines(document.digest)
+
+    def _prepare_fragments(self) -> None:
+        """Encode the parts of decisions that are alike in all of them; those of matches and outcomes by rule id."""
+        identity = (self.policy_id, self.version, self.digest)
+        self.reference_fragment = encode_rule_set_reference(*identity)
+        self.match_fragments: Mapping[str, bytes] = {
+            rule.id: encode_rule_match(self.policy_id, rule.id, rule.effect, rule.condition) for rule in self.rules
+        }
+        self._text_match_fragments: Mapping[str, bytes] | None = None
+        self.outcome_fragments: Mapping[str, bytes] = {
+            rule.id: encode_rule_outcome(*identity, rule.id, rule.effect, rule.reason_code) for rule in self.rules
+        }
+        self.retry_policy_fragment = encode_retry_policy(self.retry)
 
     def _prepare_engines(self, digest: str) -> None:
         checked = self._checked
