@@ -19,14 +19,13 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import grpc
 from gavel.v1 import arbitration_service_pb2 as arbitration
-from gavel.v1 import common_pb2
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import projection_service_pb2 as projection
 from gavel.v1 import rule_set_service_pb2 as rule_sets
@@ -34,64 +33,41 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id
 
 from tests.campaigns.canary import TRACE as CANARY_TRACE
-from tests.e2e.world import ACTION, DEPOT, proposal, rule_set
-from tests.support.http2 import CONTINUATION, HEADERS, PING, SETTINGS, Http2Connection, call_headers, frame, header_block, message
+from tests.campaigns.target import (
+    GZIP,
+    LIST,
+    LIST_CATEGORY,
+    MIB,
+    PREFLIGHT,
+    PROJECTION,
+    PUBLISH,
+    REFLECTION,
+    REPLAY,
+    SIMULATE,
+    STATUS,
+    STREAM,
+    SUBMIT,
+    SUBMIT_BATCH,
+    SUBSCRIBE,
+    SUBSCRIBE_CATEGORY,
+    VALIDATE,
+    WATCH_HEALTH,
+    Target,
+    cited_event,
+    connections,
+    costly_rule_set,
+    encode_field,
+    refused_batch,
+)
+from tests.e2e.world import DEPOT, proposal
+from tests.support.http2 import CONTINUATION, HEADERS, PING, SETTINGS, call_headers, frame, header_block, message
 
-MIB: Final = 1024 * 1024
 AT_ONCE: Final = 3
 # An attack that has not ended by itself is abandoned.
 ATTACK_SECONDS_MAX: Final = 12.0
-SUBMIT: Final = b"/gavel.v1.ArbitrationService/SubmitProposal"
-SUBMIT_BATCH: Final = b"/gavel.v1.ArbitrationService/BatchSubmitProposals"
-PUBLISH: Final = b"/gavel.v1.EventService/PublishEvent"
-LIST: Final = b"/gavel.v1.EventService/ListEvents"
-SUBSCRIBE: Final = b"/gavel.v1.EventService/SubscribeEvents"
-STREAM: Final = b"/gavel.v1.ArbitrationService/StreamProposals"
-PREFLIGHT: Final = b"/gavel.v1.ArbitrationService/Preflight"
-VALIDATE: Final = b"/gavel.v1.RuleSetService/ValidateRuleSet"
-SIMULATE: Final = b"/gavel.v1.RuleSetService/SimulateRuleSet"
-REPLAY: Final = b"/gavel.v1.ReplayService/VerifyReplay"
-STATUS: Final = b"/gavel.v1.ProjectionService/GetStatus"
-WATCH_HEALTH: Final = b"/grpc.health.v1.Health/Watch"
-REFLECTION: Final = b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-PROJECTION: Final = b"/gavel.v1.ProjectionService/GetProjection"
-GZIP: Final = (b"grpc-encoding", b"gzip")
-# Requests with one category.
-LIST_CATEGORY: Final = events.ListEventsRequest(categories=[common_pb2.EVENT_CATEGORY_FACT_EVENT]).SerializeToString()
-SUBSCRIBE_CATEGORY: Final = events.SubscribeEventsRequest(categories=[common_pb2.EVENT_CATEGORY_FACT_EVENT]).SerializeToString()
-
-
-class Target(NamedTuple):
-    """The server, the choices of the campaign, and the event_ids that were accepted."""
-
-    host: str
-    port: int
-    randomness: random.Random
-    accepted: set[str]
-    sent_bytes: Counter[str]  # by the kind of client
-
-    @property
-    def address(self) -> str:
-        """The server's address."""
-        return f"{self.host}:{self.port}"
 
 
 Attack = Callable[[Target], Awaitable[None]]
-
-
-@asynccontextmanager
-async def connections(target: Target, count: int, *, window_bytes: int = 65_535) -> AsyncIterator[list[Http2Connection]]:
-    """Open connections, as many as the server lets in; close them at the end."""
-    opened: list[Http2Connection] = []
-    try:
-        for _ in range(count):
-            with suppress(OSError):
-                opened.append(await Http2Connection.open(target.host, target.port, window_bytes=window_bytes))
-        yield opened
-    finally:
-        for connection in opened:
-            target.sent_bytes["http2"] += connection.sent_bytes
-            await connection.close()
 
 
 async def malformed_paths(target: Target) -> None:
@@ -132,7 +108,7 @@ async def compressed_bombs(target: Target) -> None:
 
 async def many_empty_fields(target: Target) -> None:
     """Send a proposal of a megabyte of empty required facts, and batches of empty envelopes, uncompressed."""
-    facts = proposal(_cited())
+    facts = proposal(cited_event())
     facts.proposal.required_facts.extend([""] * (MIB // 2))
     async with connections(target, 2) as opened:
         for connection in opened:
@@ -158,7 +134,7 @@ async def unfinished_messages(target: Target) -> None:
 
 async def answers_not_read(target: Target) -> None:
     """Ask for pages, subscriptions and answers to batches on hundreds of streams and read none of them."""
-    batch = _refused_batch()
+    batch = refused_batch()
     page = events.ListEventsRequest(page_size=1000).SerializeToString()
     subscription = events.SubscribeEventsRequest(from_sequence_number=1).SerializeToString()
     async with connections(target, 4, window_bytes=0) as opened:
@@ -185,7 +161,7 @@ async def rapid_resets(target: Target) -> None:
         for connection in opened:
             with suppress(ConnectionError):
                 for _ in range(5000):
-                    request = arbitration.SubmitProposalRequest(envelope=proposal(_cited()))
+                    request = arbitration.SubmitProposalRequest(envelope=proposal(cited_event()))
                     stream = connection.start_call(SUBMIT)
                     connection.send_data(stream, message(request.SerializeToString()))
                     connection.reset(stream)
@@ -226,7 +202,7 @@ async def large_headers(target: Target) -> None:
 
 async def streams_not_read(target: Target) -> None:
     """Stream proposals of a megabyte, refused ones and some that never end, and read no answer."""
-    large = proposal(_cited())
+    large = proposal(cited_event())
     large.proposal.expected_outcome = "x" * (MIB - 2000)
     refused = Envelope(event_id="not an id", subject="?" * 2000)
     async with connections(target, 4, window_bytes=0) as opened:
@@ -262,9 +238,9 @@ async def unknown_fields(target: Target) -> None:
         for number in (16, 30, 1000):
             fact = fact_envelope("parcel/unknown", DEPOT, key="parcel.note", value="x")
             content = target.randomness.randbytes(20_000)
-            fact.MergeFromString(_field(number, content))
-            fact.producer.MergeFromString(_field(9, content))
-            fact.fact.MergeFromString(_field(1000, content))
+            fact.MergeFromString(encode_field(number, content))
+            fact.producer.MergeFromString(encode_field(9, content))
+            fact.fact.MergeFromString(encode_field(1000, content))
             await _publish(target, client, fact)
 
 
@@ -272,7 +248,7 @@ async def foreign_traces(target: Target) -> None:
     """Submit refused proposals, as another agent, in the trace of a well-behaved caller."""
     async with GavelClient(target.address) as client:
         for _ in range(20):
-            envelope = proposal(_cited())
+            envelope = proposal(cited_event())
             envelope.producer.id = "agent-foreign"
             envelope.trace_id = CANARY_TRACE
             with suppress(GavelError):
@@ -343,7 +319,7 @@ async def fan_out(target: Target) -> None:
 
 async def refused_batches(target: Target) -> None:
     """Send large batches in which every item is refused."""
-    await _call(target, SUBMIT_BATCH, _refused_batch(), 3)
+    await _call(target, SUBMIT_BATCH, refused_batch(), 3)
 
 
 async def unknown_buses(target: Target) -> None:
@@ -453,32 +429,6 @@ async def attack(target: Target, seconds: float, attacks: Sequence[Attack] = ATT
 
     await asyncio.gather(*(go_on() for _ in range(AT_ONCE)))
     return runs
-
-
-def costly_rule_set(*, version: int = 1, rules: int = 8) -> str:
-    """Return the tests' rule set with rules that search its fact, which may be long. Approvals live for 20 s."""
-    search = "  - {{id: search-{0}, action: {1}, priority: {2}, when: 'facts.status.contains(\"{0}a\")', effect: approve}}\n"
-    document = rule_set(version=version, decision_ttl_ms=20_000)
-    return document + "".join(search.format(number, ACTION, 100 + number) for number in range(rules))
-
-
-def _refused_batch() -> bytes:
-    envelopes = [Envelope(event_id="not an id", subject="?" * 2000, trace_id="\u202e" * 100) for _ in range(500)]
-    return arbitration.BatchSubmitProposalsRequest(envelopes=envelopes).SerializeToString()
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """Return a field of bytes as protobuf encodes it."""
-    return b"".join(_varint(part) for part in (number << 3 | 2, len(data))) + data
-
-
-def _varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
-
-
-def _cited() -> Envelope:
-    """Return an event for a proposal to cite; the log has another one in its place."""
-    return Envelope(event_id=new_event_id(), sequence_number=1, subject="parcel/1")
 
 
 async def _publish(target: Target, client: GavelClient, fact: Envelope) -> None:

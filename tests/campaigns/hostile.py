@@ -31,7 +31,8 @@ from gavel_server.bus.trace_owners import TRACES_MAX
 from gavel_server.process.build import build
 from rich.console import Console
 
-from tests.campaigns.attacks import ATTACKS, costly_rule_set
+from tests.campaigns.attacks import ATTACKS
+from tests.campaigns.target import costly_rule_set
 from tests.e2e.world import Server, fronts_of, open_bus, proposal, publish_status, replay, run_servers
 
 BUS: Final = "default"
