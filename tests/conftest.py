@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import runpy
 import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from importlib.machinery import ExtensionFileLoader
+from importlib.util import find_spec
 from pathlib import Path
 
 import gavel_rules
@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.paths import ROOT
 from tests.support.postgresql.cluster import Cluster, directories, new_cluster
 from tests.support.redis.cluster import RunningCluster, running_cluster
+from tests.support.redis.in_memory import redis_in_memory
 
 # No deadlines: on a busy machine an example may take long to generate and to run.
 settings.register_profile("gavel", settings(), max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,8 +49,9 @@ def pytest_sessionstart() -> None:
     """Refuse to test another build than TEST_BUILD names: `compiled`, or by default `interpreted`."""
     builder = runpy.run_path(str(ROOT / "server/hatch_build.py"))
     expected = os.environ.get("TEST_BUILD", "interpreted")
-    loaded = {name: importlib.import_module(name).__spec__ for name in builder["module_names"]()}
-    kinds = {"compiled" if isinstance(spec and spec.loader, ExtensionFileLoader) else "interpreted" for spec in loaded.values()}
+    # Importing all of them would take each process seconds.
+    specs = [find_spec(name) for name in builder["module_names"]()]
+    kinds = {"compiled" if isinstance(spec and spec.loader, ExtensionFileLoader) else "interpreted" for spec in specs}
     if {expected} != kinds:
         pytest.exit(
             f"TEST_BUILD is {expected}, and the imported build is {' and '.join(sorted(kinds))}; use make test-compiled", returncode=3
@@ -59,9 +61,9 @@ def pytest_sessionstart() -> None:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def redis_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedRedis]:
+async def redis_server() -> AsyncIterator[EmbeddedRedis]:
     """A Redis for all tests, with the settings of the embedded one. Tests that stop or pause a Redis start their own."""
-    async with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as redis:
+    async with redis_in_memory() as redis:
         yield redis
 
 

@@ -22,7 +22,6 @@ from gavel_rules.language.engines.rete import Network
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.log import Entry, Head
-from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.logs import RedisLogs
 from gavel_server.process.clock import GuardedClock
@@ -36,7 +35,10 @@ from tests.scenarios.player import play, play_steps
 from tests.scenarios.reader import Scenario, load_scenarios
 from tests.scenarios.server_layers import ClientLayer, ServerLayer, StreamLayer
 from tests.support.driver import WEEK_MS
+from tests.support.redis.in_memory import redis_in_memory
 
+# Limit for an answer of Redis, which comes at once unless something is broken.
+ANSWER_MS_MAX: Final = 100_000
 KINDS: Final = ("requests", "client", "stream", "blocking-client")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -92,14 +94,14 @@ class Server(NamedTuple):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def server() -> AsyncIterator[Server]:
     """A server with a Redis of its own."""
     clocks: dict[str, Clock] = {}
-    async with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as redis:
+    async with redis_in_memory() as redis:
 
         async def open_bus(name: str) -> Sequencer:
             clock = clocks[name] = Clock()
-            log = await TimedLog.connect(redis.url, name)
+            log = await TimedLog.connect(redis.url, name, timeout_ms=ANSWER_MS_MAX)
             assert isinstance(log, TimedLog)
             log.clock = clock
             sequencer = Sequencer(
@@ -131,7 +133,7 @@ async def test_scenario(server: Server, scenario: Scenario, monkeypatch: pytest.
     if scenario.engines_disagree:
         monkeypatch.setattr(Network, "match", lambda network, text: [])
     on_core = (await play_steps(scenario, CoreLayer(scenario.id), len(scenario.steps))).log.events
-    # Concurrently, each on a bus of its own, because they mostly wait for the disk.
+    # Concurrently, each on a bus of its own, because they often wait for Redis.
     logs = await asyncio.gather(*(_log_of(server, scenario, kind) for kind in KINDS))
     for kind, log in zip(KINDS, logs, strict=True):
         if normalize(on_core) != normalize(log):
