@@ -8,7 +8,6 @@ places in it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -193,15 +192,15 @@ class Writer:
         body = self._guard_reads(body, lambda path: path.startswith(f"{name}."))
         macro = self._pick("all", "exists", "exists_one", "filter", "map")
         items = self._variable(over)
-        outcomes = _outcomes(items.meaning, name, body.meaning)
+        outcomes = m.outcomes_of(items.meaning, name, body.meaning)
         text = f"{items.text}.{macro}({name}, {body.at(m.TERNARY)})"
         reads = join_reads(items, body)
         if macro in ("all", "exists", "exists_one"):
-            return Expression(text, m.MEMBER, _quantify(macro, outcomes), reads)
+            return Expression(text, m.MEMBER, m.quantify(macro, outcomes), reads)
         if macro == "filter":
-            counted = Expression(text, m.MEMBER, _count_matches(items.meaning, outcomes), reads)
+            counted = Expression(text, m.MEMBER, m.matching_items(items.meaning, outcomes), reads)
             return self._compare(self._pick("==", ">"), self._call("size", counted, meaning=strict(len, counted)), self._int_literal())
-        mapped = Expression(text, m.MEMBER, _map_items(outcomes), reads)
+        mapped = Expression(text, m.MEMBER, m.map_items(outcomes), reads)
         wanted = self._constant(self._draw(st.booleans()))
         return self._binary("in", m.RELATION, wanted, mapped, strict(lambda item, found: item in found, wanted, mapped))
 
@@ -294,7 +293,7 @@ class Writer:
                 return self._call("double", of, meaning=strict(float, of))
             case 3:
                 of = self._text(0, names)
-                return self._call("int", of, meaning=strict(_parsed, of))
+                return self._call("int", of, meaning=strict(m.parse_int, of))
         many = [*self._of_kind.get("list", ()), *self._of_kind.get("map", ())]
         if not many:
             return self._int_literal()
@@ -507,58 +506,3 @@ def _local_test(path: str) -> Expression:
     """Return has() of a field of a macro's variable."""
     name, _, field = path.partition(".")
     return Expression(f"has({path})", m.MEMBER, lambda values: field in values[name])
-
-
-def _outcomes(items: Meaning, name: str, body: Meaning) -> Meaning:
-    """Return the outcome of a macro's body for each item."""
-
-    def meaning(values: m.Values) -> Any:
-        found = items(values)
-        return found if isinstance(found, m.Outcome) else [body({**values, name: item}) for item in found]
-
-    return meaning
-
-
-def _quantify(macro: str, outcomes: Meaning) -> Meaning:
-    """all, exists and exists_one. Only the last one does not absorb errors."""
-
-    def meaning(values: m.Values) -> Any:
-        found = outcomes(values)
-        if isinstance(found, m.Outcome):
-            return found
-        if macro == "all":
-            return m.conjunction(found)
-        if macro == "exists":
-            return m.disjunction(found)
-        return _worst(found) or found.count(True) == 1
-
-    return meaning
-
-
-def _count_matches(items: Meaning, outcomes: Meaning) -> Meaning:
-    def meaning(values: m.Values) -> Any:
-        found = outcomes(values)
-        if isinstance(found, m.Outcome):
-            return found
-        return _worst(found) or [item for item, kept in zip(items(values), found, strict=True) if kept]
-
-    return meaning
-
-
-def _map_items(outcomes: Meaning) -> Meaning:
-    def meaning(values: m.Values) -> Any:
-        found = outcomes(values)
-        return found if isinstance(found, m.Outcome) else _worst(found) or found
-
-    return meaning
-
-
-def _worst(found: Sequence[Any]) -> m.Outcome | None:
-    return next((outcome for outcome in (UNKNOWN, ERROR) if any(one is outcome for one in found)), None)
-
-
-def _parsed(text: str) -> int:
-    """int() of a string."""
-    if not re.fullmatch("-?[0-9]+", text):
-        raise ArithmeticError
-    return m.to_int(int(text))

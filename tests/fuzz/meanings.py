@@ -8,6 +8,7 @@ differ (regular expressions), a meaning is UNKNOWN, and only the engines are com
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -276,3 +277,62 @@ TEXT_TO_INT: Final[Mapping[str, Callable[[str], int]]] = {
     'lastIndexOf("1")': lambda text: text.rfind("1"),
     "split('a').size()": lambda text: len(text.split("a")),
 }
+
+
+def outcomes_of(items: Meaning, name: str, body: Meaning) -> Meaning:
+    """Return the outcome of a macro's body for each item."""
+
+    def meaning(values: Values) -> Any:
+        found = items(values)
+        return found if isinstance(found, Outcome) else [body({**values, name: item}) for item in found]
+
+    return meaning
+
+
+def quantify(macro: str, outcomes: Meaning) -> Meaning:
+    """Return the meaning of all, exists or exists_one. Only the last one does not absorb errors."""
+
+    def meaning(values: Values) -> Any:
+        found = outcomes(values)
+        if isinstance(found, Outcome):
+            return found
+        if macro == "all":
+            return conjunction(found)
+        if macro == "exists":
+            return disjunction(found)
+        return _worst(found) or found.count(True) == 1
+
+    return meaning
+
+
+def matching_items(items: Meaning, outcomes: Meaning) -> Meaning:
+    """Return the meaning of filter."""
+
+    def meaning(values: Values) -> Any:
+        found = outcomes(values)
+        if isinstance(found, Outcome):
+            return found
+        return _worst(found) or [item for item, kept in zip(items(values), found, strict=True) if kept]
+
+    return meaning
+
+
+def map_items(outcomes: Meaning) -> Meaning:
+    """Return the meaning of map."""
+
+    def meaning(values: Values) -> Any:
+        found = outcomes(values)
+        return found if isinstance(found, Outcome) else _worst(found) or found
+
+    return meaning
+
+
+def _worst(found: Sequence[Any]) -> Outcome | None:
+    return next((outcome for outcome in (UNKNOWN, ERROR) if any(one is outcome for one in found)), None)
+
+
+def parse_int(text: str) -> int:
+    """Return int() of a string."""
+    if not re.fullmatch("-?[0-9]+", text):
+        raise ArithmeticError
+    return to_int(int(text))

@@ -1,50 +1,34 @@
 """The player of scenarios: it performs each step on a layer and compares the log and the answers with what the file expects.
 
-The ids of a scenario's events are derived from their names, so all layers use the same ids. After each step, every new event of the
-log must be one of the step's own or named by its `before` or `then`.
+After each step, every new event of the log must be one of the step's own or named by its `before` or `then`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from gavel.v1 import fact_pb2
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
-from gavel.v1.common_pb2 import EventReference, Producer, ProducerType, VersionBinding
-from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetTraceResponse, ToolPairState
-from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
-from gavel.v1.fact_pb2 import Fact
-from gavel.v1.observation_pb2 import Observation
 from gavel.v1.projection_service_pb2 import PendingPhase
-from gavel.v1.proposal_pb2 import Proposal
-from gavel.v1.tool_pb2 import ToolCall, ToolContract, ToolResult
 from gavel_rules.derivation import derive
-from gavel_rules.events.timestamps import timestamp
-from gavel_rules.values import python_to_value, value_to_python
-from google.protobuf.json_format import ParseDict
+from gavel_rules.values import value_to_python
 
 from tests.scenarios import steps
 from tests.scenarios.comparison import NamedLog, compare_appended, compare_decision
 from tests.scenarios.layers import CallError, Layer
-from tests.scenarios.reader import Scenario, patch_step
+from tests.scenarios.reader import Scenario, ScenarioError, patch_step
+from tests.scenarios.step_envelopes import StepEnvelopes, binding, contract, copy, executor
 from tests.support.driver import START_MS
-from tests.support.hashes import sha256_of
 
-NAMESPACE: Final = uuid.UUID("6f1b2c9e-7a44-4a53-9f43-0d6d5c1f7a10")
 # Limit for an answer, which comes at once unless something is broken.
 ANSWER_SECONDS_MAX: Final = 100.0
 # Steps that do not fire timers themselves; a server fires them while it is idle.
 _STEPS_WITHOUT_TIMERS: Final = (steps.PreflightStep, steps.DecidedStep, steps.RepeatStep)
-
-
-class ScenarioError(AssertionError):
-    """A scenario differs from what its file expects; the message lists the place and the differences."""
 
 
 async def play(scenario: Scenario, layer: Layer) -> NamedLog:
@@ -70,6 +54,7 @@ class Player:
         self._scenario = scenario
         self._layer = layer
         self.log = NamedLog(START_MS)
+        self._envelopes = StepEnvelopes(scenario, self.log)
         self._requests: dict[str, tuple[steps.Step, Envelope]] = {}  # by name, for `repeat`
         self._human_steps: dict[str, steps.ResolveStep | steps.RevokeStep] = {}  # by name, for `repeat`
         self._contest_answers: list[tuple[str, asyncio.Future[Envelope]]] = []  # of proposals in an open contest
@@ -159,26 +144,27 @@ class Player:
             case steps.Wait():
                 await layer.tick()
             case steps.FactStep() | steps.ObserveStep():
-                await self._publish(str(getattr(step, step.verb)), step, self._envelope(step))
+                await self._publish(str(getattr(step, step.verb)), step, self._envelopes.statement(step))
             case steps.ToolStep():
-                await self._call_tool(step)
+                for name, envelope in self._envelopes.tool_events(step):
+                    await self._publish(name, step, envelope)
             case steps.InvokeStep():
-                await self._publish(step.invoke, step, self._invocation(step))
+                await self._publish(step.invoke, step, self._envelopes.invocation(step))
             case steps.ContractStep():
-                await layer.register(_contract(step))
+                await layer.register(contract(step))
                 self._own.append("ToolContractRegistered")
             case steps.ProposeStep():
                 await self._propose(step)
             case steps.PreflightStep():
-                decision = await layer.preflight(self._proposal(step, step.preflight))
+                decision = await layer.preflight(self._envelopes.proposal(step, step.preflight))
                 self._expect(step.expect, Envelope(decision=decision))
             case steps.RepeatStep():
                 await self._repeat(step)
             case steps.BeginStep():
-                self._check_start(step, await layer.begin(self._decision(step.of), _executor(step.by), step.lease, _binding(step.versions)))
+                self._check_start(step, await layer.begin(self._decision(step.of), executor(step.by), step.lease, binding(step.versions)))
             case steps.RenewStep():
                 attempt = self.log.event(step.renew).execution
-                await layer.renew(attempt.decision_id, attempt.execution_id, _executor(step.by), step.lease)
+                await layer.renew(attempt.decision_id, attempt.execution_id, executor(step.by), step.lease)
                 self._own.append("ExecutionRenewed")
             case steps.ReportStep():
                 await self._report(step)
@@ -195,9 +181,6 @@ class Player:
                 await layer.deactivate(step.deactivate)
                 self._own.append("RuleSetDeactivated")
 
-    def _event_id(self, name: str) -> str:
-        return str(uuid.uuid5(NAMESPACE, f"{self._scenario.id}/{name}"))
-
     def _decision(self, name: str) -> str:
         """Return the id of the decision with a name, or else of the first decision on the proposal with that name."""
         event = self.log.events_by_name.get(f"{name}.decision") or self.log.event(name)
@@ -206,109 +189,11 @@ class Player:
     async def _publish(self, name: str, step: steps.Step, envelope: Envelope) -> None:
         self.log.set_name(name, envelope.event_id)
         self._requests[name] = (step, envelope)
-        recorded = await self._layer.publish(_copy(envelope))
+        recorded = await self._layer.publish(copy(envelope))
         self._own.append(recorded.event_id)
 
-    def _envelope(self, step: steps.FactStep | steps.ObserveStep) -> Envelope:
-        if isinstance(step, steps.FactStep):
-            fact = Fact(key=step.key, value=python_to_value(step.value), max_age_ms=step.max_age)
-            envelope = Envelope(
-                event_id=self._event_id(step.fact), event_name=step.event_name, subject=step.subject, trace_id=step.trace, fact=fact
-            )
-            envelope.producer.CopyFrom(_producer(step.channel.upper(), step.by))
-            if step.channel == "system":
-                fact.observed_from = fact_pb2.OBSERVED_FROM_HUMAN_INPUT
-                envelope.fact.CopyFrom(fact)
-            if step.occurred_at is not None:
-                envelope.occurred_at.CopyFrom(timestamp(START_MS + step.occurred_at))
-            return envelope
-        observation = Observation(source_tool=step.calls, confidence=0.9, evidence_ref=str(uuid.uuid5(NAMESPACE, "no evidence")))
-        if step.evidence is not None:
-            evidence = self.log.event(step.evidence)
-            observation.evidence_ref = evidence.event_id
-            observation.evidence_hash = evidence.tool_result.content_hash
-        for key, value in step.reads.items():
-            observation.extracted_fields[key].CopyFrom(python_to_value(value))
-        if step.observed_at is not None:
-            observation.observed_at.CopyFrom(timestamp(START_MS + step.observed_at))
-        return Envelope(
-            event_id=self._event_id(step.observe),
-            subject=step.subject,
-            trace_id=step.trace,
-            producer=_producer("AGENT", step.by),
-            observation=observation,
-        )
-
-    async def _call_tool(self, step: steps.ToolStep) -> None:
-        execution = step.tool if step.execution is None else step.execution
-        execution_id = f"exec_{uuid.uuid5(NAMESPACE, execution).hex[:12]}" if execution else ""
-        call = ToolCall(tool_name=step.calls, execution_id=execution_id)
-        result = ToolResult(
-            tool_name=step.result_of or step.calls, execution_id=execution_id, is_error=bool(step.error_code), error_code=step.error_code
-        )
-        if not step.error_code:
-            result.content_hash = sha256_of(step.answer or step.tool)
-        shared = Envelope(
-            subject=step.subject, trace_id=step.trace, producer=_producer("AGENT", step.by), version_binding=_binding(step.versions)
-        )
-        for part, name, event in (("call", f"{step.tool}.call", call), ("result", step.tool, result)):
-            if part in step.parts:
-                envelope = _copy(shared)
-                envelope.event_id = self._event_id(name)
-                getattr(envelope, f"tool_{part}").CopyFrom(event)
-                await self._publish(name, step, envelope)
-
-    def _invocation(self, step: steps.InvokeStep) -> Envelope:
-        invocation = LlmInvocation(
-            requested_model=step.asks,
-            llm_model=step.answered_by,
-            llm_provider=step.provider,
-            prompt_hash=sha256_of(step.prompt),
-            output_hash=sha256_of(step.output),
-        )
-        return Envelope(
-            event_id=self._event_id(step.invoke),
-            subject=step.subject,
-            trace_id=step.trace,
-            producer=_producer("AGENT", step.by),
-            agent_diagnostic=AgentDiagnostic(kind="LlmInvocationCommitted", llm_invocation=invocation),
-        )
-
-    def _proposal(self, step: steps.ProposalStep, name: str) -> Envelope:
-        proposal = Proposal(
-            action_type=step.action or self._only_action(),
-            required_facts=step.required_facts,
-            max_fact_age_ms=step.max_age,
-            cost=step.cost,
-            risk=step.risk,
-            priority=step.priority,
-            confidence=step.confidence,
-        )
-        proposal.params.CopyFrom(python_to_value(step.params).struct_value)
-        for event in map(self.log.event, step.cites):
-            proposal.based_on_events.append(EventReference(event_id=event.event_id, sequence_number=event.sequence_number))
-        if step.cites_nothing_known:
-            proposal.based_on_events.append(EventReference(event_id=self._event_id("nobody"), sequence_number=9_999))
-        if step.as_of is not None:
-            proposal.projection_version = self.log.event(step.as_of).sequence_number
-        return Envelope(
-            event_id=self._event_id(name),
-            subject=step.subject,
-            trace_id=step.trace,
-            causation_id=self.log.event(step.cause).event_id if step.cause is not None else "",
-            producer=_producer("AGENT", step.by),
-            version_binding=_binding(step.versions),
-            proposal=proposal,
-        )
-
-    def _only_action(self) -> str:
-        actions = {name for rule_set in self._scenario.rule_sets for name in rule_set.compiled.actions}
-        if len(actions) != 1:
-            raise ScenarioError(f"{self._scenario.id}: say which action is proposed: {', '.join(sorted(actions)) or 'none is known'}")
-        return actions.pop()
-
     async def _propose(self, step: steps.ProposeStep) -> None:
-        envelope = self._proposal(step, step.propose)
+        envelope = self._envelopes.proposal(step, step.propose)
         self.log.set_name(step.propose, envelope.event_id)
         self._requests[step.propose] = (step, envelope)
         self._own.append(envelope.event_id)
@@ -324,13 +209,13 @@ class Player:
         """Submit a proposal that does not compete, and return its decision."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                return await self._layer.propose(_copy(envelope))
+                return await self._layer.propose(copy(envelope))
         except TimeoutError:
             raise ScenarioError(f"{self._scenario.id}: {self.log.name(envelope.event_id)} waits for a contest; say `waits: true`") from None
 
     async def _enter(self, name: str, envelope: Envelope) -> None:
         """Submit a proposal that competes, and return when it is in the log."""
-        answer = asyncio.ensure_future(self._layer.propose(_copy(envelope)))
+        answer = asyncio.ensure_future(self._layer.propose(copy(envelope)))
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             # The log has no notification of new events.
             while not answer.done() and not await self._is_recorded(envelope.event_id):  # noqa: ASYNC110
@@ -352,7 +237,7 @@ class Player:
             await self._resolve_or_revoke(repetition, is_repetition=True)
             return
         first, envelope = self._requests[step.repeat]
-        again = _copy(envelope)
+        again = copy(envelope)
         if step.but:
             again = self._again(patch_step(first, step.but), step.repeat)
         if step.waits:
@@ -369,11 +254,11 @@ class Player:
     def _again(self, step: steps.Step, name: str) -> Envelope:
         match step:
             case steps.ProposeStep():
-                return self._proposal(step, name)
+                return self._envelopes.proposal(step, name)
             case steps.FactStep() | steps.ObserveStep():
-                return self._envelope(step)
+                return self._envelopes.statement(step)
             case steps.ReportStep():
-                return self._report_envelope(step)
+                return self._envelopes.report(step)
         raise ScenarioError(f"{self._scenario.id}: {name} cannot be repeated with other content")
 
     def _check_start(self, step: steps.BeginStep, answer: BeginExecutionResponse) -> None:
@@ -389,22 +274,11 @@ class Player:
         if started is not None:
             self._own.append("ExecutionStarted")
 
-    def _report_envelope(self, step: steps.ReportStep) -> Envelope:
-        attempt = self.log.event(step.of).execution
-        execution = Execution(
-            decision_id=attempt.decision_id,
-            execution_id=attempt.execution_id,
-            status=ExecutionStatus.Value(f"EXECUTION_STATUS_{step.status}"),
-        )
-        if step.result:
-            execution.result.CopyFrom(python_to_value(step.result).struct_value)
-        return Envelope(event_id=self._event_id(step.report), producer=_executor(step.by), execution=execution)
-
     async def _report(self, step: steps.ReportStep) -> None:
-        envelope = self._report_envelope(step)
+        envelope = self._envelopes.report(step)
         self.log.set_name(step.report, envelope.event_id)
         self._requests[step.report] = (step, envelope)
-        recorded = await self._layer.report(_copy(envelope))
+        recorded = await self._layer.report(copy(envelope))
         self._own.append(recorded.event_id)
         if step.expect.will_retry is not None:
             self._compare("will_retry", step.expect.will_retry, recorded.execution.will_retry)
@@ -424,7 +298,7 @@ class Player:
     async def _resolve_or_revoke(self, step: steps.ResolveStep | steps.RevokeStep, *, is_repetition: bool = False) -> None:
         """Resolve a review or revoke an approval: a FACT, named NAME.word, and the decision that follows."""
         name = str(getattr(step, step.verb))
-        word = self._event_id(f"{name}.word")
+        word = self._envelopes.event_id(f"{name}.word")
         details = {"decision_id": self._decision(step.of), "reason": step.reason, "event_id": word}
         if isinstance(step, steps.ResolveStep):
             verdict = fact_pb2.ReviewVerdict.Value(f"REVIEW_VERDICT_{step.verdict}")
@@ -442,7 +316,7 @@ class Player:
     async def _vote(self, step: steps.VoteStep) -> None:
         """Vote or comment in a review; the answer is the FACT, and no decision follows."""
         verdict = fact_pb2.ReviewVerdict.Value(f"REVIEW_VERDICT_{step.verdict}")
-        details = {"decision_id": self._decision(step.of), "reason": step.reason, "event_id": self._event_id(step.vote)}
+        details = {"decision_id": self._decision(step.of), "reason": step.reason, "event_id": self._envelopes.event_id(step.vote)}
         recorded = await self._layer.resolve(ResolveReviewRequest(verdict=verdict, reviewer=step.by, **details))
         self.log.set_name(step.vote, recorded.event_id)
         self._own.append(recorded.event_id)
@@ -488,24 +362,3 @@ class Player:
     def _compare(self, label: str, expected: object, actual: object) -> None:
         if expected != actual:
             self._differences.append(f"  {label}: expected {expected!r}, got {actual!r}")
-
-
-def _copy(envelope: Envelope) -> Envelope:
-    return Envelope.FromString(envelope.SerializeToString())
-
-
-def _binding(versions: Mapping[str, str]) -> VersionBinding | None:
-    return VersionBinding(**versions) if versions else None
-
-
-def _contract(step: steps.ContractStep) -> ToolContract:
-    schema = {"type": "object", "properties": {name: {} for name in step.requires}, "required": step.requires}
-    return ParseDict({"name": step.describes, "version": step.version, "argument_schema": schema}, ToolContract())
-
-
-def _producer(kind: str, name: str) -> Producer:
-    return Producer(type=ProducerType.Value(f"PRODUCER_TYPE_{kind}"), id=name, version="1")
-
-
-def _executor(name: str) -> Producer:
-    return _producer("EXECUTOR", name)

@@ -34,6 +34,10 @@ class ScenarioFileError(Exception):
     """A scenario file is invalid; the message has a line for every mistake."""
 
 
+class ScenarioError(AssertionError):
+    """A scenario differs from what its file expects; the message lists the place and the differences."""
+
+
 class RuleSet(NamedTuple):
     """A rule set of a scenario: the text to deploy, and compiled."""
 

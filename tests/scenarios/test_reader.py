@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.scenarios.layers import CoreLayer
-from tests.scenarios.player import ScenarioError, play
-from tests.scenarios.reader import ScenarioFileError, read_scenarios
+from tests.scenarios.player import play
+from tests.scenarios.reader import ScenarioError, ScenarioFileError, read_scenarios
 
 HEAD = """\
 about: An example.

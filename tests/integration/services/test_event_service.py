@@ -1,23 +1,17 @@
-"""EventService over real gRPC: appending, reading, following."""
+"""EventService over real gRPC: publishing, reading single events, and listing."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-from typing import Any
-
 import grpc
 import pytest
-from gavel.v1 import common_pb2, decision_pb2, event_service_pb2
+from gavel.v1 import common_pb2
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, GraphTransition
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import (
     BatchPublishEventsRequest,
     GetEventRequest,
-    GetTraceRequest,
     ListEventsRequest,
     PublishEventRequest,
-    SubscribeEventsRequest,
 )
 from gavel_rules.events.hash_chain import chain
 
@@ -27,13 +21,10 @@ from tests.integration.services.world import (
     World,
     fact,
     observation,
-    proposal,
     raw,
     refusal,
     refusal_of,
     some_uuid,
-    tool_call,
-    tool_result,
 )
 
 NONSENSE = "nonsense"
@@ -172,6 +163,44 @@ async def test_live_decision_is_found_beyond_the_window(world_with_rules: World)
     assert (await world_with_rules.events.GetEvent(GetEventRequest(event_id=decision.event_id))).envelope == decision
 
 
+async def test_buses_share_nothing(world: World) -> None:
+    """An event of one bus is not on another; an event_id of one is free on another."""
+    event_id = some_uuid()
+    await world.publish(fact("order/1", "order.status", "paid", event_id=event_id))
+
+    request = PublishEventRequest(bus="other", envelope=fact("order/1", "order.status", "sent", event_id=event_id))
+    event = (await world.events.PublishEvent(request)).envelope
+
+    assert (event.bus, event.sequence_number) == ("other", 2)
+    assert await world.head() == 2
+
+
+async def test_a_transition_names_events_of_the_bus(world: World) -> None:
+    """The events that a GraphTransition names must be in the log, or be published by an earlier item of its batch that is recorded."""
+
+    def transition(*event_ids: str) -> Envelope:
+        step = GraphTransition(graph_node="triage", input_event_ids=event_ids[:1], output_event_ids=event_ids[1:])
+        return Envelope(
+            subject="order/1", producer=AGENT, agent_diagnostic=AgentDiagnostic(kind="GraphTransitioned", graph_transition=step)
+        )
+
+    known = await world.publish(fact("order/1", "order.status", "paid"))
+    unknown = some_uuid()
+    assert (await world.publish(transition(known.event_id))).sequence_number == 3
+    problem = await refusal(world.publish(transition(known.event_id, unknown)))
+    assert (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND") == (problem.code, problem.reason)
+    assert unknown in problem.message
+
+    first = fact("order/1", "order.status", "sent", event_id=some_uuid())
+    refused = fact("order/1", "order.status", "lost", event_id=some_uuid(), causation_id=unknown)
+    step = transition(known.event_id, first.event_id)
+    step.event_id = some_uuid()
+    effect = fact("order/1", "order.status", "closed", causation_id=step.event_id)
+    batch = BatchPublishEventsRequest(envelopes=[first, refused, step, effect, transition(refused.event_id)])
+    results = (await world.events.BatchPublishEvents(batch)).results
+    assert [True, False, True, True, False] == [result.HasField("envelope") for result in results]
+
+
 # Listing
 
 
@@ -275,262 +304,3 @@ async def test_token_belongs_to_its_filters(world: World) -> None:
 
     assert problem.fields == ["page_token"]
     assert "other filters" in problem.descriptions[0]
-
-
-# Subscribing
-
-
-async def _take(world: World, count: int, **fields: object) -> list[int | tuple[str, int]]:
-    """Return the first items of a subscription: sequence numbers of events, or ("checkpoint", number)."""
-    items: list[int | tuple[str, int]] = []
-    call = world.events.SubscribeEvents(SubscribeEventsRequest(**fields))  # type: ignore[arg-type]
-    async for response in call:
-        if response.HasField("envelope"):
-            items.append(response.envelope.sequence_number)
-        else:
-            items.append(("checkpoint", response.checkpoint.sequence_number))
-        if len(items) == count:
-            break
-    call.cancel()
-    return items
-
-
-async def test_subscription_yields_past_and_new_events(world: World) -> None:
-    """Events committed before, during and after the start of a subscription are sent once, in order."""
-
-    async def write() -> None:
-        for _ in range(50):
-            await world.publish(fact("order/1", "order.status", "paid"))
-
-    await write()
-    reading = asyncio.create_task(_take(world, 149, from_sequence_number=3))
-    await asyncio.gather(write(), write())
-
-    assert await reading == list(range(3, 152))
-
-
-async def test_subscription_filters_and_checkpoints(world: World) -> None:
-    """Events that do not pass are not sent; a checkpoint says how far the stream has come instead."""
-    await world.publish(fact("order/1", "order.status", "paid"))
-    await world.publish(fact("customer/1", "customer.name", "x"))
-    call = world.events.SubscribeEvents(SubscribeEventsRequest(subject_prefix="order/", from_sequence_number=2))
-    messages = aiter(call)
-
-    assert (await anext(messages)).envelope.sequence_number == 2
-    assert (await anext(messages)).checkpoint.sequence_number == 3
-    await world.publish(fact("customer/1", "customer.name", "y"))
-    assert (await anext(messages)).checkpoint.sequence_number == 4
-    await world.publish(fact("order/2", "order.status", "paid"))
-    assert (await anext(messages)).envelope.sequence_number == 5
-    call.cancel()
-
-
-async def test_subscription_filters_by_action_and_outcome(world_with_rules: World) -> None:
-    """Only proposals and decisions of the named action types pass, and only decisions of the named outcomes; the rest are checkpoints."""
-    world = world_with_rules
-    approval = await world.approve()
-    await world.begin(approval)
-    rejection = await world.propose(proposal("order/9", cites=[await world.publish(fact("order/9", "order.status", "cancelled"))]))
-    approved, rejected = decision_pb2.OUTCOME_APPROVED, decision_pb2.OUTCOME_REJECTED
-    numbers = [approval.sequence_number - 1, approval.sequence_number, rejection.sequence_number - 1, rejection.sequence_number]
-    cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
-        (numbers, {"action_types": ["order.nothing", approval.decision.action_type]}),
-        ([approval.sequence_number], {"outcomes": [approved]}),
-        ([approval.sequence_number, rejection.sequence_number], {"outcomes": [approved, rejected]}),
-        ([rejection.sequence_number], {"action_types": [approval.decision.action_type], "outcomes": [rejected]}),
-        ([], {"action_types": ["order.nothing"]}),
-    )
-    for expected, filters in cases:
-        call = world.events.SubscribeEvents(SubscribeEventsRequest(**filters))
-        passed = []
-        async for message in call:
-            if message.HasField("checkpoint") and message.checkpoint.sequence_number >= await world.head():
-                break
-            if message.HasField("envelope"):
-                passed.append(message.envelope.sequence_number)
-                if message.envelope.sequence_number == await world.head():
-                    break
-        call.cancel()
-        assert expected == passed, filters
-
-
-async def test_subscription_refuses_bad_filters(world: World) -> None:
-    """Too many or malformed action types and outcomes are refused, each with its place."""
-    bad: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("action_types", {"action_types": ["order.act"] * 65}),
-        ("action_types[1]", {"action_types": ["order.act", "Order Act"]}),
-        ("action_types[0]", {"action_types": ["a" * 129]}),
-        ("outcomes", {"outcomes": [1] * 17}),
-        ("outcomes[0]", {"outcomes": [0]}),
-        ("outcomes[0]", {"outcomes": [99]}),
-    )
-    for field, filters in bad:
-        problem = await refusal(anext(aiter(world.events.SubscribeEvents(SubscribeEventsRequest(**filters)))))
-        assert [field] == problem.fields
-
-
-async def test_subscription_from_beyond_the_head_waits(world: World) -> None:
-    """A subscription that begins after the head sends its first event once that exists, and nothing before."""
-    reading = asyncio.create_task(_take(world, 1, from_sequence_number=4))
-    for _ in range(4):
-        await world.publish(fact("order/1", "order.status", "paid"))
-
-    assert await reading == [4]
-
-
-async def test_subscription_ends_when_the_server_stops(world: World) -> None:
-    """A subscription ends with UNAVAILABLE / SHUTTING_DOWN when the server stops, so that the client resumes elsewhere."""
-    call = world.events.SubscribeEvents(SubscribeEventsRequest())
-
-    async def drain() -> None:
-        async for _ in call:
-            pass
-
-    reading = asyncio.create_task(refusal(drain()))
-    await call.initial_metadata()
-    await world.buses.stop()
-
-    problem = await reading
-    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
-
-
-async def test_invalid_subscription(world: World) -> None:
-    """A malformed subscription is INVALID_ARGUMENT, not a stream that never sends."""
-    call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=-1, categories=[common_pb2.EVENT_CATEGORY_UNSPECIFIED]))
-
-    async def drain() -> None:
-        async for _ in call:
-            pass
-
-    problem = await refusal(drain())
-    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["categories[0]", "from_sequence_number"])
-
-
-async def test_cancelled_subscriptions_leave_no_task(world: World) -> None:
-    """A subscription ends when its caller leaves: no task waits for the next event."""
-    sequencer = await world.buses.open("")
-    for _ in range(5):
-        call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=2))
-        await call.initial_metadata()
-        call.cancel()
-    await world.publish(fact("order/1", "order.status", "paid"))
-    await world.publish(fact("order/1", "order.status", "paid"))
-
-    assert sequencer.replica.followers == 0
-
-
-# Traces
-
-
-async def test_trace_holds_its_events_only(world: World) -> None:
-    """GetTrace answers exactly the events of the trace, oldest first."""
-    await world.publish(fact("order/1", "order.status", "paid", trace_id="other-t"))
-    for _ in range(3):
-        await world.publish(fact("order/1", "order.status", "paid", trace_id="t"))
-
-    answer = await world.events.GetTrace(GetTraceRequest(trace_id="t"))
-
-    assert [envelope.sequence_number for envelope in answer.envelopes] == [3, 4, 5]
-    assert not answer.truncated
-
-
-async def test_trace_is_truncated_at_its_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace longer than the limit is truncated, and the response says so."""
-    monkeypatch.setattr("gavel_server.services.event.TRACE_EVENTS_MAX", 3)
-    for _ in range(4):
-        await world.publish(fact("order/1", "order.status", "paid", trace_id="t"))
-
-    answer = await world.events.GetTrace(GetTraceRequest(trace_id="t"))
-
-    assert [envelope.sequence_number for envelope in answer.envelopes] == [2, 3, 4]
-    assert answer.truncated
-
-
-async def test_large_trace_fits_the_message_limit_of_clients(world: World) -> None:
-    """A trace of large events is cut below the 4 MiB that clients take by default."""
-    for _ in range(8):
-        await world.publish(fact("order/1", "order.notes", ["x" * 60_000] * 10, trace_id="t"))
-
-    answer = await world.events.GetTrace(GetTraceRequest(trace_id="t"))
-
-    assert answer.truncated
-    assert answer.ByteSize() < 4 * 1024 * 1024
-
-
-async def test_trace_pairs_calls_with_results(world: World) -> None:
-    """Calls and results are paired by execution_id, else by name; open calls, orphans and second results are shown."""
-    one, two = "exec_000000000001", "exec_000000000002"
-    call_1 = await world.publish(tool_call("t", execution_id=one))
-    call_2 = await world.publish(tool_call("t"))
-    result_1 = await world.publish(tool_result("t", execution_id=one))
-    result_2 = await world.publish(tool_result("t"))
-    again_1 = await world.publish(tool_result("t", execution_id=one))
-    orphan = await world.publish(tool_result("t", tool="other", execution_id=two))
-    call_3 = await world.publish(tool_call("t", tool="third"))
-
-    pairs = (await world.events.GetTrace(GetTraceRequest(trace_id="t"))).pairs
-
-    assert [(pair.state, pair.call_event_id, pair.result_event_id) for pair in pairs] == [
-        (event_service_pb2.TOOL_PAIR_STATE_PAIRED, call_1.event_id, result_1.event_id),
-        (event_service_pb2.TOOL_PAIR_STATE_PAIRED_BY_NAME, call_2.event_id, result_2.event_id),
-        (event_service_pb2.TOOL_PAIR_STATE_DUPLICATE_RESULT, call_1.event_id, again_1.event_id),
-        (event_service_pb2.TOOL_PAIR_STATE_ORPHAN_RESULT, "", orphan.event_id),
-        (event_service_pb2.TOOL_PAIR_STATE_OPEN, call_3.event_id, ""),
-    ]
-    assert [pair.execution_id for pair in pairs] == [one, call_2.tool_call.execution_id, one, two, call_3.tool_call.execution_id]
-    assert all(re.fullmatch("exec_[0-9a-f]{12}", pair.execution_id) for pair in pairs)
-
-
-async def test_an_execution_id_belongs_to_one_call(world: World) -> None:
-    """A tool call with the execution_id of another one is ALREADY_EXISTS; the same call again is answered as before."""
-    call = tool_call("t", event_id=some_uuid())
-    first = await world.publish(call)
-    assert (await world.publish(call)).sequence_number == first.sequence_number
-    problem = await refusal(world.publish(tool_call("t", execution_id=first.tool_call.execution_id)))
-    assert (grpc.StatusCode.ALREADY_EXISTS, "EXECUTION_ID_REUSED") == (problem.code, problem.reason)
-
-
-@pytest.mark.parametrize("trace_id", ["", "x" * 129, "tab\t", "ö"])
-async def test_invalid_trace_id(world: World, trace_id: str) -> None:
-    """A trace_id that no event can have is INVALID_ARGUMENT."""
-    problem = await refusal(world.events.GetTrace(GetTraceRequest(trace_id=trace_id)))
-
-    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["trace_id"])
-
-
-async def test_buses_share_nothing(world: World) -> None:
-    """An event of one bus is not on another; an event_id of one is free on another."""
-    event_id = some_uuid()
-    await world.publish(fact("order/1", "order.status", "paid", event_id=event_id))
-
-    request = PublishEventRequest(bus="other", envelope=fact("order/1", "order.status", "sent", event_id=event_id))
-    event = (await world.events.PublishEvent(request)).envelope
-
-    assert (event.bus, event.sequence_number) == ("other", 2)
-    assert await world.head() == 2
-
-
-async def test_a_transition_names_events_of_the_bus(world: World) -> None:
-    """The events that a GraphTransition names must be in the log, or be published by an earlier item of its batch that is recorded."""
-
-    def transition(*event_ids: str) -> Envelope:
-        step = GraphTransition(graph_node="triage", input_event_ids=event_ids[:1], output_event_ids=event_ids[1:])
-        return Envelope(
-            subject="order/1", producer=AGENT, agent_diagnostic=AgentDiagnostic(kind="GraphTransitioned", graph_transition=step)
-        )
-
-    known = await world.publish(fact("order/1", "order.status", "paid"))
-    unknown = some_uuid()
-    assert (await world.publish(transition(known.event_id))).sequence_number == 3
-    problem = await refusal(world.publish(transition(known.event_id, unknown)))
-    assert (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND") == (problem.code, problem.reason)
-    assert unknown in problem.message
-
-    first = fact("order/1", "order.status", "sent", event_id=some_uuid())
-    refused = fact("order/1", "order.status", "lost", event_id=some_uuid(), causation_id=unknown)
-    step = transition(known.event_id, first.event_id)
-    step.event_id = some_uuid()
-    effect = fact("order/1", "order.status", "closed", causation_id=step.event_id)
-    batch = BatchPublishEventsRequest(envelopes=[first, refused, step, effect, transition(refused.event_id)])
-    results = (await world.events.BatchPublishEvents(batch)).results
-    assert [True, False, True, True, False] == [result.HasField("envelope") for result in results]

@@ -1,0 +1,158 @@
+"""EventService.SubscribeEvents over real gRPC: past and new events, filters, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from gavel.v1 import common_pb2, decision_pb2
+from gavel.v1.event_service_pb2 import (
+    SubscribeEventsRequest,
+)
+
+from tests.integration.services.world import (
+    World,
+    fact,
+    proposal,
+    refusal,
+)
+
+
+async def _take(world: World, count: int, **fields: object) -> list[int | tuple[str, int]]:
+    """Return the first items of a subscription: sequence numbers of events, or ("checkpoint", number)."""
+    items: list[int | tuple[str, int]] = []
+    call = world.events.SubscribeEvents(SubscribeEventsRequest(**fields))  # type: ignore[arg-type]
+    async for response in call:
+        if response.HasField("envelope"):
+            items.append(response.envelope.sequence_number)
+        else:
+            items.append(("checkpoint", response.checkpoint.sequence_number))
+        if len(items) == count:
+            break
+    call.cancel()
+    return items
+
+
+async def test_subscription_yields_past_and_new_events(world: World) -> None:
+    """Events committed before, during and after the start of a subscription are sent once, in order."""
+
+    async def write() -> None:
+        for _ in range(50):
+            await world.publish(fact("order/1", "order.status", "paid"))
+
+    await write()
+    reading = asyncio.create_task(_take(world, 149, from_sequence_number=3))
+    await asyncio.gather(write(), write())
+
+    assert await reading == list(range(3, 152))
+
+
+async def test_subscription_filters_and_checkpoints(world: World) -> None:
+    """Events that do not pass are not sent; a checkpoint says how far the stream has come instead."""
+    await world.publish(fact("order/1", "order.status", "paid"))
+    await world.publish(fact("customer/1", "customer.name", "x"))
+    call = world.events.SubscribeEvents(SubscribeEventsRequest(subject_prefix="order/", from_sequence_number=2))
+    messages = aiter(call)
+
+    assert (await anext(messages)).envelope.sequence_number == 2
+    assert (await anext(messages)).checkpoint.sequence_number == 3
+    await world.publish(fact("customer/1", "customer.name", "y"))
+    assert (await anext(messages)).checkpoint.sequence_number == 4
+    await world.publish(fact("order/2", "order.status", "paid"))
+    assert (await anext(messages)).envelope.sequence_number == 5
+    call.cancel()
+
+
+async def test_subscription_filters_by_action_and_outcome(world_with_rules: World) -> None:
+    """Only proposals and decisions of the named action types pass, and only decisions of the named outcomes; the rest are checkpoints."""
+    world = world_with_rules
+    approval = await world.approve()
+    await world.begin(approval)
+    rejection = await world.propose(proposal("order/9", cites=[await world.publish(fact("order/9", "order.status", "cancelled"))]))
+    approved, rejected = decision_pb2.OUTCOME_APPROVED, decision_pb2.OUTCOME_REJECTED
+    numbers = [approval.sequence_number - 1, approval.sequence_number, rejection.sequence_number - 1, rejection.sequence_number]
+    cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
+        (numbers, {"action_types": ["order.nothing", approval.decision.action_type]}),
+        ([approval.sequence_number], {"outcomes": [approved]}),
+        ([approval.sequence_number, rejection.sequence_number], {"outcomes": [approved, rejected]}),
+        ([rejection.sequence_number], {"action_types": [approval.decision.action_type], "outcomes": [rejected]}),
+        ([], {"action_types": ["order.nothing"]}),
+    )
+    for expected, filters in cases:
+        call = world.events.SubscribeEvents(SubscribeEventsRequest(**filters))
+        passed = []
+        async for message in call:
+            if message.HasField("checkpoint") and message.checkpoint.sequence_number >= await world.head():
+                break
+            if message.HasField("envelope"):
+                passed.append(message.envelope.sequence_number)
+                if message.envelope.sequence_number == await world.head():
+                    break
+        call.cancel()
+        assert expected == passed, filters
+
+
+async def test_subscription_refuses_bad_filters(world: World) -> None:
+    """Too many or malformed action types and outcomes are refused, each with its place."""
+    bad: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("action_types", {"action_types": ["order.act"] * 65}),
+        ("action_types[1]", {"action_types": ["order.act", "Order Act"]}),
+        ("action_types[0]", {"action_types": ["a" * 129]}),
+        ("outcomes", {"outcomes": [1] * 17}),
+        ("outcomes[0]", {"outcomes": [0]}),
+        ("outcomes[0]", {"outcomes": [99]}),
+    )
+    for field, filters in bad:
+        problem = await refusal(anext(aiter(world.events.SubscribeEvents(SubscribeEventsRequest(**filters)))))
+        assert [field] == problem.fields
+
+
+async def test_subscription_from_beyond_the_head_waits(world: World) -> None:
+    """A subscription that begins after the head sends its first event once that exists, and nothing before."""
+    reading = asyncio.create_task(_take(world, 1, from_sequence_number=4))
+    for _ in range(4):
+        await world.publish(fact("order/1", "order.status", "paid"))
+
+    assert await reading == [4]
+
+
+async def test_subscription_ends_when_the_server_stops(world: World) -> None:
+    """A subscription ends with UNAVAILABLE / SHUTTING_DOWN when the server stops, so that the client resumes elsewhere."""
+    call = world.events.SubscribeEvents(SubscribeEventsRequest())
+
+    async def drain() -> None:
+        async for _ in call:
+            pass
+
+    reading = asyncio.create_task(refusal(drain()))
+    await call.initial_metadata()
+    await world.buses.stop()
+
+    problem = await reading
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+
+
+async def test_invalid_subscription(world: World) -> None:
+    """A malformed subscription is INVALID_ARGUMENT, not a stream that never sends."""
+    call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=-1, categories=[common_pb2.EVENT_CATEGORY_UNSPECIFIED]))
+
+    async def drain() -> None:
+        async for _ in call:
+            pass
+
+    problem = await refusal(drain())
+    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["categories[0]", "from_sequence_number"])
+
+
+async def test_cancelled_subscriptions_leave_no_task(world: World) -> None:
+    """A subscription ends when its caller leaves: no task waits for the next event."""
+    sequencer = await world.buses.open("")
+    for _ in range(5):
+        call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=2))
+        await call.initial_metadata()
+        call.cancel()
+    await world.publish(fact("order/1", "order.status", "paid"))
+    await world.publish(fact("order/1", "order.status", "paid"))
+
+    assert sequencer.replica.followers == 0
