@@ -1,10 +1,10 @@
-"""The cost of a decision in the core alone: no transport, sequencer or Redis.
+"""What a decision costs in the core alone: no transport, sequencer or Redis.
 
     PYTHONPATH=build/compiled .venv/bin/python -m tests.load.core_cost --proposals 6000
 
 prints the processor time per proposal. Under `valgrind --tool=callgrind`, the difference of two runs with different counts gives
-instructions per proposal, which do not depend on other load. `--counters 5` lets each decision read five counters, and `--memory` prints
-what their groups and entries take.
+instructions per proposal, which do not depend on other load. `--counters 5` lets each decision read five counters, `--terms 5` compares
+five times without reading any, and `--memory` prints what groups and entries of counters take.
 """
 
 from __future__ import annotations
@@ -31,26 +31,39 @@ from tests.support.driver import Core, event_id
 from tests.support.paths import ROOT
 
 CUSTOMER = "c-77"
-COUNTERS_PER_RULE_SET = 25
+TERMS_PER_RULE_SET = 25
+SHIPPED = (ROOT / "rules/sets/refunds.yaml").read_text(encoding="utf-8")
+SECOND = """gavel: v2
+rule_set: limits-{number}
+version: 1
+actions:
+  refund.create:
+    params:
+      type: object
+      required: [amount, customer_id]
+      properties: {{amount: {{type: number}}, customer_id: {{type: string, maxLength: 128}}}}
+    retry: {{max_attempts: 3, backoff_initial_ms: 500, backoff_multiplier: 2.0, backoff_max_ms: 30000, human_takeover_after_ms: 600000}}
+rules:
+"""
 
 
-def counting_rule_set(counters: int, number: int) -> str:
-    """Return a rule set that refuses refunds beyond the limits of so many counters, and never approves one."""
-    names = [f"spent_{index}" for index in range(counters)]
+def with_limits(text: str, terms: int, first: int, *, are_counters: bool) -> str:
+    """Return a rule set with one more rule, which never matches and makes so many comparisons, each with a counter or with a param.
+
+    The counters have different windows, so none counts for two; `first` is the number of the first.
+    """
+    numbers = range(first, first + terms)
     declared = "".join(
-        f"  {name}: {{of: approvals, action: refund.create, by: params.customer_id, sum: params.amount, window_ms: {86_400_000 + index},"
-        " keep: reserved}\n"
-        for index, name in enumerate(names, start=number * COUNTERS_PER_RULE_SET)
+        f"  spent_{number}: {{of: approvals, action: refund.create, by: params.customer_id, sum: params.amount,"
+        f" window_ms: {86_400_000 + number}, keep: reserved}}\n"
+        for number in numbers
     )
-    condition = " || ".join(f"history.{name}(params.customer_id) + params.amount > 1e9" for name in names)
-    return (
-        f"gavel: v2\nrule_set: limits-{number}\nversion: 1\nactions:\n  refund.create:\n"
-        "    params:\n      type: object\n      required: [amount, customer_id]\n"
-        "      properties: {amount: {type: number}, customer_id: {type: string, maxLength: 128}}\n"
-        "    retry: {max_attempts: 3, backoff_initial_ms: 500, backoff_multiplier: 2.0, backoff_max_ms: 30000}\n"
-        f"counters:\n{declared}rules:\n"
-        f"  - {{id: over, action: refund.create, priority: 1, when: '{condition}', effect: reject, reason_code: OVER}}\n"
-    )
+    reads = [f"history.spent_{number}(params.customer_id)" if are_counters else f"{number}.0" for number in numbers]
+    condition = " || ".join(f"{read} + params.amount > 1e9" for read in reads)
+    rule = f"  - {{id: over, action: refund.create, priority: 1100, when: '{condition}', effect: reject, reason_code: OVER}}\n"
+    counters = f"counters:\n{declared}" if are_counters else ""
+    assert 1 == text.count("\nrules:\n")
+    return text.replace("gavel: v1", "gavel: v2").replace("\nrules:\n", f"\n{counters}rules:\n{rule}")
 
 
 def main() -> int:
@@ -59,14 +72,17 @@ def main() -> int:
     parser.add_argument("--proposals", type=int, default=6_000, help="how many proposals to decide (default: 6,000)")
     parser.add_argument("--refused", action="store_true", help="propose refunds that the rules reject; otherwise all are approved")
     parser.add_argument("--counters", type=int, default=0, help="how many counters each decision reads (default: none)")
+    parser.add_argument("--terms", type=int, default=0, help="how many comparisons a rule makes without counters (default: none)")
     parser.add_argument("--memory", action="store_true", help="print what groups and entries of a counter take, and decide nothing")
     options = parser.parse_args()
     if options.memory:
         print_memory()
         return 0
-    core = Core((ROOT / "rules/sets/refunds.yaml").read_text(encoding="utf-8"), mode=fact_pb2.CROSS_CHECK_MODE_SAMPLE)
-    for number, first in enumerate(range(0, options.counters, COUNTERS_PER_RULE_SET)):
-        core.activate(counting_rule_set(min(options.counters - first, COUNTERS_PER_RULE_SET), number))
+    core = Core(SHIPPED, mode=fact_pb2.CROSS_CHECK_MODE_SAMPLE)
+    terms = options.counters or options.terms
+    for first in range(0, terms, TERMS_PER_RULE_SET):
+        text = SECOND.format(number=first) if first else SHIPPED.replace("\nversion: 1\n", "\nversion: 2\n")
+        core.activate(with_limits(text, min(terms - first, TERMS_PER_RULE_SET), first, are_counters=bool(options.counters)))
     params = {"amount": 20.0, "currency": "EUR", "customer_id": "c-78" if options.refused else CUSTOMER}
     submissions = []
     for number in range(options.proposals):
@@ -96,7 +112,7 @@ def print_memory() -> None:
     entries = 20_000
     sizes = []
     for groups in (1, entries):
-        counter = compile_rule_set(counting_rule_set(1, 0)).counters["spent_0"]
+        counter = compile_rule_set(with_limits(SHIPPED, 1, 0, are_counters=True)).counters["spent_0"]
         state = State("default")
         store = state.store
         store.put(store.counters, counter.digest, CounterTable(counter, 1))

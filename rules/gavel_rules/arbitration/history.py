@@ -5,10 +5,12 @@ A proposal is refused if a counter gives no number, or has no room for a reserva
 
 from __future__ import annotations
 
-from gavel.v1.decision_pb2 import CounterReading, Decision
+from typing import Final
+
+from gavel.v1.decision_pb2 import Decision
 
 from gavel_rules.arbitration.retry_hint import delay_retry
-from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.codec.counter_fragments import encode_reading
 from gavel_rules.language.counters.retry_after import RetryAfter
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction
@@ -16,12 +18,12 @@ from gavel_rules.state.state import State
 
 
 class HistoryReading:
-    """The reading of an action's counters: the numbers by variable, the rows for the decision, and the counters that refuse."""
+    """The reading of an action's counters: the numbers by variable, what the decision says of them, and the counters that refuse."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, float] = {}
-        self.rows: list[CounterReading] = []
-        self.full: list[str] = []
+        self.numbers: Final[dict[str, float]] = {}
+        self.fragments: Final[dict[bytes, None]] = {}  # as keys: two reads of a counter may have the same key
+        self.full: Final[list[str]] = []
 
 
 def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, proposal_id: str) -> HistoryReading:
@@ -30,21 +32,18 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
     A read whose key has no value is left out, like an absent fact.
     """
     reading = HistoryReading()
-    keys = action.counter_keys(case) if action.counter_reads else []
-    for position, key in enumerate(keys):
-        if key is None:
-            continue
-        counter = action.read_counters[position]
-        table = state.counters.get(counter.digest)
-        found = table.read(key, now_ms, proposal_id) if table is not None else None
-        if found is None:
-            reading.full.append(counter.name)
-            continue
-        reading.numbers[action.counter_reads[position].variable] = found.value
-        row = CounterReading(policy_id=action.policy_id, counter=counter.name, key=key, value=found.value)
-        if found.frees_at_ms:
-            set_timestamp(row.frees_at, found.frees_at_ms)
-        reading.rows.append(row)
+    if action.counter_places:
+        counters, numbers = state.counters, reading.numbers
+        for key, place in zip(action.counter_keys(case), action.counter_places, strict=True):
+            if key is None:
+                continue
+            table = counters.get(place.digest)
+            found = table.read(key, now_ms, proposal_id) if table is not None else None
+            if found is None:
+                reading.full.append(place.counter)
+                continue
+            numbers[place.variable] = found.value
+            reading.fragments[encode_reading(place.fragment, key, found.value, found.frees_at_ms)] = None
     for counter in action.reserving_counters:
         table = state.counters.get(counter.digest)
         if table is None or not table.has_room_for_one(now_ms):
@@ -60,10 +59,3 @@ def delay_for_counter(decision: Decision, state: State, retry: RetryAfter, case:
         frees_at_ms = table.frees_at_ms(room.group, now_ms, room.amount, room.limit)
         if frees_at_ms > now_ms:
             delay_retry(decision, frees_at_ms - now_ms)
-
-
-def add_rows(decision: Decision, rows: list[CounterReading]) -> None:
-    """Add rows to a decision that it does not have yet."""
-    for row in rows:
-        if row not in decision.counters:
-            decision.counters.append(row)

@@ -29,7 +29,7 @@ from gavel_rules.arbitration.evidence import (
     known_facts,
     superseded_selections,
 )
-from gavel_rules.arbitration.history import add_rows, delay_for_counter, read_history
+from gavel_rules.arbitration.history import delay_for_counter, read_history
 from gavel_rules.arbitration.verdict import (
     make_terminal,
     merge,
@@ -330,7 +330,7 @@ def check_conflict(context: Context) -> bool:
 def apply_rules(context: Context) -> bool:
     """Evaluate the rules of every rule set; the strictest effect decides, and of equal effects the lowest policy_id."""
     decision = context.decision
-    fragments = b""
+    fragments = readings = b""
     errors: list[tuple[str, str]] = []
     is_disputed = False
     room = CONDITIONS_QUOTED_MAX
@@ -342,8 +342,9 @@ def apply_rules(context: Context) -> bool:
         case = case_of(context.state, context.proposal, context.now_ms, view)
         if action.has_counters:
             history = read_history(context.state, action, case, context.now_ms, context.proposal.event_id)
-            add_rows(decision, history.rows)
+            readings = readings + b"".join(history.fragments)
             if history.full:
+                merge(decision, readings)
                 return refuse_for_counters(decision, action.policy_id, history.full)
             case = view.case = case.with_history(history.numbers)
         verdict = context.evaluate(action, case)
@@ -366,6 +367,7 @@ def apply_rules(context: Context) -> bool:
             rank = _EFFECT_RANK[first.effect]
             if deciding is None or (rank, action.policy_id) < deciding[:2]:
                 deciding = (rank, action.policy_id, action, first)
+    fragments = fragments + readings
     if deciding is not None and not errors and not is_disputed:
         _, _, action, rule = deciding
         context.effect = rule.effect

@@ -102,7 +102,7 @@ def check_actions(part: RuleSetPart, source: Source, messages: Messages, express
     """Return the valid actions and counters of a document, and record the mistakes of the others."""
     actions = getattr(part, "actions", {})
     schemas = {name: _compile_schema(action, ("actions", name, "params"), source, messages) for name, action in actions.items()}
-    counters = check_counters(part, schemas, source, messages)
+    counters = check_counters(part, schemas, source, messages, expressions)
     checked = {name: _ActionChecker(name, part, schemas, counters, source, messages, expressions).check() for name in actions}
     expressions.finish()
     return CheckedDocument(
@@ -240,23 +240,20 @@ class _ActionChecker:
     def _share_variables(self, environment: Environment, conditions: Sequence[CheckedExpression]) -> None:
         """Charge each shared variable once, or share none where the conditions may not be evaluated together.
 
-        They are not if they are too long for one list, if their macros together may reach the limit of iterations, or if their variables
-        are too many to be bound around them. Guards are parts of conditions, so the list may be twice as long and visit twice as many
-        elements.
+        They are not if they are too long for one list, or if their macros together may reach the limit of iterations. Guards are parts
+        of conditions, so the list may be twice as long and visit twice as many elements.
         """
         elements = sum(condition.elements for condition in conditions)
         length = sum(len(condition.source) + GUARD_LENGTH for condition in conditions)
         steps = sum(condition.steps for condition in conditions)
         if 2 * elements > ITERATIONS_MAX or 2 * length > LIST_LENGTH_MAX or steps > INLINE_STEPS_MAX:
             environment.shared.clear()
-        if environment.shared and not environment.can_share([condition.source for condition in conditions]):
-            environment.shared.clear()
         if not environment.shared:
             return
         of_conditions = {("rules", index, "when") for index, _ in self._rules}
-        other_costs = [cost for cost in self._costs if cost.path not in of_conditions]
+        kept = [cost for cost in self._costs if cost.path not in of_conditions]
         names = {cost.path: cost for cost in self._costs}
-        self._costs = other_costs
+        self._costs = kept
         for path, condition in zip([path for path in names if path in of_conditions], conditions, strict=True):
             self._costs.append(names[path]._replace(steps=condition.shared_steps))
         for value in environment.shared.values():

@@ -16,6 +16,7 @@ from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import RetryPolicy, ReviewPolicy
 from mypy_extensions import mypyc_attr
 
+from gavel_rules.codec.counter_fragments import encode_counter
 from gavel_rules.codec.rule_set_fragments import encode_retry_policy, encode_rule_match, encode_rule_outcome, encode_rule_set_reference
 from gavel_rules.language.action_checker import CheckedAction, ExpressionCost, check_actions, required_versions
 from gavel_rules.language.cel.checker import ScopedExpression
@@ -80,6 +81,16 @@ class Verdict:
         return (self.matches, self.error, self.disagreement)
 
 
+class CounterPlace:
+    """A counter that an action reads, and the variable that stands for the read: docs/performance.md#plain-classes."""
+
+    def __init__(self, variable: str, counter: str, digest: str, fragment: bytes) -> None:
+        self.variable: Final = variable
+        self.counter: Final = counter
+        self.digest: Final = digest
+        self.fragment: Final = fragment  # of a decision: see `codec.counter_fragments`
+
+
 class CompiledAction:
     """One action of a rule set, ready to evaluate cases. Not safe for two threads at once."""
 
@@ -130,6 +141,11 @@ class CompiledAction:
         self._conflict_program = Program(checked.conflict_environment, [condition_source(checked.conflict_key.source)])
         self.counter_reads = checked.environment.counter_reads.all()
         self.read_counters: tuple[CompiledCounter, ...] = tuple(counters[read.counter] for read in self.counter_reads)
+        # Where each of `counter_reads` is read.
+        self.counter_places = tuple(
+            CounterPlace(read.variable, counter.name, counter.digest, encode_counter(document.policy_id, counter.name))
+            for read, counter in zip(self.counter_reads, self.read_counters, strict=True)
+        )
         # The counters without which no approval may be given: what it reserves must find room.
         self.reserving_counters: tuple[CompiledCounter, ...] = tuple(
             counters[name] for name in sorted(counters) if counters[name].is_reserved and action_type in counters[name].actions

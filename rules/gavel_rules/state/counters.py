@@ -1,28 +1,28 @@
 """The tables of counters, and what reads of them give at a time.
 
-A counter has entries, one for each event that counts, until they lapse: `lapses` orders them by that time. The totals of a group are
-kept with each change, so a read costs no more than the entries that have lapsed since the last event. An entry of a reserved approval
-lapses only when its decision ends (`NEVER_MS`).
+A counter has entries, one for each event that counts, until they lapse. Each group adds its entries up with each change and queues them in
+the order in which they lapse, so a read costs no more than the entries that have lapsed since the last event. An entry of a reserved
+approval is in no queue: it counts until its decision ends (`NEVER_MS`).
 
 A counter fails closed: it gives no number while an event that it should have counted found no room, or could not be evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from sortedcontainers import SortedList
 
 from gavel_rules.language.counters.counter import (
-    COUNT,
     DISTINCT,
     GROUP_LENGTH_MAX,
     LAST,
     MAX,
     MIN,
     NEVER_MS,
-    SUM,
     TOTAL_MAX,
     CompiledCounter,
 )
@@ -31,31 +31,90 @@ from gavel_rules.language.counters.counter import (
 FAULTY_GROUPS_MAX: Final = 100
 
 
-class CounterEntry(NamedTuple):
-    """An event that counts."""
+class CounterEntry:
+    """An event that counts: docs/performance.md#plain-classes."""
 
-    entry_id: str  # the decision_id of an approval, the event_id of any other event
-    group: str
-    value: int | str
-    lapses_at_ms: int
-    number: int  # the event's sequence number
+    def __init__(self, entry_id: str, group: str, value: int | str, lapses_at_ms: int, number: int) -> None:
+        self.entry_id: Final = entry_id  # the decision_id of an approval, the event_id of any other event
+        self.group: Final = group
+        self.value: Final[int | str] = value
+        self.amount: Final[int] = value if isinstance(value, int) else 0  # what it adds to the group's total
+        self.lapses_at_ms: Final = lapses_at_ms
+        self.number: Final = number  # the event's sequence number
+
+    def plain(self) -> list[object]:
+        """Return all fields as JSON values."""
+        return [self.entry_id, self.group, self.value, self.lapses_at_ms, self.number]
 
 
-class Totals(NamedTuple):
-    """The number of a group's entries, and the sum of their values."""
-
-    entries: int
-    total: int
-
-
-class Reading(NamedTuple):
+class Reading:
     """The result of reading a counter for a group. `frees_at_ms` is when the next of its entries lapses; 0: none will by itself."""
 
-    value: float
-    frees_at_ms: int
+    def __init__(self, value: float, frees_at_ms: int) -> None:
+        self.value: Final = value
+        self.frees_at_ms: Final = frees_at_ms
 
 
-_NO_TOTALS: Final = Totals(0, 0)
+_EMPTY: Final = Reading(0, 0)
+
+
+class CounterGroup:
+    """The entries of one group, added up."""
+
+    def __init__(self, aggregate: str) -> None:
+        self.aggregate: Final = aggregate
+        self.entries = 0
+        self.total = 0
+        self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
+        # Of min, max and last: (value or number, entry_id). Of distinct: the number of entries with each value.
+        self.order: Final[SortedList | None] = SortedList() if aggregate in (MIN, MAX, LAST) else None
+        self.values: Final[dict[str, int] | None] = {} if aggregate == DISTINCT else None
+
+    def add(self, entry: CounterEntry) -> None:
+        """Add an entry."""
+        self.entries += 1
+        self.total += entry.amount
+        if entry.lapses_at_ms != NEVER_MS:
+            _enqueue(self.lapses, entry)
+        if self.order is not None:
+            self.order.add(self._place(entry))
+        if self.values is not None:
+            text = str(entry.value)
+            self.values[text] = self.values.get(text, 0) + 1
+
+    def remove(self, entry: CounterEntry) -> None:
+        """Take an entry back."""
+        self.entries -= 1
+        self.total -= entry.amount
+        if entry.lapses_at_ms != NEVER_MS:
+            _dequeue(self.lapses, entry)
+        if self.order is not None:
+            self.order.remove(self._place(entry))
+        if self.values is not None:
+            text = str(entry.value)
+            if self.values[text] == 1:
+                del self.values[text]
+            else:
+                self.values[text] -= 1
+
+    def value_without(self, entries: Iterable[CounterEntry], all_entries: Mapping[str, CounterEntry]) -> int:
+        """Return the value without some of the group's entries. `all_entries` are those of the counter, by id."""
+        if self.order is not None:
+            missing = {entry.entry_id for entry in entries}
+            for _, entry_id in reversed(self.order) if self.aggregate in (MAX, LAST) else self.order:
+                if entry_id not in missing:
+                    return all_entries[entry_id].amount
+            return 0
+        if self.values is not None:
+            counts: dict[str, int] = {}
+            for entry in entries:
+                text = str(entry.value)
+                counts[text] = counts.get(text, 0) + 1
+            return len(self.values) - sum([self.values[text] == count for text, count in counts.items()])
+        return self.total - sum([entry.amount for entry in entries])
+
+    def _place(self, entry: CounterEntry) -> tuple[int, str]:
+        return entry.number if self.aggregate == LAST else entry.amount, entry.entry_id
 
 
 class CounterTable:
@@ -67,11 +126,8 @@ class CounterTable:
         self.version: Final = version
         self.opened_at: Final = opened_at  # the sequence number from which on it counts events itself
         self.entries: Final[dict[str, CounterEntry]] = {}
-        self.totals: Final[dict[str, Totals]] = {}
-        self.lapses: Final[SortedList] = SortedList()  # (lapses_at_ms, entry_id)
-        self.lapses_by_group: Final[dict[str, SortedList]] = {}  # the same for each group
-        self.order: Final[dict[str, SortedList]] = {}  # of min, max and last, by group: (value or number, entry_id)
-        self.values: Final[dict[str, dict[str, int]]] = {}  # of distinct, by group: the number of entries with each value
+        self.groups: Final[dict[str, CounterGroup]] = {}
+        self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
         # By group, and "*" for all: until when a read gives no number.
         self.faults: Final[dict[str, int]] = {}
         # Reserved approvals from before `opened_at` that ended before the fill brought their entries: the entry as it is then, or None.
@@ -88,6 +144,27 @@ class CounterTable:
         """Whether the counter counts a log from its beginning, and ignores events that open, fill or drop counters."""
         return self.flags.get("pinned", False)
 
+    def add(self, entry: CounterEntry) -> None:
+        """Add an entry, as the undo log and `transitions` do."""
+        self.entries[entry.entry_id] = entry
+        group = self.groups.get(entry.group)
+        if group is None:
+            group = self.groups[entry.group] = CounterGroup(self.counter.aggregate)
+        group.add(entry)
+        if entry.lapses_at_ms != NEVER_MS:
+            _enqueue(self.lapses, entry)
+
+    def remove(self, entry: CounterEntry) -> None:
+        """Take an entry back: the inverse of `add`."""
+        del self.entries[entry.entry_id]
+        group = self.groups[entry.group]
+        if group.entries == 1:
+            del self.groups[entry.group]
+        else:
+            group.remove(entry)
+        if entry.lapses_at_ms != NEVER_MS:
+            _dequeue(self.lapses, entry)
+
     def read(self, group: str, now_ms: int, excluded_id: str = "") -> Reading | None:
         """Return the number of a group at `now_ms`, which is not before the last event; None if an entry may be missing, or if a double
         does not hold the number exactly.
@@ -96,18 +173,27 @@ class CounterTable:
         """
         if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.is_full(group, now_ms):
             return None
-        lapses = self.lapses_by_group.get(group)
-        if lapses is None:
-            return Reading(0, 0)
-        lapsed = [entry_id for _, entry_id in lapses.irange(maximum=(now_ms, _HIGHEST))]
-        frees_at_ms = lapses[len(lapsed)][0] if len(lapsed) < len(lapses) else 0
-        own = self.entries.get(excluded_id)
-        if own is not None and own.group == group and own.lapses_at_ms > now_ms:
-            lapsed.append(excluded_id)
-        value = self._value(group, lapsed)
+        found = self.groups.get(group)
+        if found is None:
+            return _EMPTY
+        lapses = found.lapses
+        frees_at_ms = lapses[0].lapses_at_ms if lapses else 0
+        value = found.total
+        if not self.counter.adds or 0 < frees_at_ms <= now_ms or excluded_id in self.entries:
+            missing: list[CounterEntry] = []
+            frees_at_ms = 0
+            for entry in lapses:
+                if entry.lapses_at_ms > now_ms:
+                    frees_at_ms = entry.lapses_at_ms
+                    break
+                missing.append(entry)
+            own = self.entries.get(excluded_id)
+            if own is not None and own.group == group and own.lapses_at_ms > now_ms:
+                missing.append(own)
+            value = found.value_without(missing, self.entries)
         if abs(value) > TOTAL_MAX:
             return None
-        return Reading(self.counter.number(value), 0 if frees_at_ms == NEVER_MS else frees_at_ms)
+        return Reading(self.counter.number(value), frees_at_ms)
 
     def is_full(self, group: str, now_ms: int) -> bool:
         """Return whether a group gives no number, because an event of the group, or one of an unknown group, could not be entered."""
@@ -115,9 +201,9 @@ class CounterTable:
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
 
     def has_room(self, group: str) -> bool:
-        """Return whether one more entry of a group finds room. A group that gives no number takes entries too: it may give one again."""
+        """Return whether one more entry of a group finds room. Also a group that gives no number takes entries: it will give one again."""
         counter = self.counter
-        return len(self.entries) < counter.entries_max and (group in self.totals or len(self.totals) < counter.groups_max)
+        return len(self.entries) < counter.entries_max and (group in self.groups or len(self.groups) < counter.groups_max)
 
     def has_room_for_one(self, now_ms: int) -> bool:
         """Return whether one more entry finds room, whatever its group."""
@@ -126,64 +212,58 @@ class CounterTable:
             self.is_filled
             and not self.is_full(ALL_GROUPS, now_ms)
             and len(self.entries) < counter.entries_max
-            and len(self.totals) < counter.groups_max
+            and len(self.groups) < counter.groups_max
         )
 
     def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:
         """Return when enough entries of a group will have lapsed for `amount` to fit under `limit`; 0 if that cannot be foreseen."""
-        lapses = self.lapses_by_group.get(group)
-        if lapses is None or self.counter.aggregate not in (COUNT, SUM):
+        found = self.groups.get(group)
+        if found is None or not self.counter.adds:
             return 0
-        total: int = self.totals[group].total
-        for lapses_at_ms, entry_id in lapses:
-            if lapses_at_ms == NEVER_MS:
-                return 0
-            total -= _amount(self.entries[entry_id])
+        total = found.total
+        for entry in found.lapses:
+            total -= entry.amount
             if total + amount <= limit:
-                due_ms: int = lapses_at_ms
-                return max(due_ms, now_ms)
+                return max(entry.lapses_at_ms, now_ms)
         return 0
-
-    def _value(self, group: str, lapsed_ids: list[str]) -> int:
-        """Return the value of a group without the entries that have lapsed."""
-        aggregate = self.counter.aggregate
-        if aggregate in (COUNT, SUM):
-            total: int = self.totals[group].total
-            for entry_id in lapsed_ids:
-                total -= _amount(self.entries[entry_id])
-            return total
-        if aggregate == DISTINCT:
-            counts = self.values[group]
-            lapsed_counts: dict[str, int] = {}
-            for entry_id in lapsed_ids:
-                text = str(self.entries[entry_id].value)
-                lapsed_counts[text] = lapsed_counts.get(text, 0) + 1
-            return len(counts) - sum(1 for text, count in lapsed_counts.items() if counts[text] == count)
-        outdated = set(lapsed_ids)
-        for entry_id in _ids(self.order[group], from_end=aggregate in (MAX, LAST)):
-            if entry_id not in outdated:
-                return _amount(self.entries[entry_id])
-        return 0
-
-
-def _amount(entry: CounterEntry) -> int:
-    value = entry.value
-    return value if isinstance(value, int) else 0
 
 
 # A group that no event has, for faults of all groups: `by` gives at most 256 characters.
 ALL_GROUPS: Final = "*" * 300
-# Above every entry_id.
-_HIGHEST: Final = "\U0010ffff"
 
 
-def order_key(table: CounterTable, entry: CounterEntry) -> tuple[Any, str] | None:
-    """Return the place of an entry in its group's `order`; None if the counter needs none."""
-    aggregate = table.counter.aggregate
-    if aggregate in (MIN, MAX):
-        return entry.value, entry.entry_id
-    return (entry.number, entry.entry_id) if aggregate == LAST else None
+def index_counters(tables: Iterable[CounterTable]) -> dict[tuple[str, str], tuple[CounterTable, ...]]:
+    """Return the counters by (source, action type or fact key) of the events that they count."""
+    index: dict[tuple[str, str], tuple[CounterTable, ...]] = {}
+    for table in tables:
+        for name in (*table.counter.actions, *table.counter.fact_keys):
+            place = (table.counter.source, name)
+            index[place] = (*index.get(place, ()), table)
+    return index
 
 
-def _ids(order: SortedList, *, from_end: bool) -> Iterator[str]:
-    return (entry_id for _, entry_id in (reversed(order) if from_end else order))
+def _enqueue(queue: deque[CounterEntry], entry: CounterEntry) -> None:
+    """Put an entry into a queue of entries, the next one to lapse first.
+
+    New entries lapse last. The first place is that of an entry that lapses by an event that is undone, and any other that of a fill.
+    """
+    lapses_at_ms = entry.lapses_at_ms
+    if not queue or queue[-1].lapses_at_ms <= lapses_at_ms:
+        queue.append(entry)
+    elif queue[0].lapses_at_ms >= lapses_at_ms:
+        queue.appendleft(entry)
+    else:
+        queue.insert(bisect_right(queue, lapses_at_ms, key=_lapse_ms), entry)
+
+
+def _lapse_ms(entry: CounterEntry) -> int:
+    return entry.lapses_at_ms
+
+
+def _dequeue(queue: deque[CounterEntry], entry: CounterEntry) -> None:
+    if queue[0] is entry:
+        queue.popleft()
+    elif queue[-1] is entry:
+        queue.pop()
+    else:
+        queue.remove(entry)

@@ -115,12 +115,12 @@ def digest_parts(store: Store) -> Iterator[str]:
 
 
 def _counter(table: CounterTable) -> Iterator[str]:
-    """Yield a counter. Totals, orders and lapses follow from its entries."""
+    """Yield a counter. Groups and queues follow from its entries."""
     parts: dict[str, Iterator[str]] = {
         "opened_at": _text(table.opened_at),
-        "entries": _table(table.entries, _text),
+        "entries": _table(table.entries, lambda entry: _text(entry.plain())),
         "faults": _text(table.faults),
-        "early_ends": _table(table.early_ends, _text),
+        "early_ends": _table(table.early_ends, lambda entry: _text(None if entry is None else entry.plain())),
         "flags": _text(table.flags),
     }
     yield from _table(parts, lambda part: part)

@@ -77,8 +77,9 @@ class Store:
         self.paged_evidence: Final = PagedTable(unpack_evidence, newest_number)
         self.evidence: Final[dict[str, KeyCandidates]] = self.paged_evidence.changes
 
-        # Counters by the digest of their definition.
+        # Counters by the digest of their definition, and by the events that they count: see `index_counters`.
         self.counters: Final[dict[str, CounterTable]] = {}
+        self.counters_by_event: dict[tuple[str, str], tuple[CounterTable, ...]] = {}
 
         self.contest_tables: Final = ContestTables()
 
@@ -162,13 +163,13 @@ class Store:
             self.put(table, key, inner)
         return inner
 
-    def schedule(self, schedule: SortedList, item: tuple[Any, ...]) -> None:
-        """Add an item to one of the sorted lists."""
+    def schedule(self, schedule: SortedList | CounterTable, item: Any) -> None:
+        """Add an item to one of the sorted lists, or an entry to a counter."""
         schedule.add(item)
         self._entries.append((schedule, item, True))
 
-    def unschedule(self, schedule: SortedList, item: tuple[Any, ...]) -> None:
-        """Remove an item from one of the sorted lists."""
+    def unschedule(self, schedule: SortedList | CounterTable, item: Any) -> None:
+        """Remove an item from one of the sorted lists, or an entry from a counter."""
         schedule.remove(item)
         self._entries.append((schedule, item, False))
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from sortedcontainers import SortedList
-
 Action = Callable[[], None]
-# (table, key, old value or ABSENT) of a dict; (list, item, whether it was added) of a sorted list; or an action.
+# (table, key, old value or ABSENT) of a dict; (list, item, whether it was added) of a sorted list or a counter; or an action.
 Entry = tuple[Any, Any, Any] | Action
 
 
@@ -45,7 +43,7 @@ class UndoLog:
                 entry()
                 continue
             table, key, old = entry
-            if isinstance(table, SortedList):
+            if not isinstance(table, dict):
                 if old:
                     table.remove(key)
                 else:

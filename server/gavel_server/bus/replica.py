@@ -142,7 +142,7 @@ class Replica:
         """Read the log from the newest snapshot or from its start, and compare it with the checkpoint. Raises LogError."""
         head = await self.log.head()
         checkpoint = self.checkpoint
-        acknowledged = checkpoint.head_of(self.bus) if checkpoint is not None else None
+        acknowledged = checkpoint.load(self.bus) if checkpoint is not None else None
         if checkpoint is not None and acknowledged is not None and not await self._is_in_log(acknowledged):
             self._block_regressed(head, acknowledged, f" (see {checkpoint.path})", has_diverged=False)
             # Keep the head from the file: this log lacks that event.
@@ -255,7 +255,7 @@ class Replica:
 
     def _acknowledged_before(self) -> Head | None:
         """Return the last event that this server has acknowledged, as far as it knows: that of its checkpoint, if it has one."""
-        return (self.checkpoint and self.checkpoint.head_of(self.bus)) or self._acknowledged_head
+        return (self.checkpoint and self.checkpoint.load(self.bus)) or self._acknowledged_head
 
     async def _report_loss(self, lost: Head | None) -> None:
         """Tell the servers that have no checkpoint, or another one, that the log has lost an event. May raise LogError."""

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 import structlog
@@ -117,7 +116,7 @@ class BusSnapshots:
     def begin_anew(self) -> BusSnapshots:
         """Return the snapshots of a bus whose state starts over. One that a child still writes is given up."""
         if self._child:
-            _kill(self._child)
+            os.kill(self._child, signal.SIGKILL)
         return BusSnapshots(self.files, self.every, self._monotonic)
 
     # Writing
@@ -146,14 +145,14 @@ class BusSnapshots:
             return None
         pause_seconds = self._monotonic() - began
         metrics.SNAPSHOT_PAUSE.labels(self.files.bus).set(pause_seconds)
-        exit_wait = asyncio.ensure_future(asyncio.to_thread(os.wait4, self._child, 0))
+        ended = asyncio.ensure_future(asyncio.to_thread(os.wait4, self._child, 0))
         try:
-            await asyncio.wait([exit_wait], timeout=WRITE_SECONDS_MAX)
+            await asyncio.wait([ended], timeout=WRITE_SECONDS_MAX)
         finally:
             # The child hangs, or the server stops and writes a newer snapshot itself.
-            if not exit_wait.done():
-                _kill(self._child)
-            _, status, usage = await exit_wait
+            if not ended.done():
+                os.kill(self._child, signal.SIGKILL)
+            _, status, usage = await ended
             self._child = 0
         exit_status = os.waitstatus_to_exitcode(status)
         processor_seconds = usage.ru_utime + usage.ru_stime
@@ -219,9 +218,3 @@ class BusSnapshots:
             return  # somebody has removed it
         self.newest = NewestSnapshot(number, status.st_size, int(status.st_mtime * 1000))
         metrics.SNAPSHOT_NUMBER.labels(self.files.bus).set(number)
-
-
-def _kill(child: int) -> None:
-    """Kill a child, unless it has ended and the thread that waits for it has already collected it."""
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)

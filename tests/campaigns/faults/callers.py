@@ -57,7 +57,7 @@ Request = tuple[str, Callable[[GavelClient], Awaitable[Envelope | bool]]]
 
 @dataclass
 class Board:
-    """The knowledge that the clients of one bus share."""
+    """What the clients of one bus know together."""
 
     bus: str
     facts: dict[str, Envelope]

@@ -1,4 +1,4 @@
-"""The rights of each role on a log in PostgreSQL, and the changes that no role may make."""
+"""What each role may do to a log in PostgreSQL, and what nobody may."""
 
 from __future__ import annotations
 

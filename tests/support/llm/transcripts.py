@@ -38,7 +38,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that the server received."""
+    """What the server got."""
 
     api: str
     body: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.state.contest_tables import ContestTables
-from gavel_rules.state.counters import CounterTable
+from gavel_rules.state.counters import CounterEntry, CounterGroup, CounterTable
 from gavel_rules.state.packed_evidence import pack_evidence, pack_outliving_result, unpack_evidence, unpack_outliving_result
 from gavel_rules.state.paged_table import PagedTable, StatePages, pages_in_memory
 from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, OutlivingResult, Refusals
@@ -87,17 +88,19 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
             return value.digest
         case PagedTable():
             return _plain(_rows(value, unpack_outliving_result))
-        case Candidate() | ClosedAction() | OutlivingResult() | Refusals() | TraceVersions():
+        case Candidate() | ClosedAction() | CounterEntry() | OutlivingResult() | Refusals() | TraceVersions():
             return value.plain()
         case LiveDecision():
             return _plain(value.values())
         case CounterTable():
-            names = ("opened_at", "policy_id", "version", "entries", "totals", "lapses", "lapses_by_group", "order", "values", "faults")
-            return [value.counter.digest, *(_plain(getattr(value, name)) for name in (*names, "early_ends", "flags"))]
+            names = ("opened_at", "policy_id", "version", "entries", "groups", "lapses", "faults", "early_ends", "flags")
+            return [value.counter.digest, *(_plain(getattr(value, name)) for name in names)]
+        case CounterGroup():
+            return _plain(_attributes(value))
         case ContestTables() | RefusedTraces() | ToolRegistry() | ToolResultTables():
             return _plain(_attributes(value))
         case Message():
             return value.SerializeToString(deterministic=True)
-        case tuple() | list() | SortedList():
+        case tuple() | list() | deque() | SortedList():
             return [_plain(item) for item in value]
     return value

@@ -96,7 +96,7 @@ def _absorb_errors(node: Any, rewriting: Rewriting) -> None:
     elements = [copy_node(element) for element in node.list_expr.elements]
     del node.list_expr.elements[:]
     for element in elements:
-        for outcome in (True, False):
+        for wanted in (True, False):
             absorbed = rewriting.new(node.list_expr.elements.add(), 0)
             absorbed.call_expr.function = _ABSORB
             comparison = rewriting.new(absorbed.call_expr.args.add(), 0)
@@ -104,11 +104,11 @@ def _absorb_errors(node: Any, rewriting: Rewriting) -> None:
             copy = comparison.call_expr.args.add()
             copy.CopyFrom(element)
             rewriting.renew(copy, {}, 0)
-            rewriting.new(comparison.call_expr.args.add(), 0).const_expr.bool_value = outcome
+            rewriting.new(comparison.call_expr.args.add(), 0).const_expr.bool_value = wanted
 
 
 def _names(node: Any) -> set[str]:
-    names = {node.ident_expr.name} if node.WhichOneof("expr_kind") == "ident_expr" else set()
+    found = {node.ident_expr.name} if node.WhichOneof("expr_kind") == "ident_expr" else set()
     for part in parts_of(node):
-        names |= _names(part)
-    return names
+        found |= _names(part)
+    return found

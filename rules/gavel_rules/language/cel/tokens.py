@@ -1,4 +1,4 @@
-"""The tokens of an expression's text that matter for matching parentheses."""
+"""The tokens of an expression's text, as far as finding matching parentheses needs them."""
 
 from __future__ import annotations
 

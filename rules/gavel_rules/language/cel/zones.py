@@ -7,6 +7,7 @@ that holds at that time (`expansion`). No file of the host is read, so a replay 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -38,6 +39,18 @@ class Zone(NamedTuple):
     starts: tuple[int, ...]
     offsets: tuple[str, ...]  # "+02:00"
     until: int
+
+    def offset_minutes(self, at_ms: int) -> int | None:
+        """Return the offset from UTC, in minutes, that holds at a time; None outside of the zone's data."""
+        minute = at_ms // 60_000
+        index = bisect_right(self.starts, minute) - 1
+        return parse_offset(self.offsets[index]) if index >= 0 and minute < self.until else None
+
+
+def parse_offset(text: str) -> int:
+    """Return an offset such as "+02:00" in minutes."""
+    minutes = int(text[1:3]) * 60 + int(text[4:6])
+    return -minutes if text[0] == "-" else minutes
 
 
 def encode_zone(offsets: Sequence[str], until: str) -> str:

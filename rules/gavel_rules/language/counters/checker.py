@@ -11,14 +11,18 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.cel.checker import Environment, ScopedExpression
 from gavel_rules.language.cel.vocabulary import DOUBLE, DYN, FACT_TYPES, INT, Field, ValueType, counted_event_scope
-from gavel_rules.language.counters.counter import AGGREGATES, COUNT, DISTINCT, CompiledCounter, CounterExpressions, aggregate_of
+from gavel_rules.language.cel.zones import Zone, decode_zone, encode_zone
+from gavel_rules.language.counters.counter import AGGREGATES, COUNT, DISTINCT, NEVER_MS, CompiledCounter, CounterExpressions, aggregate_of
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.models import CounterPart, RuleSetPart, matches_action
+from gavel_rules.language.document.models import CounterPart, RuleSetPart, matches_action, zones_of
 from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.document.source import Source
+from gavel_rules.language.expression_checker import ExpressionChecker
 from gavel_rules.text import suggestion
 
+# The keys that determine group and amount of an event.
+_MEASURE: Final = frozenset((*AGGREGATES, "where", "by", "scale"))
 _OF_FACTS: Final = ("facts", "observations")
 
 
@@ -30,7 +34,11 @@ class CheckedCounters(NamedTuple):
 
 
 def check_counters(
-    part: RuleSetPart, schemas: Mapping[str, ParamsSchema | None], source: Source, messages: Messages
+    part: RuleSetPart,
+    schemas: Mapping[str, ParamsSchema | None],
+    source: Source,
+    messages: Messages,
+    expressions: ExpressionChecker,
 ) -> CheckedCounters | None:
     """Return the counters of a document, and record the mistakes of the others. None in the language's first version."""
     counters: Mapping[str, CounterPart] = getattr(part, "counters", {})
@@ -42,7 +50,7 @@ def check_counters(
     compiled: dict[str, CompiledCounter] = {}
     types: dict[str, ValueType] = {}
     for name, counter in counters.items():
-        checker = _CounterChecker(name, counter, part, schemas, source, messages)
+        checker = _CounterChecker(name, counter, part, schemas, source, messages, expressions)
         result = checker.check()
         if result is not None:
             compiled[name] = result
@@ -62,6 +70,7 @@ class _CounterChecker:
         schemas: Mapping[str, ParamsSchema | None],
         source: Source,
         messages: Messages,
+        expressions: ExpressionChecker,
     ) -> None:
         self._name = name
         self._path: Path = ("counters", name)
@@ -70,6 +79,9 @@ class _CounterChecker:
         self._schemas = schemas
         self._source = source
         self._messages = messages
+        self._expressions = expressions
+        self._expanded: dict[str, str] = {}  # the expressions that use variables or constants, by key
+        self._zone_text = ""  # the zone of the document by which the calendar goes
         self.value_type = DYN
 
     def check(self) -> CompiledCounter | None:
@@ -77,6 +89,7 @@ class _CounterChecker:
         before = len(self._messages)
         part = self._part
         self._check_keys()
+        zone = self._find_zone()
         actions = self._matched_actions()
         schemas = {action: schema for action in actions if (schema := self._schemas.get(action)) is not None}
         if len(self._messages) > before or len(schemas) < len(actions):
@@ -97,9 +110,10 @@ class _CounterChecker:
             settle = self._check_expression(reports, "settle", "STRING" if aggregate == DISTINCT else "NUMBER")
         if len(self._messages) > before:
             return None
-        return CompiledCounter(
-            self._name, self._digest(schemas), part, CounterExpressions(where, by, amount, settle), schemas, self.value_type
-        )
+        expressions = CounterExpressions(where, by, amount, settle)
+        definition = self._definition(schemas)
+        digest, measure = compute_digest(to_canonical_json(definition)), compute_digest(to_canonical_json(_measure_of(definition)))
+        return CompiledCounter(self._name, digest, measure, part, expressions, schemas, self.value_type, zone)
 
     def _check_keys(self) -> None:
         """Record keys that are missing, or that contradict each other."""
@@ -116,7 +130,7 @@ class _CounterChecker:
             self._require("window_ms", "the counter has no window", "add `window_ms`, or `calendar`")
         elif len(windows) == 2:
             self._refuse("calendar", "the counter has two windows", "remove `calendar` or `window_ms`")
-        aggregates = [key for key in AGGREGATES if getattr(part, key, None) is not None]
+        aggregates = [key for key in ("sum", "distinct", "min", "max", "last") if getattr(part, key, None) is not None]
         for key in aggregates[1:]:
             self._refuse(key, f"the counter already has `{aggregates[0]}`", "declare another counter")
         if getattr(part, "keep", None) is not None and source != "approvals":
@@ -163,21 +177,42 @@ class _CounterChecker:
         text = getattr(self._part, key, None)
         if text is None:
             return None
-        path: Path = (*self._path, key)
+        checked = self._expressions.check(environment, text, (*self._path, key), result, f"counter {self._name}")
+        if checked is None:
+            return None
+        if checked.text != text:
+            self._expanded[key] = checked.text
+        return ScopedExpression(environment, checked)
 
-        def report(offset: int, code: str, message: str, hint: str) -> None:
-            self._messages.add(self._source.locate_within(path, offset), code, message, hint)
+    def _find_zone(self) -> Zone | None:
+        """Return the zone by which the units of the counter's calendar begin; None for UTC. Record a mistake if the document lacks it."""
+        time_zone: str = getattr(getattr(self._part, "calendar", None), "time_zone", "UTC")
+        root, _, name = time_zone.partition(".")
+        if root != "zones":
+            return None if time_zone == "UTC" else Zone((0,), (time_zone,), NEVER_MS)
+        zones = zones_of(self._document)
+        if name in zones:
+            self._zone_text = encode_zone(zones[name].offsets, zones[name].until)
+            return decode_zone(self._zone_text)
+        if name not in getattr(self._document, "zones", {}):
+            place = self._source.locate((*self._path, "calendar", "time_zone"))
+            known = suggestion(time_zone, [f"zones.{one}" for one in sorted(zones)], len(self._messages))
+            self._messages.add(place, "unknown-name", f"there is no zone {name}", known or "declare it under `zones`")
+        return None
 
-        checked = environment.check(text, report, result)
-        return None if checked is None else ScopedExpression(environment, checked)
-
-    def _digest(self, schemas: Mapping[str, ParamsSchema]) -> str:
-        """Return the digest of all that determines what the counter counts: its keys, and the schemas of its actions."""
+    def _definition(self, schemas: Mapping[str, ParamsSchema]) -> Any:
+        """Return all that determines what the counter counts: its keys, and the schemas of its actions."""
         document: Any = self._source.composed
-        counted = document["counters"][self._name]
+        counted = {**document["counters"][self._name], **self._expanded}
+        if self._zone_text:
+            counted["calendar"] = {**counted["calendar"], "time_zone": self._zone_text}
         params = {name: document["actions"][name]["params"] for name in schemas}
-        value = self._fact_type().kind
-        return compute_digest(to_canonical_json(json.loads(json.dumps({"counter": counted, "params": params, "value": value}))))
+        return json.loads(json.dumps({"counter": counted, "params": params, "value": self._fact_type().kind}))
+
+
+def _measure_of(definition: Any) -> Any:
+    """Return the part of a definition that determines the group and the amount of an event."""
+    return {**definition, "counter": {key: value for key, value in definition["counter"].items() if key in _MEASURE}}
 
 
 def _shared_params(schemas: Mapping[str, ParamsSchema]) -> ValueType:

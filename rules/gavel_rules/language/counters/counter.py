@@ -8,7 +8,7 @@ whose sum would depend on their order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from typing import Final, NamedTuple
 
@@ -17,9 +17,10 @@ from gavel_rules.language.cel.checker import Environment, ScopedExpression
 from gavel_rules.language.cel.syntax_tree import Identifier, Node
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import ValueType
+from gavel_rules.language.cel.zones import Zone
 from gavel_rules.language.document.models import CounterPart
 from gavel_rules.language.document.params_schema import ParamsSchema
-from gavel_rules.language.engines.case import Case, CaseReader
+from gavel_rules.language.engines.case import Case, CaseReader, Proposer, bare_case
 from gavel_rules.language.engines.cel import Program, condition_source
 
 # The greatest whole number that a group may reach, in its smallest unit: a double holds it exactly.
@@ -37,20 +38,33 @@ MAX: Final = "max"
 # The keys of a counter that say what is added up; without one, events are counted.
 AGGREGATES: Final = (SUM, DISTINCT, MIN, MAX, LAST)
 
+_MINUTE_MS: Final = 60_000
 _CASE_ROOTS: Final = ("params", "subject", "producer")
 _SCALAR_KINDS: Final = ("string", "int", "double", "bool")
 
 
-class CountedEvent(NamedTuple):
-    """An event as a counter's expressions read it."""
+class CountedEvent:
+    """An event as a counter's expressions read it, and its amounts once they are known."""
 
-    action_type: str  # "" for facts and observations
-    params: dict[str, object]
-    subject: str
-    producer_type: str
-    producer_id: str
-    producer_version: str
-    others: Mapping[str, object]  # trace.id, value, outcome, reason_code and execution, by variable
+    def __init__(
+        self,
+        action_type: str,  # "" for facts and observations
+        params: dict[str, object],
+        subject: str,
+        producer_type: str,
+        producer_id: str,
+        producer_version: str,
+        others: Mapping[str, object],  # trace.id, value, outcome, reason_code and execution, by variable
+    ) -> None:
+        self.action_type: Final = action_type
+        self.params: Final = params
+        self.subject: Final = subject
+        self.producer_type: Final = producer_type
+        self.producer_id: Final = producer_id
+        self.producer_version: Final = producer_version
+        self.others: Final = others
+        # By `CompiledCounter.measure`, for counters that differ only in their windows and limits. _NOT_COUNTED: the event does not count.
+        self.amounts: Final[dict[str, Amount | CounterError]] = {}
 
 
 class Amount(NamedTuple):
@@ -58,6 +72,9 @@ class Amount(NamedTuple):
 
     group: str
     value: int | str
+
+
+_NOT_COUNTED: Final = Amount("", 0)
 
 
 class CounterError(CaseError):
@@ -86,33 +103,14 @@ class _Expression:
         self._variable: Final = direct_variable(expression.tree, environment)
         self._program = Program(environment, [condition_source(expression.source)])
 
-    def evaluate(self, event: CountedEvent) -> object:
-        """Return the value for an event; None if the expression fails."""
-        case = Case(
-            event.params,
-            {},
-            0.0,
-            0.0,
-            0.0,
-            0,
-            "",
-            event.subject,
-            event.producer_type,
-            event.producer_id,
-            event.producer_version,
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
+    def evaluate(self, case: Case, others: Mapping[str, object]) -> object:
+        """Return the value for an event, given as a case and its other values; None if the expression fails."""
         try:
             values = self._reader.read(case)
         except CaseError:
             return None  # params of another version of the schema
         if self._variable:
             return values.get(self._variable)
-        others = event.others
         for name in self._others:
             if name in others:
                 values[name] = others[name]
@@ -144,19 +142,24 @@ class CompiledCounter:
         self,
         name: str,
         digest: str,
+        measure: str,
         part: CounterPart,
         expressions: CounterExpressions,
         schemas: Mapping[str, ParamsSchema],  # of the actions whose events it counts
         value_type: ValueType,  # of what `history.NAME` gives
+        zone: Zone | None,  # by which the units of its calendar begin
     ) -> None:
         self.name: Final = name
         self.digest: Final = digest
+        self.measure: Final = measure  # digest of all that determines group and amount of an event
         self.source: Final = part.of
         self.actions: Final = frozenset(schemas)
         self.fact_keys: Final = frozenset(part.fact or ())
         self.aggregate: Final = aggregate_of(part)
+        self.adds: Final = self.aggregate in (COUNT, SUM)
         self.is_whole: Final = value_type.kind == "int"
         self.scale: Final = 0 if self.is_whole else part.scale
+        self._units: Final[int] = 10**self.scale  # smallest units in 1
         self.window_ms: Final = part.window_ms or 0
         self.is_reserved: Final = part.keep == "reserved"
         self.has_groups: Final = part.by is not None
@@ -165,7 +168,7 @@ class CompiledCounter:
         self.distinct_max: Final = part.distinct_max
         self._schemas: Final = dict(schemas)
         self._calendar_unit: Final = part.calendar.unit if part.calendar is not None else ""
-        self._offset: Final = _offset_of(part.calendar.time_zone) if part.calendar is not None else timedelta()
+        self._zone: Final = zone
         self._where: Final = _compile(expressions.where)
         self._by: Final = _compile(expressions.by)
         self._amount: Final = _compile(expressions.amount)
@@ -176,19 +179,31 @@ class CompiledCounter:
 
         A group whose key is longer than GROUP_LENGTH_MAX has no entries, and nothing can be read from it.
         """
-        typed = self._typed(event)
+        amount = event.amounts.get(self.measure)
+        if amount is None:
+            try:
+                amount = self._measure(event)
+            except CounterError as error:
+                amount = error
+            event.amounts[self.measure] = amount
+        if isinstance(amount, CounterError):
+            raise amount
+        return None if amount is _NOT_COUNTED else amount
+
+    def _measure(self, event: CountedEvent) -> Amount:
+        case = self._case(event)
         if self._where is not None:
-            counts = self._where.evaluate(typed)
+            counts = self._where.evaluate(case, event.others)
             if not isinstance(counts, bool):
                 raise CounterError(f"`where` of counter {self.name} fails for the event")
             if not counts:
-                return None
-        group: object = "" if self._by is None else self._by.evaluate(typed)
+                return _NOT_COUNTED
+        group: object = "" if self._by is None else self._by.evaluate(case, event.others)
         if not isinstance(group, str):
             raise CounterError(f"`by` of counter {self.name} gives no text")
         if len(group) > GROUP_LENGTH_MAX:
-            return None
-        return Amount(group, 1 if self._amount is None else self._scaled(self._amount.evaluate(typed), group))
+            return _NOT_COUNTED
+        return Amount(group, 1 if self._amount is None else self._scaled(self._amount.evaluate(case, event.others), group))
 
     def fits(self, event: CountedEvent) -> bool:
         """Return whether the params of an event match the schema of its action, which the counter's expressions rely on."""
@@ -197,39 +212,48 @@ class CompiledCounter:
 
     def settled_amount(self, event: CountedEvent, approved: int | str) -> int | str:
         """Return the amount of a reserved approval after its report. Raises CounterError."""
-        return approved if self._settle is None else self._scaled(self._settle.evaluate(self._typed(event)), None)
+        return approved if self._settle is None else self._scaled(self._settle.evaluate(self._case(event), event.others), None)
 
     def lapse_ms(self, recorded_at_ms: int) -> int:
-        """Return the time from which an event recorded at `recorded_at_ms` no longer counts."""
+        """Return the time from which an event recorded at `recorded_at_ms` no longer counts. Raises CounterError outside of its zone."""
         if not self._calendar_unit:
             return recorded_at_ms + self.window_ms
-        local = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=recorded_at_ms) + self._offset
-        end = _unit_end(local, self._calendar_unit) - self._offset
-        return round((end - datetime.fromtimestamp(0, UTC)) / timedelta(milliseconds=1))
+        end_ms = _unit_end_ms(recorded_at_ms, self._calendar_unit, self._zone)
+        if end_ms is None:
+            raise CounterError(f"the zone of counter {self.name} has no offset for the end of the {self._calendar_unit}")
+        return end_ms
+
+    def fault_ms(self, recorded_at_ms: int) -> int:
+        """Return the time until which the counter gives no number if it lacks an event recorded at `recorded_at_ms`."""
+        try:
+            return self.lapse_ms(recorded_at_ms)
+        except CounterError:
+            return recorded_at_ms + _LONGEST_UNIT_MS
 
     def number(self, value: int) -> float | int:
         """Return a whole number of the smallest unit as expressions read it."""
-        return value if self.is_whole else value / 10**self.scale
+        return value if self.is_whole else value / self._units
 
-    def _typed(self, event: CountedEvent) -> CountedEvent:
+    def _case(self, event: CountedEvent) -> Case:
         schema = self._schemas.get(event.action_type)
-        return event if schema is None else event._replace(params=schema.typed(event.params))
+        params = event.params if schema is None else schema.typed(event.params)
+        return bare_case(params, {}, event.subject, Proposer(event.producer_type, event.producer_id, event.producer_version, ()))
 
     def _scaled(self, value: object, group: str | None) -> int | str:
         if self.aggregate == DISTINCT:
             if isinstance(value, str) and len(value) <= GROUP_LENGTH_MAX:
                 return value
         elif isinstance(value, int) and not isinstance(value, bool):
-            if abs(value) * 10**self.scale <= TOTAL_MAX:
-                return int(value * 10**self.scale)
-        elif isinstance(value, float) and abs(value) * 10**self.scale <= TOTAL_MAX:
+            if abs(value) * self._units <= TOTAL_MAX:
+                return value * self._units
+        elif isinstance(value, float) and abs(value) * self._units <= TOTAL_MAX:
             # Through its shortest decimal text: 0.1 is one tenth. Rounded up, so that a budget is never overrun by a fraction.
-            return int((Decimal(repr(value)) * Decimal(10) ** self.scale).to_integral_value(ROUND_CEILING))
+            return int((Decimal(repr(value)) * self._units).to_integral_value(ROUND_CEILING))
         raise CounterError(f"`{self.aggregate}` of counter {self.name} gives a value that cannot be counted", group)
 
 
 def aggregate_of(part: CounterPart) -> str:
-    """Return the aggregate of a counter: "count", or one of AGGREGATES."""
+    """Return what a counter makes of its events: "count", or one of AGGREGATES."""
     return next((key for key in AGGREGATES if getattr(part, key, None) is not None), COUNT)
 
 
@@ -237,12 +261,27 @@ def _compile(scoped: ScopedExpression | None) -> _Expression | None:
     return None if scoped is None else _Expression(scoped)
 
 
-def _offset_of(time_zone: str) -> timedelta:
-    if time_zone == "UTC":
-        return timedelta()
-    hours, minutes = time_zone[1:].split(":")
-    offset = timedelta(hours=int(hours), minutes=int(minutes))
-    return -offset if time_zone[0] == "-" else offset
+# Longer than every unit of the calendar.
+_LONGEST_UNIT_MS: Final = 32 * 86_400_000
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # local times have no zone
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def _unit_end_ms(at_ms: int, unit: str, zone: Zone | None) -> int | None:
+    """Return the end of the unit of the calendar that a time is in; None outside of the zone. Without a zone, units are those of UTC."""
+    offset = 0 if zone is None else zone.offset_minutes(at_ms)
+    if offset is None:
+        return None
+    local_end_ms: int = (_unit_end(_EPOCH + timedelta(milliseconds=at_ms, minutes=offset), unit) - _EPOCH) // _MILLISECOND
+    end_ms = local_end_ms - offset * _MINUTE_MS
+    if zone is None:
+        return end_ms
+    offset_then = zone.offset_minutes(end_ms)
+    if offset_then is None:
+        return None
+    changed_end_ms = local_end_ms - offset_then * _MINUTE_MS
+    # If the clocks skip the end, the unit ends at their change.
+    return changed_end_ms if zone.offset_minutes(changed_end_ms) == offset_then else end_ms
 
 
 def _unit_end(local: datetime, unit: str) -> datetime:

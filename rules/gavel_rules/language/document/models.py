@@ -329,8 +329,8 @@ class CalendarPart(Part):
 
     unit: Literal["hour", "day", "week", "month"]
     """The unit. A week begins on Monday."""
-    time_zone: Annotated[str, StringConstraints(pattern=r"^(UTC|[+-](0[0-9]|1[0-4]):[0-5][0-9])$")] = "UTC"
-    """UTC, or a fixed offset from it such as "+02:00", by which the unit begins."""
+    time_zone: Annotated[str, StringConstraints(pattern=r"^(UTC|[+-](0[0-9]|1[0-4]):[0-5][0-9]|zones\..+)$")] = "UTC"
+    """The clock by which the unit begins: UTC, a fixed offset from it such as "+02:00", or a zone of the document such as zones.berlin."""
 
 
 class CounterPart(Part):
@@ -422,7 +422,7 @@ def zones_of(document: RuleSetPart) -> dict[str, ZonePart]:
 
 
 def matches_action(pattern: str, action: str) -> bool:
-    """Report whether a pattern covers an action. It is an action type, or a beginning such as "refund.*"."""
+    """Report whether an action is the one of a pattern, or begins as a pattern such as "refund.*" says."""
     prefix = pattern.removesuffix("*")
     return action == pattern or (prefix != pattern and action.startswith(prefix))
 

@@ -19,7 +19,7 @@ from gavel_rules.events.recorded_event import read_event
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
-from gavel_rules.state.counters import CounterEntry, CounterTable
+from gavel_rules.state.counters import CounterEntry, CounterTable, index_counters
 from gavel_rules.state.paged_table import StatePages, pages_in_memory
 from gavel_rules.state.records import (
     ActiveRuleSet,
@@ -42,7 +42,6 @@ from gavel_rules.state.records import (
 from gavel_rules.state.state import State
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import BoundTool, RegisteredContract, RegisteredProvider
-from gavel_rules.state.transitions.counters import insert
 from gavel_rules.state.versions import BoundVersion, ModelAnswer, ToolSchemas, TraceVersions, VersionMismatch
 
 
@@ -54,6 +53,7 @@ class StateDecoder:
         self._pages: Final = pages
         self._evidence: Final[dict[str, bytes]] = {}
         self._outliving_results: Final[dict[str, bytes]] = {}
+        self._counter_entries: Final[list[tuple[str, CounterEntry]]] = []  # by digest of the counter
         self._binds_anonymous: dict[int, bool] = {}  # by version of the grants in force
 
     def add(self, part: StateSnapshot) -> None:
@@ -65,6 +65,9 @@ class StateDecoder:
                 continue
             if field.name == "outliving_results":
                 self._outliving_results.update((row.event_id, row.readings) for row in value)
+                continue
+            if field.name == "counter_entries":
+                self._counter_entries.extend((row.digest, entry) for row in value if (entry := _counter_entry(row)) is not None)
                 continue
             add = _TABLES.get(field.name)
             if add is not None:
@@ -103,6 +106,10 @@ class StateDecoder:
         active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
         store.active_actions.update(actions_by_type(active.values()))
         store.shadows_by_action.update(shadows_by_type(active, store.shadows))
+        # In the order in which they lapse, so that each is the last of its queue.
+        for digest, entry in sorted(self._counter_entries, key=lambda one: (one[1].lapses_at_ms, one[1].number)):
+            store.counters[digest].add(entry)
+        store.counters_by_event = index_counters(store.counters.values())
         store.trace_lapses.update((last_event_ms, trace_id) for trace_id, last_event_ms in store.traces.items())
         store.decision_ends.update((ended.ended_at_ms, decision_id) for decision_id, ended in store.ended_decisions.items())
         refused = store.refused_traces
@@ -306,13 +313,6 @@ def _add_counter(store: Store, row: snapshot.Counter) -> None:
     store.counters[row.digest] = table
 
 
-def _add_counter_entry(store: Store, row: snapshot.CounterEntry) -> None:
-    entry = _counter_entry(row)
-    if entry is not None:
-        insert(store, store.counters[row.digest], entry)
-        store.undo_log.commit()
-
-
 def _counter_entry(row: snapshot.CounterEntry) -> CounterEntry | None:
     kind = row.WhichOneof("value")
     if kind is None:
@@ -391,7 +391,6 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "readings": _text_table(lambda store: store.tool_result_tables.readings),
     "contradictions": _text(lambda store: store.tool_result_tables.contradictions),
     "counters": _add_counter,
-    "counter_entries": _add_counter_entry,
     "timers": _add_timer,
     "candidate_counts": _add_candidate_count,
     "trace_versions": _add_trace_versions,

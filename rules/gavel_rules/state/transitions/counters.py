@@ -10,19 +10,18 @@ from collections.abc import Iterable
 from typing import Final
 
 from gavel.v1 import execution_pb2
-from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 from gavel.v1.fact_pb2 import CounterFilled
-from sortedcontainers import SortedList
 
-from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
+from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_REJECTED, PRODUCER_TYPE_NAMES
+from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.language.counters.counter import DISTINCT, NEVER_MS, CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.counters.counter import NEVER_MS, CompiledCounter, CountedEvent, CounterError
 from gavel_rules.language.report_expressions import execution_values
-from gavel_rules.state.counters import ALL_GROUPS, FAULTY_GROUPS_MAX, CounterEntry, CounterTable, Totals, order_key
+from gavel_rules.state.counters import ALL_GROUPS, FAULTY_GROUPS_MAX, CounterEntry, CounterTable, index_counters
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.values import struct_to_dict, value_to_python
@@ -34,20 +33,21 @@ _EXECUTIONS: Final = "executions"
 _FACTS: Final = "facts"
 _OBSERVATIONS: Final = "observations"
 
-_PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
 _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
-_OUTCOMES: Final = {OUTCOME_APPROVED: "APPROVED", OUTCOME_REJECTED: "REJECTED", OUTCOME_NEEDS_HUMAN_REVIEW: "NEEDS_HUMAN_REVIEW"}
+# The source that counts the decisions of an outcome, and the outcome as expressions read it.
+_DECISIONS: Final = {OUTCOME_APPROVED: (_APPROVALS, "APPROVED"), OUTCOME_REJECTED: (_REJECTIONS, "REJECTED")}
 
 
 def expire_entries(store: Store) -> None:
     """Remove the entries that have lapsed at the time of the present event."""
+    recorded_at_ms = store.recorded_at_ms
     for table in store.counters.values():
         lapses = table.lapses
-        while lapses and lapses[0][0] <= store.recorded_at_ms:
-            _remove(store, table, table.entries[lapses[0][1]])
+        while lapses and lapses[0].lapses_at_ms <= recorded_at_ms:
+            store.unschedule(table, lapses[0])
         if table.faults:
             for group, until_ms in list(table.faults.items()):
-                if until_ms <= store.recorded_at_ms:
+                if until_ms <= recorded_at_ms:
                     store.drop(table.faults, group)
 
 
@@ -55,19 +55,25 @@ def count_event(store: Store, event: RecordedEvent) -> None:
     """Enter an event into the counters that count it, before it changes anything else."""
     payload = event.payload
     if payload == "proposal":
-        _count_of_action(store, _PROPOSALS, event.envelope, event.proposal.action_type, event.envelope, {})
+        tables = store.counters_by_event.get((_PROPOSALS, event.proposal.action_type))
+        if tables is not None:
+            proposal = event.proposal
+            enter_event(store, tables, event.event_id, _event_of(proposal, proposal.action_type, proposal.params, event.subject, {}))
     elif payload == "decision":
         _count_decision(store, event)
     elif payload == "execution":
         _count_execution(store, event.envelope, event.envelope.execution)
     elif payload == "fact":
         fact = event.envelope.fact
-        if fact.WhichOneof("system") is None:
-            _count_value(store, _FACTS, event.envelope, fact.key, value_to_python(fact.value))
+        tables = store.counters_by_event.get((_FACTS, fact.key))
+        if tables is not None and fact.WhichOneof("system") is None:
+            _count_value(store, tables, event, event.event_id, value_to_python(fact.value))
     elif payload == "observation":
         fields = event.envelope.observation.extracted_fields
         for key in sorted(fields):
-            _count_value(store, _OBSERVATIONS, event.envelope, key, value_to_python(fields[key]))
+            tables = store.counters_by_event.get((_OBSERVATIONS, key))
+            if tables is not None:
+                _count_value(store, tables, event, f"{event.event_id}/{key}", value_to_python(fields[key]))
     elif payload == "agent_diagnostic" and event.envelope.agent_diagnostic.WhichOneof("detail") == "late_execution":
         _count_execution(store, event.envelope, event.envelope.agent_diagnostic.late_execution.execution)
 
@@ -88,6 +94,7 @@ def open_counters(
         if is_pinned:
             store.put(table.flags, "pinned", True)
             store.put(table.flags, "filled", True)
+    store.set("counters_by_event", index_counters(store.counters.values()))
 
 
 def fill_counter(store: Store, filled: CounterFilled) -> None:
@@ -125,6 +132,7 @@ def keep_counters(store: Store) -> None:
                 store.put(table.flags, "in force", True)
         elif table.flags.get("in force") and not table.is_pinned:
             store.drop(store.counters, digest)
+    store.set("counters_by_event", index_counters(store.counters.values()))
 
 
 def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
@@ -132,10 +140,13 @@ def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
     if execution.status not in _EFFECTIVE:
         return
     decision = live.decision.decision
-    for table in _reserving_tables(store, decision.action_type):
-        entry = table.entries.get(live.decision_id)
-        event = _event_of(live.decision, decision, live.proposal, execution_values(execution))
-        _settle_entry(store, table, live, entry, event)
+    tables = [table for table in store.counters_by_event.get((_APPROVALS, decision.action_type), ()) if table.counter.is_reserved]
+    if tables:
+        proposal = ProposalView(live.proposal)
+        params = struct_to_dict(decision.params)
+        event = _event_of(proposal, decision.action_type, params, live.decision.subject, execution_values(execution))
+        for table in tables:
+            _settle_entry(store, table, live, table.entries.get(live.decision_id), event)
     if decision.compensates_decision_id and execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
         _release(store, decision.compensates_decision_id)
 
@@ -147,83 +158,45 @@ def release(store: Store, live: LiveDecision) -> None:
             continue
         entry = table.entries.get(live.decision_id)
         if entry is not None and entry.lapses_at_ms == NEVER_MS:
-            _remove(store, table, entry)
+            store.unschedule(table, entry)
         elif _is_early(table, live) and live.decision_id not in table.early_ends:
             store.put(table.early_ends, live.decision_id, None)
 
 
+def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, event: CountedEvent) -> None:
+    """Enter an event into counters that count events of its kind, unless their `where` leaves it out."""
+    recorded_at_ms, number = store.recorded_at_ms, store.head
+    for table in tables:
+        counter = table.counter
+        try:
+            amount = counter.amount_of(event)
+            if amount is None:
+                continue
+            lapses_at_ms = NEVER_MS if counter.is_reserved else counter.lapse_ms(recorded_at_ms)
+        except CounterError as error:
+            # A proposal that is refused for its params names no group: it must not keep the others' proposals from being decided.
+            if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.fits(event):
+                _fail(store, table, ALL_GROUPS if error.group is None else error.group, NEVER_MS)
+            continue
+        enter(store, table, CounterEntry(entry_id, amount.group, amount.value, lapses_at_ms, number))
+
+
 def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
     """Add an entry. If it finds no room, its group gives no number until the entry would have lapsed."""
-    lapses_at_ms = entry.lapses_at_ms
     if not table.has_room(entry.group):
-        _fail(store, table, ALL_GROUPS, lapses_at_ms)
+        _fail(store, table, ALL_GROUPS, entry.lapses_at_ms)
         return
-    group = entry.group
-    if table.counter.aggregate == DISTINCT:
-        counts = table.values.get(group, {})
-        text = str(entry.value)
-        if text not in counts and len(counts) >= table.counter.distinct_max:
-            _fail(store, table, group, lapses_at_ms)
-            return
-    insert(store, table, entry)
-
-
-def insert(store: Store, table: CounterTable, entry: CounterEntry) -> None:
-    """Add an entry that has room."""
-    group = entry.group
-    if table.counter.aggregate == DISTINCT:
-        counts = store.subtable(table.values, group)
-        text = str(entry.value)
-        store.put(counts, text, counts.get(text, 0) + 1)
-    store.put(table.entries, entry.entry_id, entry)
-    totals = table.totals.get(group, _EMPTY)
-    store.put(table.totals, group, Totals(totals.entries + 1, totals.total + (entry.value if isinstance(entry.value, int) else 0)))
-    place = (entry.lapses_at_ms, entry.entry_id)
-    store.schedule(table.lapses, place)
-    store.schedule(_list_of(store, table.lapses_by_group, group), place)
-    key = order_key(table, entry)
-    if key is not None:
-        store.schedule(_list_of(store, table.order, group), key)
-
-
-_EMPTY: Final = Totals(0, 0)
-
-
-def _remove(store: Store, table: CounterTable, entry: CounterEntry) -> None:
-    group = entry.group
-    store.drop(table.entries, entry.entry_id)
-    place = (entry.lapses_at_ms, entry.entry_id)
-    store.unschedule(table.lapses, place)
-    store.unschedule(table.lapses_by_group[group], place)
-    totals = table.totals[group]
-    key = order_key(table, entry)
-    if key is not None:
-        store.unschedule(table.order[group], key)
-    if table.counter.aggregate == DISTINCT:
-        counts = table.values[group]
-        text = str(entry.value)
-        if counts[text] == 1:
-            store.drop(counts, text)
-        else:
-            store.put(counts, text, counts[text] - 1)
-    if totals.entries == 1:
-        for tables in (table.totals, table.lapses_by_group, table.order, table.values):
-            store.drop(tables, group)
-    else:
-        store.put(table.totals, group, Totals(totals.entries - 1, totals.total - (entry.value if isinstance(entry.value, int) else 0)))
-
-
-def _list_of(store: Store, lists: dict[str, SortedList], group: str) -> SortedList:
-    found = lists.get(group)
-    if found is None:
-        found = SortedList()
-        store.put(lists, group, found)
-    return found
+    group = table.groups.get(entry.group)
+    values = group.values if group is not None else None
+    if values is not None and len(values) >= table.counter.distinct_max and str(entry.value) not in values:
+        _fail(store, table, entry.group, entry.lapses_at_ms)
+        return
+    store.schedule(table, entry)
 
 
 def _fail(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
-    """Let reads of a group, or of ALL_GROUPS, give no number until a time."""
-    until_ms = min(until_ms, table.counter.lapse_ms(store.recorded_at_ms)) if until_ms == NEVER_MS else until_ms
+    """Let reads of a group, or of ALL_GROUPS, give no number until a time; NEVER_MS: as long as the present event would count."""
+    until_ms = table.counter.fault_ms(store.recorded_at_ms) if until_ms == NEVER_MS else until_ms
     if group not in table.faults and len(table.faults) >= FAULTY_GROUPS_MAX:
         group = ALL_GROUPS
     store.put(table.faults, group, max(until_ms, table.faults.get(group, 0)))
@@ -233,19 +206,30 @@ def _fail(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
 
 
 def _count_decision(store: Store, event: RecordedEvent) -> None:
+    counted = _DECISIONS.get(event.outcome)
+    if counted is None:
+        return
+    source, outcome = counted
     decision = event.envelope.decision
-    source = _APPROVALS if event.outcome == OUTCOME_APPROVED else _REJECTIONS if event.outcome == OUTCOME_REJECTED else ""
-    proposal = _decided_proposal(store, decision) if source else None
-    if proposal is not None:
-        others: dict[str, object] = {"outcome": _OUTCOMES[event.outcome], "reason_code": decision.reason_code}
-        _count_of_action(store, source, event.envelope, decision.action_type, proposal, others)
+    action_type = decision.action_type
+    tables = store.counters_by_event.get((source, action_type))
+    if tables is None:
+        return
+    others: dict[str, object] = {"outcome": outcome, "reason_code": decision.reason_code}
+    if not decision.previous_decision_id:
+        # A first decision has the params of its proposal, which have been read.
+        proposal = store.contest_tables.open_proposals[decision.proposal_id].proposal
+        enter_event(store, tables, event.event_id, _event_of(proposal, action_type, proposal.params, event.subject, others))
+        return
+    decided = _decided_proposal(store, decision)
+    if decided is not None:
+        params = struct_to_dict(decision.params)
+        enter_event(store, tables, event.event_id, _event_of(ProposalView(decided), action_type, params, event.subject, others))
 
 
 def _decided_proposal(store: Store, decision: Decision) -> Envelope | None:
-    """Return the proposal that a decision approves or rejects; None if the decision is about work that was approved before."""
+    """Return the proposal that a later decision approves or rejects; None if it is about work that was approved before."""
     previous_id = decision.previous_decision_id
-    if not previous_id:
-        return store.contest_tables.open_proposals[decision.proposal_id].envelope
     review = store.reviews.get(previous_id)
     if review is not None:
         return None if review.approved_decision_id else review.proposal
@@ -263,71 +247,28 @@ def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> 
             return
         live = ended.live
     action_type = live.decision.decision.action_type
-    _count_of_action(store, _EXECUTIONS, envelope, action_type, live.proposal, execution_values(execution))
+    tables = store.counters_by_event.get((_EXECUTIONS, action_type))
+    if tables is not None:
+        proposal = ProposalView(live.proposal)
+        event = _event_of(proposal, action_type, proposal.params, envelope.subject, execution_values(execution))
+        enter_event(store, tables, envelope.event_id, event)
 
 
-def _count_of_action(
-    store: Store, source: str, envelope: Envelope, action_type: str, proposal: Envelope, others: dict[str, object]
-) -> None:
-    """Enter an event of an action. Its params are those of the decision, if it is one, else those of the proposal."""
-    event: CountedEvent | None = None
-    for table in store.counters.values():
-        counter = table.counter
-        if counter.source != source or action_type not in counter.actions:
-            continue
-        if event is None:
-            decision = envelope.decision if source in (_APPROVALS, _REJECTIONS) else None
-            event = _event_of(envelope, decision, proposal, others, action_type)
-        _enter_event(store, table, envelope.event_id, event)
+def _count_value(store: Store, tables: tuple[CounterTable, ...], event: RecordedEvent, entry_id: str, value: object) -> None:
+    producer = event.envelope.producer
+    others = {"value": value, "trace.id": event.trace_id}
+    kind = PRODUCER_TYPE_NAMES[producer.type]
+    enter_event(store, tables, entry_id, CountedEvent("", {}, event.subject, kind, producer.id, producer.version, others))
 
 
-def _count_value(store: Store, source: str, envelope: Envelope, key: str, value: object) -> None:
-    for table in store.counters.values():
-        counter = table.counter
-        if counter.source == source and key in counter.fact_keys:
-            others = {"value": value, "trace.id": envelope.trace_id}
-            producer = envelope.producer
-            kind = ProducerType.Name(producer.type).removeprefix(_PRODUCER_PREFIX)
-            event = CountedEvent("", {}, envelope.subject, kind, producer.id, producer.version, others)
-            entry_id = envelope.event_id if source == _FACTS else f"{envelope.event_id}/{key}"
-            _enter_event(store, table, entry_id, event)
-
-
-def _event_of(
-    envelope: Envelope, decision: Decision | None, proposal: Envelope, others: dict[str, object], action_type: str = ""
-) -> CountedEvent:
-    producer = proposal.producer
-    params = decision.params if decision is not None else proposal.proposal.params
-    return CountedEvent(
-        action_type or (decision.action_type if decision is not None else proposal.proposal.action_type),
-        struct_to_dict(params),
-        envelope.subject,
-        ProducerType.Name(producer.type).removeprefix(_PRODUCER_PREFIX),
-        producer.id,
-        producer.version,
-        {**others, "trace.id": proposal.trace_id},
-    )
-
-
-def _enter_event(store: Store, table: CounterTable, entry_id: str, event: CountedEvent) -> None:
-    counter = table.counter
-    lapses_at_ms = NEVER_MS if counter.is_reserved else counter.lapse_ms(store.recorded_at_ms)
-    try:
-        amount = counter.amount_of(event)
-    except CounterError as error:
-        # A proposal that is refused for its params names no group: it must not keep the others' proposals from being decided.
-        if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.fits(event):
-            _fail(store, table, ALL_GROUPS if error.group is None else error.group, lapses_at_ms)
-        return
-    if amount is not None:
-        enter(store, table, CounterEntry(entry_id, amount.group, amount.value, lapses_at_ms, store.head))
+def _event_of(proposal: ProposalView, action_type: str, params: dict[str, object], subject: str, others: dict[str, object]) -> CountedEvent:
+    """Return an event about a proposal as counters read it."""
+    others["trace.id"] = proposal.trace_id
+    kind = PRODUCER_TYPE_NAMES[proposal.producer_type]
+    return CountedEvent(action_type, params, subject, kind, proposal.producer_id, proposal.producer_version, others)
 
 
 # Reservations
-
-
-def _reserving_tables(store: Store, action_type: str) -> list[CounterTable]:
-    return [table for table in store.counters.values() if table.counter.is_reserved and action_type in table.counter.actions]
 
 
 def _is_early(table: CounterTable, live: LiveDecision) -> bool:
@@ -338,19 +279,20 @@ def _is_early(table: CounterTable, live: LiveDecision) -> bool:
 def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, entry: CounterEntry | None, event: CountedEvent) -> None:
     """Replace the reservation of a decision by the amount that its report gives, from now on for the counter's window."""
     counter: CompiledCounter = table.counter
-    lapses_at_ms = counter.lapse_ms(store.recorded_at_ms)
     try:
+        lapses_at_ms = counter.lapse_ms(store.recorded_at_ms)
         if entry is None:
             amount = counter.amount_of(event)  # released before, or from before the counter was opened
             if amount is None:
                 return
             entry = CounterEntry(live.decision_id, amount.group, amount.value, lapses_at_ms, live.sequence_number)
-        settled = entry._replace(value=counter.settled_amount(event, entry.value), lapses_at_ms=lapses_at_ms)
+        amount_now = counter.settled_amount(event, entry.value)
+        settled = CounterEntry(entry.entry_id, entry.group, amount_now, lapses_at_ms, entry.number)
     except CounterError:
-        _fail(store, table, ALL_GROUPS, lapses_at_ms)
+        _fail(store, table, ALL_GROUPS, NEVER_MS)
         return
     if live.decision_id in table.entries:
-        _remove(store, table, table.entries[live.decision_id])
+        store.unschedule(table, table.entries[live.decision_id])
     if _is_early(table, live):
         store.put(table.early_ends, live.decision_id, settled)
     else:
@@ -361,6 +303,6 @@ def _release(store: Store, decision_id: str) -> None:
     for table in store.counters.values():
         entry = table.entries.get(decision_id) if table.counter.is_reserved else None
         if entry is not None:
-            _remove(store, table, entry)
+            store.unschedule(table, entry)
         elif table.counter.is_reserved and table.early_ends.get(decision_id) is not None:
             store.put(table.early_ends, decision_id, None)

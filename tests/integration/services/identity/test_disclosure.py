@@ -1,4 +1,4 @@
-"""Disclosure: callers learn nothing of buses, callers and decisions that they may not read."""
+"""What callers learn of others: of buses, callers and decisions that are none of their business."""
 
 from __future__ import annotations
 

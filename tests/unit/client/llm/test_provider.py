@@ -1,4 +1,4 @@
-"""The provider layer turns every message of a provider into a response or an error of its own."""
+"""Whatever a provider sends, the provider layer gives a response or an error of its own."""
 
 from __future__ import annotations
 

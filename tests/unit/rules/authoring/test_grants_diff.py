@@ -1,4 +1,4 @@
-"""Differences between two versions of the grants."""
+"""What two versions of the grants allow differently."""
 
 from __future__ import annotations
 

@@ -189,3 +189,39 @@ def test_plain_keys_are_not_evaluated() -> None:
         expected = ["c", facts.get("owner"), ""]
         assert expected == plain.actions["refund.create"].counter_keys(case)
         assert expected == mixed.actions["refund.create"].counter_keys(case)
+
+
+def test_constants_and_variables() -> None:
+    """The expressions of a counter read constants and variables; with their values the counter is the one that writes them out."""
+    written = compile_changed("sum: params.amount", "sum: params.amount, where: params.amount > (2.0) && (params.customer != 'me')")
+    named = SAMPLE.replace("sum: params.amount", "sum: params.amount, where: params.amount > constants.small && other", 1).replace(
+        "actions:", "constants: {small: 2}\nvariables: {other: params.customer != 'me'}\nactions:", 1
+    )
+    counter = compile_rule_set(named).counters["spent"]
+    assert written.counters["spent"].digest == counter.digest
+    assert counter.digest != compile_rule_set(named.replace("small: 2", "small: 3")).counters["spent"].digest
+    found = []
+    for amount, customer in ((2.0, "you"), (2.5, "me"), (2.5, "you")):
+        params = {"amount": amount, "customer": customer}
+        found.append(counter.amount_of(CountedEvent("refund.create", params, "order/1", "AGENT", "agent-1", "", {})))
+    assert [None, None, ("you", 250)] == found
+
+
+def test_mistakes_of_variables_in_counters() -> None:
+    """A variable that reads what a counter's events lack is a mistake, and so is a constant that the document lacks."""
+    text = SAMPLE.replace("actions:", "variables: {owned: facts.owner == 'me'}\nactions:", 1)
+    for where, expected in (("owned", "the variable owned reads facts"), ("constants.x > 1.0", "there is no constant x")):
+        with pytest.raises(DocumentError, match=expected):
+            compile_rule_set(text.replace("sum: params.amount", f"sum: params.amount, where: {where}", 1))
+
+
+def test_counters_of_one_kind_are_evaluated_once() -> None:
+    """Counters that differ in their windows and limits alone share the group and amount of an event; others do not."""
+    common = "of: approvals, action: refund.*, by: params.customer, sum: params.amount"
+    more = f"counters:\n  other: {{{common}, window_ms: 5000, entries_max: 9}}\n"
+    more += f"  third: {{{common}, scale: 3, window_ms: 1000}}"
+    counters = compile_changed("counters:", more).counters
+    event = CountedEvent("refund.create", {"amount": 1.5, "customer": "c"}, "order/1", "AGENT", "agent-1", "", {})
+    amounts = [counters[name].amount_of(event) for name in ("spent", "other", "third")]
+    assert [("c", 150), ("c", 150), ("c", 1500)] == amounts
+    assert (True, False) == (amounts[0] is amounts[1], amounts[0] is amounts[2])

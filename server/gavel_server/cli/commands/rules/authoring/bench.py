@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,9 @@ from gavel_server.cli.errors import InvalidInputError
 from gavel_server.cli.options import Debug, JsonReport, RuleSetFile
 
 if TYPE_CHECKING:
-    from gavel_rules.language.rule_set import CompiledAction
+    from gavel_rules.language.engines.case import Case
+    from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+    from gavel_rules.state.state import State
 
 BENCH_CASES_MAX: Final = 64
 BENCH_ROUNDS: Final = 5
@@ -18,16 +21,17 @@ BENCH_ROUND_MS: Final = 50
 
 
 def bench(file: RuleSetFile, as_json: JsonReport = False, debug: Debug = False) -> None:
-    """Measure how long the rules of each action take.
+    """Measure how long the rules and the counters of each action take.
 
-    Measures both engines, Rete alone and the reference engine alone, on generated cases. Times are microseconds per case, the best
-    of several rounds. An empty call is the cost of Python itself.
+    Measures both engines, Rete alone and the reference engine alone, on generated cases, and what it takes to read the action's counters
+    before and to count an approval after. Times are microseconds per case, the best of several rounds. An empty call is the cost of Python
+    itself.
     """
     from gavel_server.cli import documents
     from gavel_server.cli.rendering import output
 
     rule_set = documents.read_compiled(file)
-    measurements = [_measure(action) for action in rule_set.actions.values()]
+    measurements = [_measure(rule_set, action) for action in rule_set.actions.values()]
     if as_json:
         output.print_line(
             json.dumps(
@@ -36,13 +40,13 @@ def bench(file: RuleSetFile, as_json: JsonReport = False, debug: Debug = False) 
         )
         return
     output.print_table(
-        ("action", "rules", "cases", "both", "rete", "reference", "empty call"),
+        ("action", "rules", "cases", "both", "rete", "reference", "read", "count", "empty"),
         (
             (
                 str(one["action"]),
                 str(one["rules"]),
                 str(one["cases"]),
-                *(f"{one[name]:.2f}" for name in ("both_us", "rete_us", "reference_us", "empty_call_us")),
+                *(f"{one[name]:.2f}" for name in ("both_us", "rete_us", "reference_us", "read_us", "count_us", "empty_call_us")),
             )
             for one in measurements
         ),
@@ -50,8 +54,9 @@ def bench(file: RuleSetFile, as_json: JsonReport = False, debug: Debug = False) 
     )
 
 
-def _measure(action: CompiledAction) -> dict[str, Any]:
+def _measure(rule_set: CompiledRuleSet, action: CompiledAction) -> dict[str, Any]:
     """Return the times of one action, in microseconds per case."""
+    from gavel_rules.arbitration.history import read_history
     from gavel_rules.authoring.samples.cases import generate_cases
 
     cases = [sample.case for sample in generate_cases(action, BENCH_CASES_MAX)]
@@ -61,10 +66,13 @@ def _measure(action: CompiledAction) -> dict[str, Any]:
     def empty_call(case: object) -> object:
         return case
 
+    state, count = _count_approvals(rule_set, action)
     times = {
         "both_us": _time_us(lambda case: action.evaluate(case, True), cases),
         "rete_us": _time_us(lambda case: action.evaluate(case, False), cases),
         "reference_us": _time_us(action.evaluate_reference, cases),
+        "read_us": _time_us(lambda case: read_history(state, action, case, case.now_ms, ""), cases),
+        "count_us": _time_us(count, cases),
         "empty_call_us": _time_us(empty_call, cases),
     }
     return {
@@ -75,6 +83,28 @@ def _measure(action: CompiledAction) -> dict[str, Any]:
         "both_to_empty_call": round(times["both_us"] / times["empty_call_us"], 1),
         "rete_to_empty_call": round(times["rete_us"] / times["empty_call_us"], 1),
     }
+
+
+def _count_approvals(rule_set: CompiledRuleSet, action: CompiledAction) -> tuple[State, Callable[[Case], None]]:
+    """Return a state with the counters of a rule set, and what counts an approval of a case there."""
+    from gavel_rules.language.counters.counter import CountedEvent
+    from gavel_rules.state.state import State
+    from gavel_rules.state.transitions.counters import enter_event, open_counters
+
+    state = State("bench")
+    open_counters(state.store, rule_set.counters.values(), is_pinned=True)
+    tables = state.store.counters_by_event.get(("approvals", action.action_type), ())
+    numbers = itertools.count()
+
+    def count(case: Case) -> None:
+        others = {"outcome": "APPROVED", "reason_code": "", "trace.id": "bench"}
+        producer = (case.producer_type, case.producer_id, case.producer_version)
+        enter_event(
+            state.store, tables, f"decision-{next(numbers)}", CountedEvent(action.action_type, case.params, case.subject, *producer, others)
+        )
+        state.commit()
+
+    return state, count
 
 
 def _time_us(call: Callable[[Any], object], cases: Sequence[Any]) -> float:

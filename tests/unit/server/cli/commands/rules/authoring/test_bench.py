@@ -16,5 +16,6 @@ def test_bench(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) ->
     assert (action["action"], action["rules"]) == ("refund.create", shipped_rule_set("refunds").count("effect:"))
     assert action["cases"] > 10
     assert 0 < action["empty_call_us"] < min(action["both_us"], action["rete_us"], action["reference_us"])
+    assert min(action["read_us"], action["count_us"]) > 0
     assert 0 == run(["rules", "bench", versions[0]])
     assert "refund.create" in capsys.readouterr().out
