@@ -28,7 +28,7 @@ from gavel_server.log import (
 )
 from gavel_server.log.memory import MemoryLog
 from gavel_server.log.postgresql.log import PostgresqlLog
-from gavel_server.log.protocol import CHUNK_BYTES
+from gavel_server.log.protocol import ACCEPTED_LOSSES_MAX, CHUNK_BYTES
 from gavel_server.log.redis.log import RedisLog
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
@@ -394,6 +394,11 @@ async def test_the_head_settles_unknown_outcomes(open_log: OpenLog, bus: str) ->
     assert [f"batch-{index}" for index in range(60) for _ in range(2)] == [name for name in names if name != "rival"]
 
 
+def accepting(entry: Entry) -> Entry:
+    """Return an entry as one that accepts a loss."""
+    return Entry(entry.sequence_number, entry.envelope, entry.chain_hash, entry.event_id, entry.work, accepts_loss=True)
+
+
 async def test_a_reported_loss_refuses_appends(open_log: OpenLog, bus: str) -> None:
     """After a report of a lost event, every handle refuses appends, and `head` names the last lost event, until one accepts the loss."""
     log, other = await open_log(), await open_log()
@@ -407,12 +412,11 @@ async def test_a_reported_loss_refuses_appends(open_log: OpenLog, bus: str) -> N
     assert head_of(first) == await other.head()
     assert lost[0] == other.reported_loss
     (entry,) = entries_after(head_of(first), 1)
-    accepting = Entry(entry.sequence_number, entry.envelope, entry.chain_hash, entry.event_id, "", accepts_loss=True)
-    await other.append(head_of(first), [accepting], NOW_MS, [])
+    await other.append(head_of(first), [accepting(entry)], NOW_MS, [])
     await log.report_loss(lost[1])  # accepted already, as a server that was away does not know
-    assert head_of([accepting]) == await log.head()
+    assert head_of([entry]) == await log.head()
     assert log.reported_loss is None
-    await log.append(head_of([accepting]), entries_after(head_of([accepting]), 1), NOW_MS, [])
+    await log.append(head_of([entry]), entries_after(head_of([entry]), 1), NOW_MS, [])
 
 
 async def test_an_empty_log_takes_no_report(log: EventLog, bus: str) -> None:
@@ -421,3 +425,41 @@ async def test_an_empty_log_takes_no_report(log: EventLog, bus: str) -> None:
     assert empty_head(bus) == await log.head()
     assert log.reported_loss is None
     await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
+
+
+async def test_the_accepted_losses_are_bounded(log: EventLog, bus: str) -> None:
+    """A log remembers the accepted losses of the highest numbers; no report of an accepted loss stops it again, and a new one does."""
+    (entry,) = entries_after(empty_head(bus), 1)
+    await log.append(empty_head(bus), [entry], NOW_MS, [])
+    head = head_of([entry])
+    # A server reports them in any order.
+    lost = [Head(1000 + number, bytes([number]) * 32) for number in range(2 * ACCEPTED_LOSSES_MAX)]
+    reported = random.Random(3).sample(lost, len(lost))
+    for accepted in reported[:3], reported[3:-1], reported[-1:]:
+        for one in accepted:
+            await log.report_loss(one)
+        (entry,) = entries_after(head, 1)
+        await log.append(head, [accepting(entry)], NOW_MS, [])
+        head = head_of([entry])
+        for one in accepted:
+            await log.report_loss(one)
+        assert (head, None) == (await log.head(), log.reported_loss)
+    for one in lost:
+        await log.report_loss(one)
+    assert (head, None) == (await log.head(), log.reported_loss)
+    other = Head(lost[-1].sequence_number, b"\xff" * 32)
+    await log.report_loss(other)
+    assert (head, other) == (await log.head(), log.reported_loss)
+
+
+async def test_reports_of_other_events_count_until_accepted(log: EventLog, bus: str) -> None:
+    """While a log remembers all losses that were accepted, a report of any other event stops it, also of an earlier one."""
+    (entry,) = entries_after(empty_head(bus), 1)
+    await log.append(empty_head(bus), [entry], NOW_MS, [])
+    head = head_of([entry])
+    await log.report_loss(Head(9, b"\x09" * 32))
+    (entry,) = entries_after(head, 1)
+    await log.append(head, [accepting(entry)], NOW_MS, [])
+    earlier = Head(5, b"\x05" * 32)
+    await log.report_loss(earlier)
+    assert (head_of([entry]), earlier) == (await log.head(), log.reported_loss)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from gavel_server.log import LogUnavailableError, empty_head
+from gavel_server.log import Head, LogUnavailableError, empty_head
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import NotReplicatedError
 from gavel_server.log.redis.log import RedisLog
@@ -43,18 +43,25 @@ async def test_an_event_is_acknowledged_once_it_is_on_both_disks(servers: tuple[
     assert head_of(entries) == await log.head()
     assert not log.is_confirmed(2)
     with pytest.raises(NotReplicatedError):
-        await log.confirm(2)
+        await log.confirm(head_of(entries))
     async with redis.asyncio.Redis(port=replica.port) as connection:
         admin: Any = connection
         await admin.config_set("appendonly", "yes")
     while not log.is_confirmed(2):
         try:
-            await log.confirm(2)
+            await log.confirm(head_of(entries))
         except NotReplicatedError:
             continue  # the replica writes its first file
     further = entries_after(head_of(entries), 1)
     await log.append(head_of(entries), further, NOW_MS, [])
     assert log.is_confirmed(3)
+    # After a failover, the log may have another event with the number of one that was lost.
+    survivor = await RedisLog.connect(primary.url, bus, acknowledgement=DISKS)
+    with pytest.raises(LogUnavailableError, match="does not hold event 3"):
+        await survivor.confirm(Head(3, b"\x03" * 32))
+    assert not survivor.is_confirmed(3)
+    await survivor.confirm(head_of(further))
+    await survivor.close()
     await log.close()
 
 

@@ -62,9 +62,9 @@ class Link:
         """See EventLog."""
         return self._log.is_confirmed(sequence_number)
 
-    async def confirm(self, sequence_number: int) -> None:
+    async def confirm(self, head: Head) -> None:
         """See EventLog."""
-        await self._call(lambda: self._log.confirm(sequence_number))
+        await self._call(lambda: self._log.confirm(head))
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = 1000) -> list[Record]:
         """See EventLog."""

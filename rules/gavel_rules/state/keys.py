@@ -22,3 +22,9 @@ def duplicate_key(proposal: ProposalView, semantics: Semantics, conflict_key: st
 def reading_key(subject: str, key: str) -> str:
     """Return the table key of a subject's fact key."""
     return f"{subject} {key}"
+
+
+def parts_of_reading_key(reading: str) -> tuple[str, str]:
+    """Return the subject and the fact key of a `reading_key`. A fact key contains no space."""
+    subject, _, key = reading.rpartition(" ")
+    return subject, key

@@ -43,6 +43,8 @@ async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims:
         records = await _next_segment(log, archive.end.sequence_number + 1, head.sequence_number - 1, cutoff_ms)
         if not records:
             break
+        # A failover may lose what is not confirmed, and the archive would be of another log.
+        await log.confirm(head)
         manifest, content = await asyncio.to_thread(encode_segment, log.bus, archive.end.chain_hash, records)
         await archive.add(manifest, content)
         segments += 1

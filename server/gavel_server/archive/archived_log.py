@@ -70,9 +70,9 @@ class ArchivedLog:
         """See EventLog."""
         return self.live.is_confirmed(sequence_number)
 
-    async def confirm(self, sequence_number: int) -> None:
+    async def confirm(self, head: Head) -> None:
         """See EventLog."""
-        await self.live.confirm(sequence_number)
+        await self.live.confirm(head)
 
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """See EventLog."""

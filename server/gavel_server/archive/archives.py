@@ -13,6 +13,7 @@ from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.segments import check_packages
 from gavel_server.archive.storage import ArchiveError, open_storage
 from gavel_server.log import EventLog, LogError, LogUnavailableError
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import DAY_MS
 
 ROUND_SECONDS: Final = 60.0
@@ -26,8 +27,8 @@ class Logs(Protocol):
     async def names(self) -> list[str]:
         """Return the names of the buses that have a log."""
 
-    async def open(self, bus: str) -> EventLog:
-        """Return the log of a bus."""
+    async def open(self, bus: str, *, acknowledgement: Acknowledgement) -> EventLog:
+        """Return the log of a bus. It confirms events as `acknowledgement` says."""
 
     async def envelope(self, bus: str, sequence_number: int) -> bytes | None:
         """Return one event of a log; None: the log does not hold it."""
@@ -36,8 +37,9 @@ class Logs(Protocol):
 class Archives:
     """Archives and trims every log of a store, whether its bus is open in this process or not."""
 
-    def __init__(self, url: str, days: int, logs: Logs) -> None:
-        """`url` is as for `open_storage`. Events older than `days` leave the logs."""
+    def __init__(self, url: str, days: int, logs: Logs, acknowledgement: Acknowledgement) -> None:
+        """`url` is as for `open_storage`. Events that are older than `days`, and confirmed by `acknowledgement`, leave the logs."""
+        self._acknowledgement: Final = acknowledgement
         self._url: Final = url
         self._days: Final = days
         self._logs: Final = logs
@@ -73,7 +75,8 @@ class Archives:
     async def _archive(self, bus: str, now_ms: int) -> None:
         try:
             archive = await self._archive_of(bus)
-            done = await archive_log(await self._logs.open(bus), archive, now_ms - self._days * DAY_MS, trims=True)
+            log = await self._logs.open(bus, acknowledgement=self._acknowledgement)
+            done = await archive_log(log, archive, now_ms - self._days * DAY_MS, trims=True)
         except (ArchiveError, LogError) as error:
             _LOG.warning("archive.failed", bus=bus, problem=str(error), note="nothing is trimmed; it is tried again")
             return

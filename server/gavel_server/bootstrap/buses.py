@@ -20,7 +20,7 @@ from gavel_server.bus.watcher import BusWatcher
 from gavel_server.config import Settings
 from gavel_server.errors import ServiceError
 from gavel_server.history.snapshot_files import SnapshotFiles
-from gavel_server.log import EventLog, LogError
+from gavel_server.log import EventLog, Head, LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
 from gavel_server.log.stores import LogStore, StoredLog
 from gavel_server.process.clock import GuardedClock
@@ -53,6 +53,10 @@ class BusOpening:
         self._is_observed: Final = is_observed
         self._checkpoint: Final = open_checkpoint(settings)
         self._watch: Final = BusWatcher(store, supervisor, accept_volatile=settings.accept_volatile)
+
+    def acknowledged(self, bus: str) -> Head | None:
+        """Return the last event of a bus that this server has acknowledged, or None."""
+        return self._checkpoint.load(bus)
 
     async def open(self, name: str) -> Sequencer:
         """Start the sequencer of a bus. Of the new buses only the default one gets its first event now."""

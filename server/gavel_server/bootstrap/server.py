@@ -74,7 +74,9 @@ class Server:
         self._reactors: Final = Reactors("" if is_postgresql(url) else url, supervisor) if settings.fdr else None
         is_observed = self._telemetry.observer is not None
         opening = BusOpening(settings, store, supervisor, self._clock, self._reactors, is_observed=is_observed)
-        self._archives: Final = Archives(settings.archive, settings.archive_after_days, store) if settings.archive else None
+        self._archives: Final = (
+            Archives(settings.archive, settings.archive_after_days, store, settings.acknowledgement) if settings.archive else None
+        )
         self._buses: Final = BusRegistry(
             opening.open,
             store.exists,
@@ -82,6 +84,7 @@ class Server:
             closed=opening.close,
             names=store.names,
             creates=settings.create_buses,
+            acknowledged=opening.acknowledged,
         )
         self._security: Final = _security(settings)
         behind_front = self._security.program is not None

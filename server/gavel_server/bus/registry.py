@@ -14,10 +14,12 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel_rules.identity.principal import Principal
 
+from gavel_server.bus.acknowledged_head import regression
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.intake.formats import BUS
-from gavel_server.log import LogError
+from gavel_server.log import Head, LogError
+from gavel_server.log.protocol import empty_head
 
 BUS_DEFAULT: Final = "default"
 BUSES_MAX: Final = 1_000
@@ -28,6 +30,7 @@ IDLE_ROUNDS_MAX: Final = 5
 OpenSequencer = Callable[[str], Awaitable[Sequencer]]
 BusExists = Callable[[str], Awaitable[bool]]
 BusNames = Callable[[], Awaitable[list[str]]]
+LastAcknowledged = Callable[[str], Head | None]
 Opened = Callable[[Sequencer], Coroutine[None, None, None]]
 Closed = Callable[[Sequencer], Coroutine[None, None, None]]
 
@@ -43,7 +46,8 @@ class BusRegistry:
 
     `opener` creates and starts the sequencer of a bus. `exists` tells whether the log store holds a bus. `opened` runs once a
     bus has its first event, and `closed` after its sequencer has stopped. `names` lists the buses of the log store; default:
-    those that are open in this process. `creates`: whether a command creates its bus; otherwise only `create` does.
+    those that are open in this process. `creates`: whether a command creates its bus; otherwise only `create` does. `acknowledged` returns
+    the last event of a bus that this server has acknowledged: without events in the store, such a bus is lost, not unknown.
     """
 
     def __init__(
@@ -55,7 +59,9 @@ class BusRegistry:
         closed: Closed = _do_nothing,
         names: BusNames | None = None,
         creates: bool = True,
+        acknowledged: LastAcknowledged = lambda _: None,
     ) -> None:
+        self._acknowledged = acknowledged
         self._opener = opener
         self._exists = exists
         self._opened = opened
@@ -95,7 +101,7 @@ class BusRegistry:
     async def existing(self, name: str, incarnation: str = "") -> Sequencer:
         """Return the sequencer of a bus for a call that needs events: a read, or a command on what is recorded. Never opens a bus.
 
-        Raises ServiceError: BUS_NOT_FOUND if the bus has no events, and the errors of `open`.
+        Raises ServiceError: BUS_NOT_FOUND if the bus has no events, LOG_REGRESSED if it has lost all of them, and the errors of `open`.
         """
         name = name or BUS_DEFAULT
         sequencer = self.find_open(name, incarnation)
@@ -172,6 +178,10 @@ class BusRegistry:
         return sequencer
 
     def _not_found(self, name: str, incarnation: str) -> ServiceError:
+        acknowledged = self._acknowledged(name)
+        if acknowledged is not None:
+            message = regression(name, empty_head(name), acknowledged)
+            return ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message, retry_after_ms=5000)
         if incarnation:
             return _replacement_error(name, incarnation)
         remedy = "write to the bus first: the first event opens it" if self._creates else "create it first: `gavel bus create`, CreateBus"

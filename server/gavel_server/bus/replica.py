@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -24,6 +23,7 @@ from gavel_rules.events.kinds import AGENT_DIAGNOSTIC, DECISION, EXECUTION, PROP
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.state.state import State
 
+from gavel_server.bus.acknowledged_head import AcknowledgedHead, regression
 from gavel_server.bus.answers.confirmed_answers import ConfirmedAnswers
 from gavel_server.bus.answers.contest_waiters import ContestWaiters
 from gavel_server.bus.batch.decision import DecidedBatch
@@ -33,8 +33,8 @@ from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.trace_owners import TraceOwners, TraceParty
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import ServiceError
-from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
-from gavel_server.log.protocol import empty_head
+from gavel_server.log import EventLog, Head, LogCorruptError, LogError, LogUnavailableError, Record
+from gavel_server.log.protocol import empty_head, has_event
 from gavel_server.process import metrics
 from gavel_server.process.clock import GuardedClock, lag_problem
 from gavel_server.process.time_slice import TimeSlice
@@ -44,8 +44,6 @@ PROGRESS_INTERVAL_SECONDS: Final = 5.0
 # The most events in one read of the log, and the most that are applied before other tasks run.
 READ_EVENTS_MAX: Final = 512
 SLICE_EVENTS: Final = 64
-# Heads that wait for a confirmation. If the log confirms nothing for longer, the earliest are forgotten.
-UNCONFIRMED_HEADS_MAX: Final = 4096
 
 # The queue that an event of another server may have entered.
 _QUEUE_OF_CATEGORY: Final = {DECISION: "decisions", EXECUTION: "executions", AGENT_DIAGNOSTIC: "requests"}
@@ -97,10 +95,7 @@ class Replica:
         self.is_behind = False
         self.closing = False
         self.has_diverged = False
-        self.checkpoint = checkpoint
-        self._acknowledged_head: Head | None = None
-        self._unconfirmed_heads: deque[Head] = deque(maxlen=UNCONFIRMED_HEADS_MAX)
-        self._kept_checkpoint: Checkpoint | None = None  # `checkpoint`, while it names an event that the log has lost
+        self.acknowledged = AcknowledgedHead(log, checkpoint)
         self.snapshots = snapshots
         self._is_reading = False
         self.on_execution: Callable[[], None] | None = None
@@ -141,12 +136,11 @@ class Replica:
     async def load(self) -> None:
         """Read the log from the newest snapshot or from its start, and compare it with the checkpoint. Raises LogError."""
         head = await self.log.head()
-        checkpoint = self.checkpoint
+        checkpoint = self.acknowledged.checkpoint
         acknowledged = checkpoint.load(self.bus) if checkpoint is not None else None
-        if checkpoint is not None and acknowledged is not None and not await self._is_in_log(acknowledged):
+        if checkpoint is not None and acknowledged is not None and not await has_event(self.log, acknowledged):
             self._block_regressed(head, acknowledged, f" (see {checkpoint.path})", has_diverged=False)
-            # Keep the head from the file: this log lacks that event.
-            self._kept_checkpoint, self.checkpoint = checkpoint, None
+            self.acknowledged.suspend()
         elif (lost := self._reported_loss) is not None:
             self._block_reported(head, lost)
         elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
@@ -154,15 +148,11 @@ class Replica:
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
         await self._restore(head)
         await self._read_on(head)
-        if acknowledged is not None and self.lost_head is acknowledged and self._is_of_checkpoint:
+        # A checkpoint of another store does not stop the servers of this one.
+        if acknowledged is not None and self.lost_head is acknowledged and self.acknowledged.suspended_incarnation == self.incarnation:
             await self._report_loss(acknowledged)
-        self._note_checkpoint()
+        self.acknowledged.note(self.head, self.incarnation)
         await self.observe_clock()
-
-    @property
-    def _is_of_checkpoint(self) -> bool:
-        """Whether the log begins as the one of the checkpoint. A checkpoint of another store does not stop the servers of this one."""
-        return self._kept_checkpoint is not None and self._kept_checkpoint.incarnation_of(self.bus) == self.incarnation
 
     async def _restore(self, head: Head) -> None:
         """Start from a snapshot instead of an empty state, if there is one that the log confirms."""
@@ -179,14 +169,14 @@ class Replica:
             return
         head = await self.log.head()
         if head != self.head:
-            if self.head.sequence_number and not await self._is_in_log(self.head):
-                if not await self._holds_acknowledged():
+            if self.head.sequence_number and not await has_event(self.log, self.head):
+                if not await self.acknowledged.is_in_log(self.incarnation):
                     self._block_regressed(head, self.head)
-                    await self._report_loss(self._acknowledged_before())
+                    await self._report_loss(self.acknowledged.last)
                     return
                 await self._start_over(head)
             await self._read_on(head)
-            self._note_checkpoint()
+            self.acknowledged.note(self.head, self.incarnation)
         if self._awaits_acceptance and self.log.reported_loss is None:
             self._end_loss()
         elif (lost := self._reported_loss) is not None:
@@ -202,7 +192,7 @@ class Replica:
                 self._end_loss()
             if batch.entries[0].sequence_number == 1:
                 self.incarnation = batch.entries[0].event_id
-            self._note_checkpoint()
+            self.acknowledged.note(self.head, self.incarnation)
             self.recent_events.add_batch(batch.entries, batch.trace_ids)
             for request, answer in batch.answers:
                 command = request.command
@@ -223,43 +213,38 @@ class Replica:
         Raises LogError if the log cannot be read.
         """
         head = await self.log.head()
-        if await self._is_in_log(self.head):
+        if await has_event(self.log, self.head):
             return self.handle_log_error(LogCorruptError(f"bus {self.bus}: {problem}; restore the log from a backup or replica"))
-        if await self._holds_acknowledged():
+        if await self.acknowledged.is_in_log(self.incarnation):
             self.is_behind = True
             return ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"bus {self.bus}: {problem}. It was never acknowledged; try again")
         error = self._block_regressed(head, self.head)
-        await self._report_loss(self._acknowledged_before())
+        await self._report_loss(self.acknowledged.last)
         return error
 
-    async def _holds_acknowledged(self) -> bool:
-        """Return whether the log, which lacks the last event of this replica, holds all that was acknowledged. Raises LogError."""
-        acknowledged = self._acknowledged_before()
-        if acknowledged is not None:
-            return await self._is_in_log(acknowledged)
-        first = (await self.log.read_many([1])).get(1)
-        return first is not None and Envelope.FromString(first.envelope).event_id == self.incarnation
-
     async def _start_over(self, head: Head) -> None:
-        """Forget events that the log took, never confirmed, and lost with a failover: nobody was told that they are recorded."""
+        """Forget events that the log took, never confirmed, and lost with a failover: nobody was told that they are recorded.
+
+        Who waits for something after the last acknowledged event gets an error, because the events after it may be others now.
+        """
         _LOG.warning("log.unconfirmed_events_lost", bus=self.bus, sequence_number=self.head.sequence_number, head=head.sequence_number)
-        self.contest_waiters.dismiss_all(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "a failover has lost events that were not confirmed")
+        error = ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "a failover has lost events that were not confirmed; try again")
+        self.contest_waiters.dismiss_all(error.reason, error.message)
+        self.answers.refuse_all(error)
+        last = self.acknowledged.last or empty_head(self.bus)
+        self._refuse_followers(last.sequence_number, error)
         self.state = State(self.bus)
         self.head = empty_head(self.bus)
         self.recent_events = RecentEvents(self.log)
         self.trace_owners = TraceOwners()
-        self._unconfirmed_heads.clear()
+        self.acknowledged.forget_unconfirmed()
         if self.snapshots is not None:
-            self.snapshots = self.snapshots.begin_anew()
+            self.snapshots = self.snapshots.begin_anew(last.sequence_number)
         await self._restore(head)
-
-    def _acknowledged_before(self) -> Head | None:
-        """Return the last event that this server has acknowledged, as far as it knows: that of its checkpoint, if it has one."""
-        return (self.checkpoint and self.checkpoint.load(self.bus)) or self._acknowledged_head
 
     async def _report_loss(self, lost: Head | None) -> None:
         """Tell the servers that have no checkpoint, or another one, that the log has lost an event. May raise LogError."""
-        if lost is None or await self._is_in_log(lost):
+        if lost is None or await has_event(self.log, lost):
             return  # the lost events were not acknowledged yet
         try:
             await self.log.report_loss(lost)
@@ -270,11 +255,6 @@ class Replica:
     def _reported_loss(self) -> Head | None:
         """The event that another server has reported as lost, or None. The log refuses appends even if it has the event again."""
         return self.log.reported_loss if self.lost_head is None else None
-
-    async def _is_in_log(self, head: Head) -> bool:
-        """Return whether the log has this event with this chain hash."""
-        record = (await self.log.read_many([head.sequence_number])).get(head.sequence_number)
-        return record is not None and record.chain_hash == head.chain_hash
 
     async def _read_on(self, head: Head) -> None:
         self._is_reading = True
@@ -325,6 +305,8 @@ class Replica:
             party = TraceParty(producer.type, producer.id, principal_of(envelope))
             self.trace_owners.note(envelope.trace_id, party, milliseconds(envelope.recorded_at))
         self.head = Head(record.sequence_number, chain_hash)
+        if not self.log.is_confirmed(record.sequence_number):
+            self.acknowledged.add(self.head)
         if self.contest_waiters and envelope.event_category == DECISION:
             self.contest_waiters.notify(envelope, record)
         if self.on_execution is not None and envelope.event_category == EXECUTION:
@@ -397,32 +379,16 @@ class Replica:
         self.clock.observe(store_ms, sent_ms, self.clock.now_ms())
 
     async def confirm(self, sequence_number: int) -> None:
-        """Wait until the events up to this number are confirmed, and note it in the checkpoint. Raises LogError."""
-        await self.log.confirm(sequence_number)
-        self._note_checkpoint()
+        """Wait until the events up to this number are confirmed, and note it in the checkpoint. Raises LogError.
 
-    def acknowledged(self) -> Head | None:
-        """Return the last event that is confirmed, as far as this process knows. It stays even after the log has lost it."""
-        return self._acknowledged_head
-
-    def _note_checkpoint(self) -> None:
-        """Write the acknowledged head, before anybody is answered."""
-        heads = self._unconfirmed_heads
-        if self.head.sequence_number and not (heads and heads[-1] is self.head):
-            heads.append(self.head)
-        while heads and self.log.is_confirmed(heads[0].sequence_number):
-            self._acknowledged_head = heads.popleft()
-        if self.checkpoint is not None and self._acknowledged_head is not None:
-            self.checkpoint.note(self.bus, self._acknowledged_head, self.incarnation)
-
-    async def save_checkpoint(self) -> None:
-        """Save the checkpoint on stop. A full disk is logged and does not keep the bus from stopping."""
-        head = self.acknowledged()
-        if self.checkpoint is not None and head is not None:
-            try:
-                await self.checkpoint.save({self.bus: head})
-            except OSError as error:
-                _LOG.error("checkpoint.not_written", bus=self.bus, problem=error.strerror)
+        The events are those of the state: after a failover the log may have others with their numbers, and the call fails.
+        """
+        is_known = sequence_number <= self.head.sequence_number and not self.has_diverged
+        head = self.head if is_known else await self.log.head()
+        if head.sequence_number < sequence_number:
+            raise LogUnavailableError(f"bus {self.bus} has no event {sequence_number} yet")
+        await self.log.confirm(head)
+        self.acknowledged.settle()
 
     # Followers
 
@@ -440,6 +406,12 @@ class Replica:
                 if follower in self._followers:
                     self._followers.remove(follower)
         return self.head.sequence_number
+
+    def _refuse_followers(self, sequence_number: int, error: ServiceError) -> None:
+        """Let the followers that wait beyond a later event fail."""
+        for beyond, future in self._followers:
+            if beyond > sequence_number and not future.done():
+                future.set_exception(error.copy())
 
     @property
     def followers(self) -> int:
@@ -479,12 +451,14 @@ class Replica:
         self.write_block = ServiceError(reason, message, retry_after_ms=5000)
         self._is_block_permanent = True
         self.has_diverged = self.has_diverged or has_diverged
+        if self.has_diverged:
+            self.acknowledged.forget_unconfirmed()
         return self.write_block
 
     def _block_regressed(self, head: Head, acknowledged: Head, source: str = "", *, has_diverged: bool = True) -> ServiceError:
         """Block writes because the log, which ends at `head`, lacks an acknowledged event."""
         self.lost_head = acknowledged
-        message = _regression(self.bus, head, acknowledged, source)
+        message = regression(self.bus, head, acknowledged, source)
         return self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message, has_diverged=has_diverged)
 
     def _block_reported(self, head: Head, lost: Head) -> None:
@@ -496,7 +470,7 @@ class Replica:
             f"gavel accept-loss --at {head.sequence_number}"
         )
         self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message, has_diverged=False)
-        self._kept_checkpoint, self.checkpoint = self.checkpoint, None
+        self.acknowledged.suspend()
         self._awaits_acceptance = True
 
     def _end_loss(self) -> None:
@@ -506,7 +480,7 @@ class Replica:
         self._awaits_acceptance = False
         self.write_block = None
         self._is_block_permanent = False
-        self.checkpoint = self._kept_checkpoint
+        self.acknowledged.resume()
         self._check_arbiter_version()
 
     def unblock_writes(self) -> None:
@@ -514,11 +488,3 @@ class Replica:
         if self.write_block is not None and not self._is_block_permanent:
             _LOG.info("log.available", bus=self.bus)
             self.write_block = None
-
-
-def _regression(bus: str, head: Head, acknowledged: Head, source: str = "") -> str:
-    return (
-        f"bus {bus} has lost acknowledged events: event {acknowledged.sequence_number}{source} is missing from the log or replaced "
-        f"(head: {head.sequence_number}). Writes are refused until the log is restored, or the loss is accepted with "
-        f"gavel accept-loss --at {head.sequence_number}"
-    )

@@ -137,7 +137,7 @@ class Sequencer:
         await self._watch.remove(self.replica)
         self.replica.contest_waiters.dismiss_all(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down")
         await self.replica.answers.stop()
-        await self.replica.save_checkpoint()
+        await self.replica.acknowledged.save()
         await self.replica.write_last_snapshot()
         self._wake_readers()
 
@@ -263,6 +263,8 @@ class Sequencer:
     async def confirm(self, sequence_number: int) -> None:
         """Wait until the events up to this number have the durability that the server promises. Raises ServiceError LOG_UNAVAILABLE."""
         if not self.log.is_confirmed(sequence_number):
+            if sequence_number > self.head.sequence_number:
+                await self.read_on()
             try:
                 await self.replica.confirm(sequence_number)
             except LogError as error:

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import structlog
@@ -113,10 +114,17 @@ class BusSnapshots:
         self._pages = opened
         return RestoredBus(state, Head(number, position.chain_hash), position.incarnation, trace_owners)
 
-    def begin_anew(self) -> BusSnapshots:
-        """Return the snapshots of a bus whose state starts over. One that a child still writes is given up."""
+    def begin_anew(self, last: int) -> BusSnapshots:
+        """Return the snapshots of a bus whose state starts over, because the log has lost events after `last`.
+
+        Later snapshots are removed, also one that a child still writes: the log does not confirm them, and the newest are never pruned.
+        """
         if self._child:
-            os.kill(self._child, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self._child, signal.SIGKILL)
+        for number in self.files.numbers():
+            if number > last:
+                self.files.remove(number)
         return BusSnapshots(self.files, self.every, self._monotonic)
 
     # Writing

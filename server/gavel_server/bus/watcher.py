@@ -217,9 +217,9 @@ class BusWatcher:
         """Sync the checkpoint. A failure, such as a full disk, is logged; the next round tries again."""
         heads: dict[Checkpoint, dict[str, Head]] = {}
         for replica in replicas:
-            head = replica.acknowledged()
-            if replica.checkpoint is not None and head is not None:
-                heads.setdefault(replica.checkpoint, {})[replica.bus] = head
+            head, checkpoint = replica.acknowledged.head, replica.acknowledged.checkpoint
+            if checkpoint is not None and head is not None:
+                heads.setdefault(checkpoint, {})[replica.bus] = head
         for checkpoint, heads_of_buses in heads.items():
             try:
                 await checkpoint.save(heads_of_buses)

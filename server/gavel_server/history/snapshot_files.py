@@ -151,7 +151,11 @@ class SnapshotFiles:
     def prune(self) -> None:
         """Remove all but SNAPSHOTS_MAX snapshots. Raises OSError."""
         for number in surplus(self.numbers()):
-            self.path(number).unlink(missing_ok=True)
+            self.remove(number)
+
+    def remove(self, number: int) -> None:
+        """Remove a snapshot, if there is one. Raises OSError."""
+        self.path(number).unlink(missing_ok=True)
 
 
 class SnapshotContent:

@@ -20,6 +20,8 @@ import structlog
 
 from gavel_server.index.database import IndexReader, index_path
 from gavel_server.index.event_filter import EventFilter
+from gavel_server.log import EventLog, Head
+from gavel_server.log.protocol import has_event
 from gavel_server.process import metrics
 from gavel_server.process.children import child_environment
 
@@ -32,6 +34,8 @@ PROGRESS_EVENTS_MIN: Final = 20_000
 END_SECONDS_MAX: Final = 5.0
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.index.worker")
+_ANEW: Final = "it is written anew"
+
 _LOG: Final = structlog.get_logger(__name__)
 
 
@@ -51,7 +55,7 @@ class EventIndex:
         self._store_url = store_url
         self._minimum = minimum
         self._archive = archive
-        self._heads: dict[str, int] = {}
+        self._heads: dict[str, Head] = {}
         self._readers: dict[str, IndexReader] = {}
         self._followed: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,7 +65,24 @@ class EventIndex:
 
     def head(self, bus: str) -> int:
         """Return the event up to which the index of a bus can be asked; 0: not at all."""
-        return self._heads.get(bus, 0)
+        head = self._heads.get(bus)
+        return 0 if head is None else head.sequence_number
+
+    async def head_in(self, log: EventLog) -> int:
+        """Return `head` if the log has the event that the index has there. Otherwise let the index be written anew, and return 0.
+
+        After a failover the log may have other events than the index. Raises LogError.
+        """
+        head = self._heads.get(log.bus)
+        if head is None or not head.sequence_number:
+            return 0
+        if await has_event(log, head):
+            return head.sequence_number
+        if self._heads.get(log.bus) == head:
+            del self._heads[log.bus]
+            _LOG.warning("event_index.refused", bus=log.bus, problem=f"the log has another event {head.sequence_number}", note=_ANEW)
+            self.forget(log.bus)
+        return 0
 
     async def select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int] | None:
         """Return the numbers of the first `limit` events from `first` to `last` that pass; None if the index cannot be read.
@@ -72,7 +93,7 @@ class EventIndex:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self._select, bus, event_filter, first, last, limit)
         except sqlite3.Error as error:
             _LOG.error("event_index.damaged", bus=bus, problem=str(error), note="reads scan the log until it is written anew")
-            if self._heads.pop(bus, 0):
+            if self._heads.pop(bus, None) is not None:
                 self._order(bus=bus, rewrite=True)
             self._close_reader(bus)
             return None
@@ -159,14 +180,15 @@ class EventIndex:
     def _take(self, line: dict[str, object]) -> None:
         bus = str(line["bus"])
         if "indexed" in line:
-            self._heads[bus] = int(str(line["indexed"]))
-            metrics.INDEX_NUMBER.labels(bus).set(self._heads[bus])
+            number = int(str(line["indexed"]))
+            self._heads[bus] = Head(number, bytes.fromhex(str(line["chain_hash"])))
+            metrics.INDEX_NUMBER.labels(bus).set(number)
             self.problem = ""
             return
         self._heads.pop(bus, None)
         self._close_reader(bus)
         if "removed" in line:
-            _LOG.warning("event_index.refused", bus=bus, problem=line["removed"], note="it is written anew")
+            _LOG.warning("event_index.refused", bus=bus, problem=line["removed"], note=_ANEW)
         else:
             self.problem = str(line["problem"])
             _LOG.warning("event_index.not_written", bus=bus, problem=self.problem)

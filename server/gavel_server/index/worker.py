@@ -28,6 +28,7 @@ from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.archives import open_archive
 from gavel_server.index.database import IndexDatabase, index_path, remove
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
+from gavel_server.log.protocol import empty_head, has_event
 from gavel_server.log.stores import LogStore, open_store
 
 POLL_SECONDS: Final = 0.2
@@ -47,9 +48,9 @@ class IndexWriter:
         self._database: IndexDatabase | None = None
 
     @property
-    def head(self) -> int:
-        """The sequence number up to which the index goes; 0 before it is open."""
-        return 0 if self._database is None else self._database.head.sequence_number
+    def head(self) -> Head:
+        """The last event that the index has."""
+        return empty_head(self.log.bus) if self._database is None else self._database.head
 
     async def open(self) -> str:
         """Open the index; return why an earlier one was removed, or "". Raises LogError, OSError, sqlite3.Error."""
@@ -57,7 +58,7 @@ class IndexWriter:
         try:
             self._database = IndexDatabase(self._path, self.log.bus)
             if not await self._is_of_log(self._database.head):
-                problem = f"the log has another event {self.head}: the index is of another log"
+                problem = f"the log has another event {self.head.sequence_number}: the index is of another log"
         except sqlite3.DatabaseError as error:
             problem = str(error)
         if problem:
@@ -103,8 +104,7 @@ class IndexWriter:
     async def _is_of_log(self, head: Head) -> bool:
         if not head.sequence_number:
             return True
-        record = (await self.log.read_many([head.sequence_number])).get(head.sequence_number)
-        return record is not None and record.chain_hash == head.chain_hash
+        return await has_event(self.log, head)
 
 
 def _follow(bus: str, head: Head, record: Record) -> Head:
@@ -167,15 +167,15 @@ class _Worker:
 
     async def _write_forever(self, writer: IndexWriter) -> None:
         bus = writer.log.bus
-        _say(bus=bus, indexed=writer.head)
+        _say_indexed(bus, writer.head)
         while True:
             before = writer.head
             has_more = await writer.step()
             if writer.head != before:
-                _say(bus=bus, indexed=writer.head)
+                _say_indexed(bus, writer.head)
             if not has_more:
                 grown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._waiting[bus] = writer.head, grown
+                self._waiting[bus] = writer.head.sequence_number, grown
                 await grown
 
     async def poll_forever(self) -> None:
@@ -195,6 +195,10 @@ class _Worker:
                     grown.set_exception(growth.failures[bus])
                 else:
                     grown.set_result(None)
+
+
+def _say_indexed(bus: str, head: Head) -> None:
+    _say(bus=bus, indexed=head.sequence_number, chain_hash=head.chain_hash.hex())
 
 
 def _say(**line: object) -> None:

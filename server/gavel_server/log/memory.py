@@ -12,6 +12,7 @@ from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.protocol import (
+    ACCEPTED_LOSSES_MAX,
     CHUNK_BYTES,
     DAY_MS,
     READ_LIMIT,
@@ -42,7 +43,7 @@ class MemoryLog:
         self.grants_number = 0  # of the event with the grants in force; 0: none
         self._checkpoint: bytes | None = None
         self._losses: set[Head] = set()
-        self._accepted_losses: set[Head] = set()
+        self._accepted_losses: list[Head] = []  # sorted
         self._ids_of_day: defaultdict[int, dict[str, IdEntry]] = defaultdict(dict)
 
     async def head(self) -> Head:
@@ -70,14 +71,14 @@ class MemoryLog:
         ids.update((entry.event_id, IdEntry(entry.sequence_number, entry.decision_sequence_number)) for entry in entries)
         self._head = Head(entries[-1].sequence_number, entries[-1].chain_hash)
         if accepts_loss:
-            self._accepted_losses |= self._losses
+            self._accepted_losses = sorted({*self._accepted_losses, *self._losses})[-ACCEPTED_LOSSES_MAX:]
             self._losses.clear()
 
     def is_confirmed(self, sequence_number: int) -> bool:
         """Return True: a log in memory has no replicas."""
         return True
 
-    async def confirm(self, sequence_number: int) -> None:
+    async def confirm(self, head: Head) -> None:
         """Do nothing: a log in memory has no replicas."""
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
@@ -113,7 +114,9 @@ class MemoryLog:
 
     async def report_loss(self, lost: Head) -> None:
         """See EventLog."""
-        if self._head.sequence_number and lost not in self._accepted_losses:
+        accepted = self._accepted_losses
+        is_forgotten = len(accepted) == ACCEPTED_LOSSES_MAX and lost.sequence_number <= accepted[0].sequence_number
+        if self._head.sequence_number and lost not in accepted and not is_forgotten:
             self._losses.add(lost)
 
     async def trim(self, before: int) -> None:

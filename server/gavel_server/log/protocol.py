@@ -24,6 +24,8 @@ READ_LIMIT: Final = 1000
 # The bytes of envelopes at which one read stops. The event that reaches them is still in the reply.
 CHUNK_BYTES: Final = 1024 * 1024
 DAY_MS: Final = 24 * 60 * 60 * 1000
+# The accepted losses that a log remembers: those of the highest numbers. A report of an earlier event counts as accepted.
+ACCEPTED_LOSSES_MAX: Final = 32
 
 
 class IdEntry(NamedTuple):
@@ -138,10 +140,11 @@ class EventLog(Protocol):
     def is_confirmed(self, sequence_number: int) -> bool:
         """Return whether the events up to this number are known to have the promised durability. Does not ask the store."""
 
-    async def confirm(self, sequence_number: int) -> None:
-        """Wait until the events up to this number have the promised durability (GAVEL_ACK); return at once if `is_confirmed`.
+    async def confirm(self, head: Head) -> None:
+        """Wait until the events up to this one have the promised durability (GAVEL_ACK); return at once if `is_confirmed`.
 
-        Raises NotReplicatedError if too few replicas confirm them in time.
+        Raises NotReplicatedError if too few replicas confirm them in time, LogUnavailableError if the log has another event with this
+        number: a failover has lost this one.
         """
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
@@ -169,7 +172,7 @@ class EventLog(Protocol):
         """Let all servers know that the log has lost an acknowledged event: appends are refused until an entry accepts the loss.
 
         Nothing is reported about an event whose loss was accepted before, or about a log without events: its next event is the first one
-        of another bus.
+        of another bus. A log that has ACCEPTED_LOSSES_MAX accepted losses also takes no report about an event before all of them.
         """
 
     async def trim(self, before: int) -> None:
@@ -207,6 +210,12 @@ def check_bus_name(bus: str) -> None:
 def empty_head(bus: str) -> Head:
     """Return the head of a log without events."""
     return Head(0, genesis_hash(bus))
+
+
+async def has_event(log: EventLog, head: Head) -> bool:
+    """Return whether a log has an event with this number and chain hash. Raises LogError."""
+    record = (await log.read_many([head.sequence_number])).get(head.sequence_number)
+    return record is not None and record.chain_hash == head.chain_hash
 
 
 def window_days(now_ms: int, window_ms: int) -> range:

@@ -276,7 +276,7 @@ class EventServicer:
         loss_acceptance(request, lost, sequencer.head, context.principal)  # the request is refused before anything is closed
         if sequencer.replica.has_diverged:
             # The state has events that the log has not.
-            await sequencer.replica.save_checkpoint()
+            await sequencer.replica.acknowledged.save()
             sequencer = await self._buses.reopen(request.bus)
             if self._index is not None:
                 self._index.forget(sequencer.bus)

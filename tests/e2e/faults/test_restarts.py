@@ -255,6 +255,46 @@ async def test_an_operator_accepts_a_loss(server: Server, tmp_path: Path) -> Non
         assert "ada said ACCEPT the loss of event" in printed, printed
 
 
+async def says_that_all_events_are_lost(client: GavelClient, last: int) -> None:
+    """Assert that reads and writes are refused because the log has lost acknowledged events, which end with `last`."""
+    calls: list[Awaitable[object]] = [
+        client.get_status(),
+        client.list_events(),
+        client.get_event(sequence_number=1),
+        client.get_projection("parcel/1"),
+        client.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")),
+        client.deactivate_rule_set(POLICY),
+        client.accept_loss(head_sequence_number=0, accepted_by="ada", reason="the disk is gone"),
+    ]
+    for call in calls:
+        with pytest.raises(GavelError, match=rf"has lost acknowledged events: event {last}\b.*the log is empty") as refusal:
+            await call
+        assert (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED") == (refusal.value.code, refusal.value.reason), refusal.value
+
+
+async def test_an_emptied_log_is_lost_and_not_unknown(server: Server) -> None:
+    """A server that knew its buses says, restarted with a Redis that came back empty, that their events are lost. It opens others."""
+    buses = ("default", "second")
+    last = {}
+    with run_servers(server):
+        for bus in buses:
+            async with server.client(bus) as client:
+                await open_bus(client)
+                last[bus] = (await client.get_status()).head_sequence_number
+        for _ in range(2):
+            assert 0 == await asyncio.to_thread(server.terminate)
+            for name in APPEND_ONLY:
+                shutil.rmtree(server.data / name, ignore_errors=True)
+                (server.data / name).unlink(missing_ok=True)
+            await asyncio.to_thread(server.start)
+            for bus in buses:
+                async with server.client(bus, tries_max=1) as client:
+                    await says_that_all_events_are_lost(client, last[bus])
+        async with server.client("third") as client:
+            await open_bus(client)
+            assert ["third"] == [one.name for one in (await client.list_buses()).buses]
+
+
 @pytest.mark.long
 async def test_a_log_with_another_history_is_not_written_to(server: Server, tmp_path: Path) -> None:
     """A log that lost events and grew past the checkpoint is detected by its hash; removing the checkpoint accepts it."""

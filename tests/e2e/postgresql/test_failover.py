@@ -13,7 +13,7 @@ from gavel_client import GavelClient, GavelError, fact_envelope
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import DEPOT, PATIENT_MS, Server, open_bus, poll, publish_status, replay, run_servers, wait_until_writable
+from tests.e2e.world import DEPOT, PATIENT_MS, Server, open_bus, poll, prove, publish_status, replay, run_servers, wait_until_writable
 from tests.support.postgresql.cluster import Cluster, directories, new_cluster, prepare, running
 
 BUS = "default"
@@ -120,4 +120,34 @@ async def test_a_synchronous_standby_has_everything(pair: tuple[Cluster, Cluster
             load.check(await Ledger.read(standby.url, BUS))
         assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
         assert all("log.promoted" in server.log() for server in servers)
+    assert 0 == replay(standby.url, BUS).returncode
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_a_failover_that_loses_unconfirmed_events(pair: tuple[Cluster, Cluster], tmp_path: Path) -> None:
+    """If the promoted standby lacks an event that it never confirmed, the server goes on without it, and the caller records it anew."""
+    primary, standby = pair
+    primary.set("synchronous_standby_names", "ANY 1 (*)")
+    server = Server(tmp_path / "server", redis_url=url_of(primary, standby), options=["--no-front", "--accept-volatile"])
+    with run_servers(server):
+        async with server.client(tries_max=1) as client:
+            await open_bus(client)
+            await publish_status(client, PARCELS)
+            last = (await client.get_status()).head_sequence_number
+            await has_copied(primary, standby)
+            standby.kill()
+            unconfirmed = fact_envelope("parcel/new", DEPOT, key="parcel.status", value="ready")
+            with pytest.raises(GavelError, match="standbys"):
+                await client.publish_event(unconfirmed)
+            assert last < (await client.get_status()).head_sequence_number
+            primary.kill()
+            await asyncio.to_thread(standby.start)
+            await asyncio.to_thread(standby.promote)
+            await wait_until_writable(client)
+            # Commits of the new primary wait for no standby. That confirms no earlier event.
+            recorded = await client.publish_event(unconfirmed, timeout_ms=PATIENT_MS)
+            assert last + 1 == recorded.envelope.sequence_number
+            await prove(client)
+        assert "log.unconfirmed_events_lost" in server.log()
     assert 0 == replay(standby.url, BUS).returncode

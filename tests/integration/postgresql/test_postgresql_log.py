@@ -248,6 +248,15 @@ async def test_acknowledgements_need_standbys(cluster: Cluster, log: PostgresqlL
         await PostgresqlLog.connect(cluster.url, log.bus, acknowledgement=Acknowledgement(1, is_synced=True))
 
 
+async def _refuses_another_event(log: PostgresqlLog, primary: Cluster, lost: Head, replicas: int) -> None:
+    """Assert that an event that a failover has lost is not confirmed although the log has another one with its number."""
+    survivor = await PostgresqlLog.connect(primary.url, log.bus, acknowledgement=Acknowledgement(replicas))
+    with pytest.raises(LogUnavailableError, match="does not hold event 3"):
+        await survivor.confirm(lost)
+    assert not survivor.is_confirmed(3)
+    await survivor.close()
+
+
 @pytest.mark.parametrize("replicas", [0, 1])
 async def test_a_standby_that_does_not_confirm(pair: tuple[Cluster, Cluster], bus: str, replicas: int) -> None:
     """Events that the synchronous standby did not confirm in time are in the log, known as such, and confirmed once it is back."""
@@ -262,14 +271,18 @@ async def test_a_standby_that_does_not_confirm(pair: tuple[Cluster, Cluster], bu
         await log.append(head_of(first), second, NOW_MS, [])
     assert (head_of(second), False) == (await log.head(), log.is_confirmed(3))
     with pytest.raises(NotReplicatedError):
-        await log.confirm(3)
+        await log.confirm(head_of(second))
+    other = await PostgresqlLog.connect(primary.url, bus, timeout_ms=SHORT_MS, acknowledgement=Acknowledgement(replicas))
+    assert not other.is_confirmed(3)
+    await other.close()
     standby.signal(signal.SIGCONT)
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         while not log.is_confirmed(3):
             try:
-                await log.confirm(3)
+                await log.confirm(head_of(second))
             except NotReplicatedError:
                 await asyncio.sleep(0.05)
+    await _refuses_another_event(log, primary, Head(3, b"\x03" * 32), replicas)
     copy = await PostgresqlLog.connect(standby.url, bus)
     assert records_of(first + second) == await copy.read(1, 9)
     await copy.close()

@@ -21,6 +21,7 @@ from gavel_rules.commands import (
     SubmitProposal,
     Tick,
 )
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.proposal_view import ProposalView
 from hypothesis import strategies as st
 
@@ -229,16 +230,21 @@ def command_of(core: Core, step: Step) -> Command | None:
     return _KINDS[step.kind](core, step)
 
 
-def open_bus(steps: Sequence[Step]) -> Core:
+def open_bus(steps: Sequence[Step], arbiter_version: int = ARBITER_VERSION) -> Core:
     """Open the bus of a play. In every other play, proposals compete from the start."""
-    return Core(VERSIONS[len(steps) % 2 * 2])
+    return Core(VERSIONS[len(steps) % 2 * 2], arbiter_version=arbiter_version)
 
 
 def play(steps: Sequence[Step]) -> Core:
     """Play all steps on a new bus and return it."""
     core = open_bus(steps)
+    take(core, steps)
+    return core
+
+
+def take(core: Core, steps: Sequence[Step]) -> None:
+    """Take steps on a bus."""
     for step in steps:
         command = command_of(core, step)
         if command is not None:
             core.run(command)
-    return core

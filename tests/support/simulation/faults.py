@@ -65,9 +65,9 @@ class FaultyLog:
         """See EventLog."""
         return self._log.is_confirmed(sequence_number)
 
-    async def confirm(self, sequence_number: int) -> None:
+    async def confirm(self, head: Head) -> None:
         """See EventLog."""
-        await self._log.confirm(sequence_number)
+        await self._log.confirm(head)
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = 1000) -> list[Record]:
         """See EventLog."""

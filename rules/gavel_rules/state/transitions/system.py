@@ -20,6 +20,7 @@ from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedGr
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.contests import rekey_candidates
 from gavel_rules.state.transitions.counters import fill_counter, keep_counters, open_counters
+from gavel_rules.state.transitions.evidence import count_candidates
 from gavel_rules.state.transitions.tools import bind_tool, register_contract, register_provider, unbind_tool
 from gavel_rules.state.transitions.traces import begin_counts_anew, pair_tool_calls
 
@@ -43,6 +44,7 @@ def _change_arbiter_version(store: Store, envelope: Envelope) -> None:
     begin_counts_anew(store)
     rekey_candidates(store)
     pair_tool_calls(store)
+    count_candidates(store)
 
 
 def _set_arbiter_version(store: Store, arbiter_version: int) -> None:

@@ -47,6 +47,12 @@ class ConfirmedAnswers:
             if self._running is None:
                 self._running = asyncio.create_task(self._run())
 
+    def refuse_all(self, error: ServiceError) -> None:
+        """Refuse the answers that wait: the log has lost their events. A confirmation under way fails by itself."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.request.answer(error.copy())
+
     async def stop(self) -> None:
         """Wait until no answer waits: the log's own timeout bounds this."""
         if self._running is not None:

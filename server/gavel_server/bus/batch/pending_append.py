@@ -20,6 +20,7 @@ from gavel_server.log import (
     OutcomeUnknownError,
     UntimelyError,
 )
+from gavel_server.log.protocol import has_event
 
 # How long after sending an outcome may stay unknown before callers get an error and readers the state without the batch.
 UNKNOWN_ANSWER_SECONDS: Final = 5.0
@@ -99,7 +100,7 @@ class PendingAppend:
         taken = await self._log.find(idempotency_keys, self.batch.recorded_at_ms) if idempotency_keys else {}
         if taken:
             raise EventIdTakenError(taken)
-        await self._log.confirm(actual.sequence_number)
+        await self._log.confirm(actual)
 
     async def _settle(self, first: LogError, on_unknown: OnUnknownOutcome | None) -> tuple[AppendOutcome, LogError | None]:
         """Ask the log until the outcome is known, or until `on_unknown` returns False."""
@@ -125,7 +126,7 @@ class PendingAppend:
     async def _confirm_batch(self) -> tuple[AppendOutcome, LogError | None]:
         """Return COMMITTED, with an error if too few replicas confirm the batch, which is in the log."""
         try:
-            await self._log.confirm(self.batch.head.sequence_number)
+            await self._log.confirm(self.batch.head)
         except LogError as error:
             return AppendOutcome.COMMITTED, error
         return AppendOutcome.COMMITTED, None
@@ -136,5 +137,4 @@ class PendingAppend:
         head = await self._log.head()
         if head.sequence_number < last.sequence_number:
             return False
-        record = (await self._log.read_many([last.sequence_number])).get(last.sequence_number)
-        return record is not None and record.chain_hash == last.chain_hash
+        return await has_event(self._log, last)

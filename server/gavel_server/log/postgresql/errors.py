@@ -39,7 +39,7 @@ def error_of(error: BaseException, address: str) -> LogUnavailableError | LogCor
     if state.startswith(_DAMAGE):
         return LogCorruptError(f"PostgreSQL at {address} contradicts the log: {text}; restore it from a backup or standby")
     if state in _NO_SCHEMA:
-        return LogUnavailableError(f"PostgreSQL at {address} has no schema for logs ({text}); install it: {INSTALLATION}")
+        return LogUnavailableError(f"PostgreSQL at {address} has no schema for logs of this format ({text}); install it: {INSTALLATION}")
     if state in _NO_RIGHT:
         return LogUnavailableError(f"PostgreSQL at {address} refuses: {text}; give the role the rights of {INSTALLATION}")
     if not state and any(part in text for part in _REFUSALS):

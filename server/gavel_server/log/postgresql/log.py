@@ -19,7 +19,7 @@ from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.postgresql.announcements import Announcements
 from gavel_server.log.postgresql.connection import TIMEOUT_MS_DEFAULT, Connections
 from gavel_server.log.postgresql.durability import acknowledgement_problem, volatility_reasons
-from gavel_server.log.postgresql.schema import FORMAT_VERSION
+from gavel_server.log.postgresql.schema import FORMAT_VERSION, INSTALLATION
 from gavel_server.log.protocol import (
     CHUNK_BYTES,
     DAY_MS,
@@ -29,8 +29,10 @@ from gavel_server.log.protocol import (
     IdEntry,
     LogCorruptError,
     LogUnavailableError,
+    LogUnreachableError,
     LossReportedError,
     NotReplicatedError,
+    OutcomeUnknownError,
     UntimelyError,
     check_bus_name,
     describe,
@@ -79,7 +81,9 @@ _TRIM: Final = "SELECT gavel.trim(%s, %s, %s)"
 _CHECKPOINT: Final = "SELECT note FROM gavel.checkpoints WHERE bus = %s"
 _PUBLISH: Final = "INSERT INTO gavel.checkpoints (bus, note) VALUES (%s, %s) ON CONFLICT (bus) DO UPDATE SET note = excluded.note"
 # Commits wait for the standbys only if they have written something.
-_CONFIRM: Final = "SELECT sequence_number, pg_logical_emit_message(true, 'gavel', '') FROM gavel.heads WHERE bus = %s"
+_CONFIRM: Final = """
+SELECT pg_logical_emit_message(true, 'gavel', '') FROM gavel.events WHERE bus = %s AND sequence_number = %s AND chain_hash = %s
+"""
 
 
 class PostgresqlLog:
@@ -110,6 +114,7 @@ class PostgresqlLog:
         self._genesis = genesis_hash(bus)
         self.work = PostgresqlWorkQueues(self._reads, bus)
         self._confirmed = 0  # the last event that the standbys are known to have
+        self._unconfirmed = 0  # the last event that they must confirm, or must have confirmed
         self._fence = 0
         self.reported_loss: Head | None = None
         # Appends without a reply so far, and how many of them a later `head` has settled.
@@ -165,14 +170,15 @@ class PostgresqlLog:
         log = cls(connections, announcements, bus, idempotency_window_ms, acknowledgement, owns_connections=owns_connections)
         ((version,),) = await log._reads.read("SELECT gavel.format_version()")
         if version != FORMAT_VERSION:
+            remedy = f"install it again, with this build: {INSTALLATION}" if version < FORMAT_VERSION else "use the build that installed it"
             raise LogUnavailableError(
-                f"the schema of PostgreSQL at {log._reads.address} has format {version}, but this build knows {FORMAT_VERSION}; "
-                "use the build that installed it"
+                f"the schema of PostgreSQL at {log._reads.address} has format {version}, but this build needs {FORMAT_VERSION}; {remedy}"
             )
-        if acknowledgement.is_needed:
-            problem = acknowledgement_problem(await connections.checks.durability(), acknowledgement)
-            if problem:
-                raise LogUnavailableError(f"PostgreSQL at {log._reads.address}: {problem}")
+        # From then on `is_confirmed` knows for how many standbys commits wait.
+        durability = await connections.checks.durability()
+        problem = acknowledgement_problem(durability, acknowledgement) if acknowledgement.is_needed else ""
+        if problem:
+            raise LogUnavailableError(f"PostgreSQL at {log._reads.address}: {problem}")
         await log.head()
         return log
 
@@ -187,6 +193,7 @@ class PostgresqlLog:
         self._check_stored(head, first or 1, *stored)
         self.reported_loss = max((Head(int.from_bytes(loss[:8]), loss[8:]) for loss in map(bytes, losses or ())), default=None)
         self._fence = fence or 0
+        self._confirmed = min(self._confirmed, head.sequence_number)  # a failover may have lost confirmed events
         self._doubts_settled = doubts
         return head
 
@@ -279,6 +286,7 @@ class PostgresqlLog:
         """
         standbys, replicas = self._connections.server.synchronous_standbys, self._acknowledgement.replicas
         if not is_replicated or standbys < replicas:
+            self._unconfirmed = max(self._unconfirmed, sequence_number)
             wanted = max(standbys, replicas)
             why = f"it waits for {standbys}" if standbys < wanted else f"they did not within {self._connections.timeout_ms} ms"
             raise NotReplicatedError(
@@ -288,20 +296,27 @@ class PostgresqlLog:
         self._confirmed = max(self._confirmed, sequence_number)
 
     def is_confirmed(self, sequence_number: int) -> bool:
-        """See EventLog."""
-        is_promised = self._acknowledgement.replicas > 0 or self._connections.server.synchronous_standbys > 0
-        return not is_promised or sequence_number <= self._confirmed
+        """See EventLog.
 
-    async def confirm(self, sequence_number: int) -> None:
+        An event that standbys must confirm stays unconfirmed until `confirm`, also after a failover to a server that waits for none.
+        """
+        if sequence_number <= self._confirmed:
+            return True
+        if self._acknowledgement.replicas > 0 or self._connections.server.synchronous_standbys > 0:
+            self._unconfirmed = max(self._unconfirmed, sequence_number)
+        return self._unconfirmed <= self._confirmed
+
+    async def confirm(self, head: Head) -> None:
         """See EventLog. A commit on the same server waits for everything before it."""
-        if self.is_confirmed(sequence_number):
+        number = head.sequence_number
+        if self.is_confirmed(number):
             return
-        rows, is_replicated = await self._appends.write(_CONFIRM, (self.bus,))
-        number = rows[0][0] if rows else 0
-        if number < sequence_number:
-            raise LogUnavailableError(
-                f"PostgreSQL at {self._reads.address} does not hold event {sequence_number} of bus {self.bus} any more"
-            )
+        try:
+            rows, is_replicated = await self._appends.write(_CONFIRM, (self.bus, *head))
+        except OutcomeUnknownError as error:
+            raise LogUnreachableError(str(error)) from error
+        if not rows:
+            raise LogUnavailableError(f"PostgreSQL at {self._reads.address} does not hold event {number} of bus {self.bus} any more")
         self._note_confirmed(number, is_replicated=is_replicated)
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:

@@ -1,7 +1,8 @@
 -- The schema of logs in PostgreSQL 14 or later: tables, functions and roles. `gavel postgresql-schema` prints it.
 --
 -- Run it once in each database, as a role that may create roles and schemas: gavel postgresql-schema | psql --single-transaction URL
--- Running it again changes nothing, or installs newer functions. It creates these roles, if they are missing, without passwords:
+-- Running it again changes nothing, or brings a schema of an earlier format, with its logs, to this one; stop the servers of the earlier
+-- build first. It creates these roles, if they are missing, without passwords:
 --
 --   gavel_owner     owns everything here; nobody logs in as this role
 --   gavel_server    a server: appends events through gavel.append; cannot insert, update or delete them by itself
@@ -26,8 +27,21 @@ GRANT gavel_owner TO CURRENT_USER;
 CREATE SCHEMA IF NOT EXISTS gavel AUTHORIZATION gavel_owner;
 SET ROLE gavel_owner;
 
+-- A later format is not replaced by an earlier one.
+DO $$
+DECLARE
+  version integer := 0;
+BEGIN
+  IF to_regprocedure('gavel.format_version()') IS NOT NULL THEN
+    EXECUTE 'SELECT gavel.format_version()' INTO version;
+  END IF;
+  IF version > 2 THEN
+    RAISE EXCEPTION 'the schema has format %, and this build knows 2: use the build that installed it', version;
+  END IF;
+END $$;
+
 -- The version of this schema. A server refuses another one.
-CREATE OR REPLACE FUNCTION gavel.format_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+CREATE OR REPLACE FUNCTION gavel.format_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
 
 -- Events as they were appended; chain_hash is that of docs/hashing.md. There is no gap in the numbers of a bus.
 CREATE TABLE IF NOT EXISTS gavel.events (
@@ -40,7 +54,8 @@ CREATE TABLE IF NOT EXISTS gavel.events (
 
 -- The newest event of each bus, the first one that was not trimmed, and the number of the event with the grants in force, 0 for none.
 -- An append with a fence other than this one is refused. losses: acknowledged events that servers have reported as lost, each as its
--- number in eight bytes and its chain hash; appends are refused until one accepts the losses.
+-- number in eight bytes and its chain hash; appends are refused until one accepts the losses. accepted_losses: those with the highest
+-- numbers, descending.
 CREATE TABLE IF NOT EXISTS gavel.heads (
   bus text PRIMARY KEY,
   sequence_number bigint NOT NULL,
@@ -51,6 +66,13 @@ CREATE TABLE IF NOT EXISTS gavel.heads (
   losses bytea[] NOT NULL DEFAULT '{}',
   accepted_losses bytea[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
+
+-- Format 1 had neither losses nor the argument accepts_loss.
+ALTER TABLE gavel.heads ADD COLUMN IF NOT EXISTS losses bytea[] NOT NULL DEFAULT '{}';
+ALTER TABLE gavel.heads ADD COLUMN IF NOT EXISTS accepted_losses bytea[] NOT NULL DEFAULT '{}';
+DROP FUNCTION IF EXISTS gavel.append(
+  text, bigint, bytea, bigint, bytea, bytea[], bytea[], bytea[], bigint[], text[], bigint, bigint, bigint, bytea[], bigint, bigint, bigint
+);
 
 -- The SHA-256 of the event_ids of the idempotency window, by the day (since 1970) on which they were recorded.
 CREATE TABLE IF NOT EXISTS gavel.event_ids (
@@ -109,6 +131,9 @@ CREATE TABLE IF NOT EXISTS gavel.work_deliveries (
 
 CREATE OR REPLACE FUNCTION gavel.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
   'SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint';
+
+-- How many accepted losses a head keeps.
+CREATE OR REPLACE FUNCTION gavel.accepted_losses_max() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 32';
 
 -- Appends a batch to the log of a bus: compares the head and writes everything, or nothing. The row of the head is the lock of the bus.
 --
@@ -200,8 +225,13 @@ BEGIN
       ORDER BY o.sequence_number DESC OFFSET requests_max LIMIT 1);
   END IF;
   UPDATE heads AS h SET sequence_number = append.number, chain_hash = append.hash,
-    grants = CASE WHEN grants_number > 0 THEN grants_number ELSE h.grants END, losses = '{}', accepted_losses = h.accepted_losses || h.losses
+    grants = CASE WHEN grants_number > 0 THEN grants_number ELSE h.grants END
     WHERE h.bus = of_bus;
+  IF cardinality(head.losses) > 0 THEN
+    UPDATE heads AS h SET losses = '{}', accepted_losses = ARRAY(
+      SELECT DISTINCT loss FROM unnest(h.accepted_losses || h.losses) AS loss ORDER BY loss DESC LIMIT accepted_losses_max())
+      WHERE h.bus = of_bus;
+  END IF;
   status := 'OK';
   RETURN NEXT;
 END $$;
@@ -220,11 +250,13 @@ BEGIN
 END $$;
 
 -- Reports that the log of a bus has lost an acknowledged event: appends are refused until one accepts the loss. Nothing is written about a log
--- without events, or about an event whose loss was accepted before.
+-- without events, or about an event whose loss was accepted before. If the head has as many accepted losses as it keeps, earlier events count as
+-- accepted too: gavel.append may have dropped them.
 CREATE OR REPLACE FUNCTION gavel.report_loss(of_bus text, number bigint, hash bytea) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = gavel, pg_temp AS
   'UPDATE heads SET losses = losses || (int8send(number) || hash)
-   WHERE bus = of_bus AND sequence_number > 0 AND (int8send(number) || hash) <> ALL(losses || accepted_losses)';
+   WHERE bus = of_bus AND sequence_number > 0 AND (int8send(number) || hash) <> ALL(losses || accepted_losses)
+     AND (int8send(number) <= substring(accepted_losses[accepted_losses_max()] FOR 8)) IS NOT TRUE';
 
 -- Removes up to at_most events before a number, which must be in an archive, and returns the first number of the log. The newest event stays.
 CREATE OR REPLACE FUNCTION gavel.trim(of_bus text, before_number bigint, at_most bigint) RETURNS bigint

@@ -12,12 +12,13 @@
 --       9 the chain hashes of all entries, one after the other
 --       10 and 11 the earliest and the latest time of Redis at which the batch may be written, in milliseconds
 --       12 entries that work:requests keeps: nobody has to consume them, and no end of a decision removes them
+--       13 accepted losses that the head keeps
 --       then the envelopes; then for each entry event_id, value; then the ids to check
 -- Reply {'OK', why a work queue was begun anew, …}, {'MOVED', number, hash}, {'FENCED', fence}, {'LOST'}, {'UNTIMELY', time},
 -- {'TAKEN', id, value, …}, {'FORMAT', version} or {'CORRUPT', why}
 
 local call, byte = redis.call, string.byte
-local FIXED_ARGUMENTS = 12
+local FIXED_ARGUMENTS = 13
 local HASH_BYTES = 32
 -- Far below the 8000 values that Lua can unpack at once.
 local CHUNK = 2000
@@ -30,7 +31,7 @@ local first_id = FIXED_ARGUMENTS + entries + 1
 local first_check = first_id + 2 * entries
 local last_check = first_check + tonumber(ARGV[8]) - 1
 
-local head = call('HMGET', head_key, 'sequence_number', 'chain_hash', 'count', 'format_version', 'fence', 'losses', 'accepted_losses')
+local head = call('HMGET', head_key, 'sequence_number', 'chain_hash', 'count', 'format_version', 'fence', 'losses')
 local head_number, head_hash, count = head[1] or '0', head[2] or ARGV[4], tonumber(head[3] or '0')
 if head[4] and head[4] ~= ARGV[5] then return {'FORMAT', head[4]} end
 if head_number ~= ARGV[1] or head_hash ~= ARGV[2] then return {'MOVED', head_number, head_hash} end
@@ -67,6 +68,24 @@ local ids_kind = call('TYPE', ids_key).ok
 if ids_kind ~= 'none' and ids_kind ~= 'hash' then return {'CORRUPT', ids_key .. ' is a ' .. ids_kind .. ', not a hash'} end
 
 local rebuilt = {'OK'}
+
+-- The accepted losses with the highest numbers (ADR 0065). Returns a text.
+local function merge_losses(losses)
+  local merged, numbers = {}, {}
+  for loss in string.gmatch(losses, '%S+') do
+    if not numbers[loss] then
+      merged[#merged + 1] = loss
+      numbers[loss] = tonumber(string.match(loss, '^%d+') or 0)
+    end
+  end
+  table.sort(merged, function(one, other)
+    if numbers[one] ~= numbers[other] then return numbers[one] < numbers[other] end
+    return one < other
+  end)
+  return table.concat(merged, ' ', math.max(1, #merged - tonumber(ARGV[13]) + 1)) .. ' '
+end
+
+local accepted_losses = head[6] and merge_losses((call('HGET', head_key, 'accepted_losses') or '') .. head[6])
 
 -- A work queue is a hint and never stops an append (ADR 0015). One that refuses the entry, because it is not a stream or has an id beyond
 -- the head, does not belong to this log: it is deleted and begun anew. What it held is found in the log.
@@ -106,8 +125,8 @@ end
 call('EXPIRE', ids_key, ARGV[6])
 call('HSET', head_key, 'sequence_number', string.format('%d', number + entries), 'chain_hash', hash,
   'count', string.format('%d', count + entries), 'format_version', ARGV[5])
-if head[6] then
-  call('HSET', head_key, 'accepted_losses', (head[7] or '') .. head[6])
+if accepted_losses then
+  call('HSET', head_key, 'accepted_losses', accepted_losses)
   call('HDEL', head_key, 'losses')
 end
 if grants then call('HSET', head_key, 'grants', string.format('%d', grants)) end

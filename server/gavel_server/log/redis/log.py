@@ -23,6 +23,7 @@ from gavel_rules.redis_keys import checkpoint_key, event_ids_key, head_key, log_
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.protocol import (
+    ACCEPTED_LOSSES_MAX,
     CHUNK_BYTES,
     DAY_MS,
     READ_LIMIT,
@@ -34,6 +35,7 @@ from gavel_server.log.protocol import (
     LogUnreachableError,
     LossReportedError,
     NotReplicatedError,
+    OutcomeUnknownError,
     UntimelyError,
     check_bus_name,
     describe,
@@ -67,6 +69,7 @@ _HEAD: Final = Script("head.lua")
 _READ: Final = Script("read.lua")
 _TRIM: Final = Script("trim.lua")
 _LOSS: Final = Script("loss.lua")
+_CONFIRM: Final = Script("confirm.lua")
 # Parts of the error replies that only a key of the log with the wrong type or contents causes.
 _DAMAGES: Final = ("WRONGTYPE", "equal or smaller than the target stream", "hash value is not an integer")
 
@@ -105,6 +108,7 @@ class RedisLog:
         self._wait_ms = connections.timeout_ms if acknowledgement.is_needed else 0
         self._wait_commands = wait_commands(acknowledgement, connections.timeout_ms)
         self._confirmed = 0  # the last event that is known to be acknowledged so
+        self._to_confirm = empty_head(bus)  # the last event that callers wait for
         self._confirming: asyncio.Future[None] | None = None
         self._fence = 0
         self.reported_loss: Head | None = None
@@ -176,6 +180,7 @@ class RedisLog:
         head = self._checked_head(fields, stream)
         self.reported_loss = _last_loss(fields[4] or b"")
         self._fence = _number(fence or 0, f"{self._head_key} fence")
+        self._confirmed = min(self._confirmed, head.sequence_number)  # a failover may have lost confirmed events
         self._doubts_settled = doubts
         return head
 
@@ -203,31 +208,34 @@ class RedisLog:
         """See EventLog."""
         return not self._acknowledgement.is_needed or sequence_number <= self._confirmed
 
-    async def confirm(self, sequence_number: int) -> None:
+    async def confirm(self, head: Head) -> None:
         """See EventLog. Callers share one WAIT."""
-        for _ in range(2):  # the WAIT under way may have begun before the event
-            if self.is_confirmed(sequence_number):
+        for _ in range(2):  # the WAIT under way may be for an earlier event
+            if self.is_confirmed(head.sequence_number):
                 return
+            self._to_confirm = max(self._to_confirm, head)
             if self._confirming is None:
-                self._confirming = asyncio.ensure_future(self._confirm_head())
+                self._confirming = asyncio.ensure_future(self._confirm())
                 self._confirming.add_done_callback(self._end_confirmation)
             await asyncio.shield(self._confirming)
-        if not self.is_confirmed(sequence_number):
-            raise LogUnavailableError(f"Redis at {self._reads.address} does not hold event {sequence_number} of bus {self.bus} any more")
+        if not self.is_confirmed(head.sequence_number):
+            raise self._lacks(head)
 
-    async def _confirm_head(self) -> None:
-        """Wait until the head is acknowledged. WAIT covers the writes of its own connection, so a small write precedes it."""
-        replies = await self._appends.read(
-            ("MULTI",),
-            ("HINCRBY", self._head_key, "confirmations", 1),
-            ("HGET", self._head_key, "sequence_number"),
-            ("EXEC",),
-            *self._wait_commands,
-            extra_ms=self._wait_ms,
-        )
-        written, number = self._answers(replies[:4])[3]
-        self._answers([written])
-        self._check_replicas(_number(number, f"{self._head_key} sequence_number"), replies[4:])
+    async def _confirm(self) -> None:
+        """Wait until the last event that callers want to confirm is acknowledged."""
+        head, self._to_confirm = self._to_confirm, empty_head(self.bus)
+        try:
+            # As a write: a cluster redirects it together with the WAIT.
+            replies = await _CONFIRM.run(self._appends.write, (2, self._log_key, self._head_key, *head), self._wait_commands, self._wait_ms)
+        except OutcomeUnknownError as error:
+            raise LogUnreachableError(str(error)) from error
+        (is_there,) = self._answers(replies[:1])
+        if not is_there:
+            raise self._lacks(head)
+        self._check_replicas(head.sequence_number, replies[1:])
+
+    def _lacks(self, head: Head) -> LogUnavailableError:
+        return LogUnavailableError(f"Redis at {self._reads.address} does not hold event {head.sequence_number} of bus {self.bus} any more")
 
     def _end_confirmation(self, ended: asyncio.Future[None]) -> None:
         self._confirming = None
@@ -283,7 +291,8 @@ class RedisLog:
 
     async def report_loss(self, lost: Head) -> None:
         """See EventLog."""
-        self._answers(await _LOSS.run(self._appends.read, (1, self._head_key, f"{lost.sequence_number}:{lost.chain_hash.hex()}")))
+        loss = f"{lost.sequence_number}:{lost.chain_hash.hex()}"
+        self._answers(await _LOSS.run(self._appends.read, (1, self._head_key, loss, ACCEPTED_LOSSES_MAX)))
 
     async def trim(self, before: int) -> None:
         """See EventLog."""
@@ -384,7 +393,7 @@ class RedisLog:
         # An event_id written at the end of its day stays known until one day after the window.
         ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
         fixed: list[Argument] = [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes]
-        fixed += [*timely_range_ms(date_ms), REQUESTS_MAX]
+        fixed += [*timely_range_ms(date_ms), REQUESTS_MAX, ACCEPTED_LOSSES_MAX]
         return keys, [*fixed, *of_entries, *idempotency_keys]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:

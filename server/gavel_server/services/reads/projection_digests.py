@@ -62,7 +62,9 @@ class ProjectionDigests:
         time_slice = call_slice(SLICE_BYTES, INTERNAL)  # one digest serves all callers
         for part in digest_parts(state.store):
             text.update(part.encode())
-            await time_slice.spend(len(part) or SLICE_BYTES)
+            if not time_slice.is_over(len(part) or SLICE_BYTES):
+                continue
+            await time_slice.end()
             if (await sequencer.settled_state()) is not state or sequencer.head != head:
                 return False
         self._known[sequencer.bus] = head, digest_text(text)

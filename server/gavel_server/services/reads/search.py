@@ -37,7 +37,8 @@ async def search(
 ) -> AsyncGenerator[SearchResult, None]:
     """Yield the events from `first` to `last` that pass, in order. Raises the errors of `read_chunks`."""
     if index is not None and not event_filter.selects_all:
-        async with aclosing(_search_index(log, index, event_filter, first, min(last, index.head(log.bus)), caller)) as found:
+        indexed = min(last, await index.head_in(log))
+        async with aclosing(_search_index(log, index, event_filter, first, indexed, caller)) as found:
             async for part in found:
                 first = part.reached + 1
                 yield part

@@ -6,12 +6,13 @@ import asyncio
 from functools import partial
 from typing import Final
 
+from gavel.v1 import error_pb2
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_DECIDED, DecisionPhase, WaitDecisionRequest, WaitDecisionResponse
 from gavel_rules.events.ids import is_uuid
 from gavel_rules.state.state import State
 
 from gavel_server.bus.registry import BusRegistry
-from gavel_server.errors import invalid
+from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.work_slots import scan_slots
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import RequestDecoder
@@ -41,6 +42,7 @@ class WaitDecision:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + _wait_ms(request, context.remaining_ms()) / 1000
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        state = sequencer.replica.state
         target = request.phase or DECISION_PHASE_DECIDED
         with self._waits.place(context.peer):
             scan_slot = partial(self._scans.occupy, context.address)
@@ -56,6 +58,9 @@ class WaitDecision:
         events = [event for event in (history.decision, history.execution) if event is not None]
         if events:
             await sequencer.confirm(max(event.sequence_number for event in events))
+            if sequencer.replica.state is not state:
+                message = "a failover has lost events that were not confirmed, and the answer may rest on them; try again"
+                raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message)
         return WaitDecisionResponse(decision=history.decision, phase=phase, execution=history.execution).SerializeToString()
 
 

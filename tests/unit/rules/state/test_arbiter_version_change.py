@@ -10,11 +10,13 @@ from gavel_rules import reason_codes
 from gavel_rules.commands import EventAnswer, UpgradeBus
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.timestamps import timestamp
+from gavel_rules.limits import TRACE_LAPSE_MS
 from gavel_rules.state.snapshot.encoding import state_sha256
 
 from tests.support.driver import AGENT, SUBJECT, Core
+from tests.support.hashes import sha256_of
 from tests.support.histories.shared_trace import APPROVE, GUEST, OWNER, WINDOW_MS, rule_set
-from tests.support.state.snapshots import restore, tables
+from tests.support.state.snapshots import page_out, restore, tables
 
 TRACE = "shared"
 
@@ -140,4 +142,34 @@ def test_tool_calls_are_found_by_their_execution() -> None:
     assert {first: "a", second: "b"} == core.state.trace_of_execution
     assert {"a": [first], "b": [second]} == {trace_id: list(calls) for trace_id, calls in core.state.tool_calls.items()}
     assert tables(core.state) == tables(restore(core.state))
+    core.prove()
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_evidence_of_before_is_counted(is_paged: bool) -> None:
+    """Observations of before the change keep the readings of their tool result, until later ones have replaced all of them."""
+    core, fact = bus_of_version_2()
+    evidence, unread = core.tool_result(), core.tool_result()
+    cited = core.observe("order.score", 0.1, evidence=evidence)
+    core.observe("order.score", 0.9, evidence=evidence, subject="order/2")
+    core.observe("k.other", 1, evidence=evidence)
+    core.observe("k.other", 1, evidence=evidence, tool="other-tool")
+    if is_paged:
+        page_out(core.state, lambda: True)
+    change_to_version_3(core)
+    counts = core.state.store.tool_result_tables.candidate_counts
+    assert {evidence.event_id: 4} == counts
+    assert unread.event_id not in counts
+    assert tables(core.state) == tables(restore(core.state))
+    core.pass_time(TRACE_LAPSE_MS + 1)
+    core.observe("order.score", 0.2, evidence=evidence, trace_id="other")
+    assert core.state.contradiction_of(evidence.event_id)
+    assert reason_codes.CONFLICTING_EVIDENCE == core.decide([fact, cited], amount=1, max_fact_age_ms=10 * TRACE_LAPSE_MS).reason_code
+    later = core.tool_result("trace-2", content_hash=sha256_of("2"))
+    for key, subject, tool in (
+        ("order.score", SUBJECT, "fraud-tool"),
+        ("order.score", "order/2", "fraud-tool"),
+        ("k.other", SUBJECT, "fraud-tool"),
+    ):
+        core.observe(key, 0.3, evidence=later, trace_id="trace-2", subject=subject, tool=tool)
     core.prove()

@@ -9,19 +9,38 @@ import pytest
 from gavel.v1.common_pb2 import VersionBinding
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.tool_pb2 import ToolCall
+from gavel_rules.commands import EventAnswer, UpgradeBus
 from gavel_rules.limits import TRACE_VERSIONS_MAX
 from gavel_rules.state.versions import TraceVersions
 from hypothesis import HealthCheck, given, settings
 
-from tests.support.histories.plays import STEPS, Step, play
+from tests.support.driver import Core
+from tests.support.histories.plays import STEPS, Step, open_bus, play, take
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(STEPS)
 def test_counts_and_ids_follow_from_the_other_tables(steps: Sequence[Step]) -> None:
     """After any log, candidates are counted by their tool results, readings exist only for those, and call ids name their traces."""
-    state = play(steps).state
-    store = state.store
+    assert_counts_follow(play(steps))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(STEPS, STEPS)
+def test_counts_and_ids_follow_after_an_upgrade(before: Sequence[Step], after: Sequence[Step]) -> None:
+    """After any log of version 2, an upgrade to version 3 and further events, the same holds."""
+    core = open_bus(before, 2)
+    take(core, before)
+    answer = core.run(UpgradeBus(core.new_id(), 2, 3, "ada", "counts"))
+    assert isinstance(answer, EventAnswer), answer
+    assert_counts_follow(core)
+    take(core, after)
+    assert_counts_follow(core)
+
+
+def assert_counts_follow(core: Core) -> None:
+    """Assert that candidates are counted by their tool results, and so on."""
+    store = core.state.store
     candidates = [one for keys in store.evidence.values() for row in keys.values() for one in row]
     tables = store.tool_result_tables
     remembered = {event_id for results in tables.tool_results.values() for event_id in results}

@@ -74,7 +74,7 @@ def test_server_survives_a_failing_checkpoint_disk(tmp_path: Path, monkeypatch: 
         await record_event(follower, servers.fact())
         await follower.stop()
         checkpoint.full = False
-        await follower.replica.save_checkpoint()
+        await follower.replica.acknowledged.save()
         assert follower.head == Checkpoint(tmp_path / "checkpoint.json").load(follower.bus)
 
     asyncio.run(main())

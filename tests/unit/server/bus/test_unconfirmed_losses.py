@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import PublishEvent
+from gavel_server.bus.acknowledged_head import UNCONFIRMED_HEADS_MAX, AcknowledgedHead
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.snapshot_writer import write_if_due
 from gavel_server.bus.snapshots import BusSnapshots
+from gavel_server.errors import ServiceError
 from gavel_server.history.snapshot_files import SnapshotFiles
-from gavel_server.log import Entry, Head, NotReplicatedError
+from gavel_server.log import Entry, Head, LogUnavailableError, NotReplicatedError
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.protocol import has_event
 
 from tests.support.driver import BUS, WEEK_MS
 from tests.support.simulation.servers import CountingLog, Servers, execute, reason, record_event, repeat_command
@@ -28,6 +31,8 @@ class ReplicatedLog(CountingLog):
     def __init__(self, log: MemoryLog) -> None:
         super().__init__(log)
         self.has_replica = True
+        self.pause: asyncio.Event | None = None  # a confirmation sets `is_waiting` and waits for it
+        self.is_waiting = asyncio.Event()
         self._confirmed = 0
 
     async def append(
@@ -35,17 +40,24 @@ class ReplicatedLog(CountingLog):
     ) -> None:
         """Append, and confirm."""
         await super().append(expected, entries, recorded_at_ms, idempotency_keys, date_ms)
-        await self.confirm(entries[-1].sequence_number)
+        await self.confirm(Head(entries[-1].sequence_number, entries[-1].chain_hash))
 
     def is_confirmed(self, sequence_number: int) -> bool:
         """See EventLog."""
         return sequence_number <= self._confirmed
 
-    async def confirm(self, sequence_number: int) -> None:
+    async def confirm(self, head: Head) -> None:
         """See EventLog."""
+        if self.is_confirmed(head.sequence_number):
+            return
+        if self.pause is not None:
+            self.is_waiting.set()
+            await self.pause.wait()
+        if not await has_event(self._log, head):
+            raise LogUnavailableError(f"the log does not hold event {head.sequence_number} any more")
         if not self.has_replica:
-            raise NotReplicatedError(f"events up to {sequence_number} are in the log, but it has no replica")
-        self._confirmed = max(self._confirmed, (await self.head()).sequence_number)
+            raise NotReplicatedError(f"events up to {head.sequence_number} are in the log, but it has no replica")
+        self._confirmed = max(self._confirmed, head.sequence_number)
 
     async def fail_over(self, servers: Servers, last: int) -> None:
         """Go on with a replica that has the events up to this number."""
@@ -157,6 +169,8 @@ def test_the_state_starts_over_from_a_snapshot(tmp_path: Path) -> None:
         await write_if_due(sequencer)
         assert [last + 1, last] == list(files.numbers())
         await log.fail_over(servers, last)
+        await sequencer.read_on()
+        assert [last] == list(files.numbers())
         await record_event(sequencer, servers.fact("other"))
         await record_event(sequencer, fact)
         await write_if_due(sequencer)
@@ -164,5 +178,100 @@ def test_the_state_starts_over_from_a_snapshot(tmp_path: Path) -> None:
         await assert_same_state(servers, sequencer)
         restarted, _ = await servers.start(snapshots=BusSnapshots(files, 1))
         assert (await restarted.settled_state()).digest() == (await sequencer.settled_state()).digest()
+
+    asyncio.run(main())
+
+
+async def write_at_the_new_primary(servers: Servers, count: int) -> None:
+    """Let another server record events at the new primary."""
+    other, _ = await servers.start()
+    for number in range(count):
+        await record_event(other, servers.fact(f"other {number}"))
+    await other.stop()
+
+
+def test_a_lost_event_is_not_confirmed_by_another_one() -> None:
+    """Before a server has noticed the failover, it confirms no lost event, although the log has confirmed another with its number."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await start(servers)
+        confirmed = sequencer.head.sequence_number
+        log.has_replica = False
+        fact = servers.fact("unconfirmed")
+        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, repeat_command(fact)))
+        await log.fail_over(servers, confirmed)
+        await write_at_the_new_primary(servers, 3)
+        with pytest.raises(ServiceError) as refusal:
+            await sequencer.confirm(confirmed + 1)
+        assert "LOG_UNAVAILABLE" == reason(refusal.value)
+        recorded = await repeat(sequencer, fact)
+        assert confirmed + 4 == recorded.sequence_number
+        await assert_same_state(servers, sequencer)
+
+    asyncio.run(main())
+
+
+def test_who_waits_beyond_a_lost_event_gets_an_error() -> None:
+    """A follower that waits beyond a lost event might miss the one in its place, so it fails; one beyond a confirmed event goes on."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await start(servers)
+        confirmed = sequencer.head.sequence_number
+        log.has_replica = False
+        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, servers.fact("unconfirmed")))
+        lost = asyncio.ensure_future(sequencer.wait_beyond(confirmed + 1))
+        await asyncio.sleep(0)
+        await log.fail_over(servers, confirmed)
+        await sequencer.read_on()
+        kept = asyncio.ensure_future(sequencer.wait_beyond(confirmed))
+        with pytest.raises(ServiceError) as refusal:
+            await lost
+        assert "LOG_UNAVAILABLE" == reason(refusal.value)
+        await record_event(sequencer, servers.fact())
+        assert confirmed + 1 == await kept
+
+    asyncio.run(main())
+
+
+def test_answers_that_wait_are_refused() -> None:
+    """An answer that waits for the confirmation of an event is refused once the event is lost, also if the log grows beyond its number."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await start(servers)
+        confirmed = sequencer.head.sequence_number
+        log.has_replica = False
+        fact = servers.fact("unconfirmed")
+        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, repeat_command(fact)))
+        log.pause = asyncio.Event()
+        first, second = (asyncio.ensure_future(execute(sequencer, repeat_command(fact))) for _ in range(2))
+        await log.is_waiting.wait()
+        await log.fail_over(servers, confirmed)
+        await write_at_the_new_primary(servers, 3)
+        await sequencer.read_on()
+        log.pause.set()
+        assert ["LOG_UNAVAILABLE"] * 2 == [reason(await one) for one in (first, second)]
+
+    asyncio.run(main())
+
+
+def test_acknowledgements_that_were_forgotten_count() -> None:
+    """If more events wait for their confirmation than are remembered, a loss of any of them stops the bus: callers may know of them."""
+
+    async def main() -> None:
+        servers = Servers()
+        _, log = await start(servers)
+        acknowledged = AcknowledgedHead(log, None)
+        log._confirmed = 0
+        heads = [Head(number, bytes([number % 256]) * 32) for number in range(1, UNCONFIRMED_HEADS_MAX + 3)]
+        for head in heads:
+            acknowledged.add(head)
+        log._confirmed = 2
+        assert not await acknowledged.is_in_log("")
+        assert acknowledged.last is None
+        log._confirmed = 3
+        assert heads[2] == acknowledged.last
 
     asyncio.run(main())

@@ -10,11 +10,12 @@ from typing import Final
 
 import pytest
 from gavel_rules.commands import OpenBus
+from gavel_rules.events.hash_chain import genesis_hash
 from gavel_server.index.database import IndexDatabase, IndexReader, index_path, remove
 from gavel_server.index.event_filter import EventFilter
 from gavel_server.index.event_index import EventIndex
 from gavel_server.index.worker import IndexWriter
-from gavel_server.log import Entry, Head, LogCorruptError
+from gavel_server.log import Entry, Head, LogCorruptError, Record
 from gavel_server.log.memory import MemoryLog
 from gavel_server.services.reads import search as searches
 from gavel_server.services.reads.search import search
@@ -75,7 +76,8 @@ def index_up_to(data: Path, core: Core, number: int) -> EventIndex:
         database.add(core.records[:number])
     database.close()
     index = EventIndex(data, "", 1)
-    index._take({"bus": core.bus, "indexed": number})
+    chain_hash = core.records[number - 1].chain_hash if number else genesis_hash(core.bus)
+    index._take({"bus": core.bus, "indexed": number, "chain_hash": chain_hash.hex()})
     return index
 
 
@@ -119,6 +121,21 @@ async def test_a_damaged_index_is_left_out(tmp_path: Path) -> None:
         assert scan(core, event_filter, 1, core.state.head) == await found(log, index, event_filter, 1, core.state.head)
     assert ["event_index.damaged"] == [line["event"] for line in lines]
     assert 0 == index.head(BUS)
+
+
+async def test_an_index_of_lost_events_is_left_out(tmp_path: Path) -> None:
+    """After a failover the log may have other events than the index: the search scans the log, and the index is no longer asked."""
+    core = play_story()
+    lost = core.records[-1]
+    index = index_up_to(tmp_path, core, len(core.records))
+    core.records[-1] = Record(lost.sequence_number, lost.envelope, b"\x01" * 32)
+    log = await log_of(core)
+    with sqlite3.connect(index_path(tmp_path, BUS)) as connection:
+        connection.execute("UPDATE events SET trace_id = 'lost'")
+    event_filter = EventFilter(trace_id="trace-2")
+    with capture_logs() as lines:
+        assert scan(core, event_filter, 1, core.state.head) == await found(log, index, event_filter, 1, core.state.head)
+    assert (["event_index.refused"], 0) == ([line["event"] for line in lines], index.head(BUS))
 
 
 async def test_a_row_of_another_event_is_not_believed(tmp_path: Path) -> None:
