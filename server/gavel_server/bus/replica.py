@@ -387,7 +387,11 @@ class Replica:
         head = self.head if is_known else await self.log.head()
         if head.sequence_number < sequence_number:
             raise LogUnavailableError(f"bus {self.bus} has no event {sequence_number} yet")
-        await self.log.confirm(head)
+        try:
+            await self.log.confirm(head)
+        except LogUnavailableError:
+            self.is_behind = True  # a failover may have lost the event
+            raise
         self.acknowledged.settle()
 
     # Followers

@@ -182,11 +182,15 @@ async def test_waiters_of_a_decision_are_bounded(servers: Servers) -> None:
     assert 0 == sequencer.replica.contest_waiters.count
 
 
+async def confirm_nothing(_: int) -> None:
+    """Stand for a confirmation that no test waits for."""
+
+
 def test_a_request_waits_once() -> None:
     """A request that is added again keeps its one place, and is answered once."""
     answered: list[CommittedAnswer | ServiceError] = []
     log = MemoryLog(BUS, lambda: 0, WEEK_MS)
-    waiters = contest_waiters.ContestWaiters(ConfirmedAnswers(log, log.confirm))
+    waiters = contest_waiters.ContestWaiters(ConfirmedAnswers(log, confirm_nothing))
     request = Request(OpenBus("", fact_pb2.CrossCheck(), 1), answered.append, "", 0)
     waiters.add("proposal", request)
     waiters.add("proposal", request)
@@ -198,7 +202,7 @@ def test_a_request_waits_once() -> None:
 def test_waiting_callers_share_the_places() -> None:
     """A caller that waits for very many decisions is dismissed beyond its share; others still find a place, and places become free."""
     log = MemoryLog(BUS, lambda: 0, WEEK_MS)
-    waiters = contest_waiters.ContestWaiters(ConfirmedAnswers(log, log.confirm))
+    waiters = contest_waiters.ContestWaiters(ConfirmedAnswers(log, confirm_nothing))
     dismissed: list[str] = []
 
     def wait(number: int, caller: str) -> None:
