@@ -16,7 +16,7 @@ from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.attestation import participants
 from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
-from gavel_rules.state.keys import parts_of_reading_key, reading_key
+from gavel_rules.state.keys import reading_key
 from gavel_rules.state.records import Candidate, OutlivingResult, ToolCallRecord, ToolEvidence
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.traces import remember_trace
@@ -141,25 +141,6 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
     )
     store.put(results, event.event_id, evidence)
     store.put(tables.readings, event.event_id, {})
-
-
-def count_candidates(store: Store) -> None:
-    """Count the candidates that were read in each remembered tool result, because the semantics have changed.
-
-    Every candidate of a result has a reading there. Results whose traces lapsed before are forgotten.
-    """
-    if not store.semantics.keeps_readings:
-        return
-    tables = store.tool_result_tables
-    for event_id in sorted(tables.readings):
-        count = 0
-        for name in tables.readings[event_id]:
-            subject, key = parts_of_reading_key(name)
-            for candidate in store.evidence_of(subject).get(key, ()):
-                if candidate.evidence_ref == event_id:
-                    count += 1
-        if count:
-            store.put(tables.candidate_counts, event_id, count)
 
 
 def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -> None:

@@ -20,9 +20,8 @@ from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedGr
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.contests import rekey_candidates
 from gavel_rules.state.transitions.counters import fill_counter, keep_counters, open_counters
-from gavel_rules.state.transitions.evidence import count_candidates
 from gavel_rules.state.transitions.tools import bind_tool, register_contract, register_provider, unbind_tool
-from gavel_rules.state.transitions.traces import begin_counts_anew, pair_tool_calls
+from gavel_rules.state.transitions.traces import begin_counts_anew, count_candidates, pair_tool_calls
 
 
 def apply_system_fact(store: Store, envelope: Envelope, kind: str) -> None:

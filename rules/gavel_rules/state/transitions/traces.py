@@ -19,7 +19,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.stored_event import StoredEvent, pack_event
 from gavel_rules.limits import REFUSED_TRACES_MAX, TRACE_CLOSED_ACTIONS_MAX, TRACE_LAPSE_MS, TRACE_PRODUCERS_MAX
-from gavel_rules.state.keys import action_key
+from gavel_rules.state.keys import action_key, parts_of_reading_key
 from gavel_rules.state.records import ClosedAction, OutlivingResult, Refusals, Rejections
 from gavel_rules.state.store import Store
 
@@ -105,6 +105,25 @@ def pair_tool_calls(store: Store) -> None:
                 store.drop(store.tool_calls[trace_id], execution_id)
             else:
                 store.put(store.trace_of_execution, execution_id, trace_id)
+
+
+def count_candidates(store: Store) -> None:
+    """Count the candidates that were read in each remembered tool result, because the semantics have changed.
+
+    Every candidate of a result has a reading there. Results whose traces lapsed before are forgotten.
+    """
+    if not store.semantics.keeps_readings:
+        return
+    tables = store.tool_result_tables
+    for event_id in sorted(tables.readings):
+        count = 0
+        for name in tables.readings[event_id]:
+            subject, key = parts_of_reading_key(name)
+            for candidate in store.evidence_of(subject).get(key, ()):
+                if candidate.evidence_ref == event_id:
+                    count += 1
+        if count:
+            store.put(tables.candidate_counts, event_id, count)
 
 
 def close_action(store: Store, event: RecordedEvent, decision: Decision, by_person: bool) -> None:
