@@ -1,8 +1,4 @@
-"""Sessions of the documentation: the scripts of a page, run in a shell, and the output that the page shows.
-
-grpcurl is a Go program that a test machine need not have; a few lines of Python stand in for it and make the same calls with the
-same JSON.
-"""
+"""Sessions of the documentation: the scripts of a page, run in a shell, and the output that the page shows."""
 
 from __future__ import annotations
 
@@ -26,23 +22,6 @@ BIN: Final = Path(sys.executable).parent
 ADDRESS: Final = "127.0.0.1:9090"
 # Only a session that hangs takes longer.
 SESSION_TIMEOUT_SECONDS: Final = 500
-
-GRPCURL: Final = f"""#!{sys.executable}
-import importlib, re, sys
-import grpc
-from google.protobuf import json_format, message_factory
-
-plaintext, _, text, address, method = sys.argv[1:]
-service, _, name = method.partition("/")
-module = re.sub(r"(?<!^)(?=[A-Z])", "_", service.rpartition(".")[2]).lower()
-services = importlib.import_module(f"gavel.v1.{{module}}_pb2").DESCRIPTOR.services_by_name
-called = services[service.rpartition(".")[2]].methods_by_name[name]
-request = json_format.Parse(text, message_factory.GetMessageClass(called.input_type)())
-answer = message_factory.GetMessageClass(called.output_type)
-with grpc.insecure_channel(address) as channel:
-    call = channel.unary_unary(f"/{{method}}", type(request).SerializeToString, answer.FromString)
-    print(json_format.MessageToJson(call(request, timeout=100), preserving_proto_field_name=True))
-"""
 
 
 def blocks(page: Path, language: str, section: str = "") -> list[str]:
@@ -71,7 +50,7 @@ def shell(
     forked = f'#!/bin/sh\nexec {shlex.join(forker().command())} "$@"\n'
     tools = directory / "tools"
     tools.mkdir()
-    for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": forked}), **programs}.items():
+    for name, text in {**({} if installed else {"gavel": forked}), **programs}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")} | {
