@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,8 @@ from gavel_server.services.reads.log_reader import committed_envelope
 from gavel_server.services.reads.paging import fill, page_of
 
 if TYPE_CHECKING:
+    from gavel_rules.language.rule_set import CompiledRuleSet
+
     from gavel_server.bus.registry import BusRegistry
 
 # For the other fields of the event that holds a document.
@@ -97,9 +100,9 @@ class AdministrationServicer:
         return response
 
     async def ValidateGrants(self, request: ValidateGrantsRequest, context: CallContext) -> ValidateGrantsResponse:
-        """Compile a document and report every mistake. The bus need not exist yet."""
+        """Compile a document and report every mistake. Warnings compare it with the rule sets in force. The bus need not exist yet."""
         self._buses.check_name(request.bus)
-        return (await self._check(request.document))[1]
+        return (await self._check(request.document, request.bus or BUS_DEFAULT, await self._active_rule_sets(request.bus)))[1]
 
     async def DeployGrants(self, request: DeployGrantsRequest, context: CallContext) -> DeployGrantsResponse:
         """Record grants, which are in force from their event on."""
@@ -109,7 +112,7 @@ class AdministrationServicer:
         if violations:
             raise invalid(violations)
         self._buses.check_name(request.bus)
-        grants, report = await self._check(request.document)
+        grants, report = await self._check(request.document, request.bus or BUS_DEFAULT)
         if grants is None:
             found = [(f"document:{error.line}:{error.column}", _sentence(error)) for error in report.errors]
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -184,18 +187,33 @@ class AdministrationServicer:
                 buses.append(Bus(name=name, head_sequence_number=sequencer.head.sequence_number))
         return ListBusesResponse(buses=buses)
 
-    async def _check(self, document: str) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:
-        """Compile a document in a thread. Raises ServiceError INVALID_REQUEST if it is missing or too large."""
+    async def _active_rule_sets(self, bus: str) -> list[CompiledRuleSet]:
+        """Return the rule sets in force on a bus; none if it does not exist."""
+        try:
+            state = await (await self._buses.existing(bus)).confirmed_state()
+        except ServiceError as error:
+            if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND:
+                raise
+            return []
+        return [active.rule_set for active in state.active_rule_sets.values()]
+
+    async def _check(
+        self, document: str, bus: str, rule_sets: Sequence[CompiledRuleSet] = ()
+    ) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:
+        """Compile a document for a bus in a thread. Raises ServiceError INVALID_REQUEST if it is missing or too large."""
         if not document:
             raise invalid([("document", "is required: grants in YAML or JSON")])
         if len(document.encode()) > MESSAGE_BYTES_MAX:
             raise invalid([("document", f"is larger than {MESSAGE_BYTES_MAX} bytes")])
         async with self._compiles:
-            return await asyncio.to_thread(report_on, document)
+            return await asyncio.to_thread(report_on, document, bus, rule_sets)
 
 
-def report_on(document: str) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:
-    """Return the compiled grants of a document, None if it has mistakes, with all errors and warnings."""
+def report_on(document: str, bus: str, rule_sets: Sequence[CompiledRuleSet] = ()) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:
+    """Return the compiled grants of a document for a bus, None if it has mistakes, with all errors and warnings.
+
+    The warnings compare the grants with `rule_sets`.
+    """
     grants, messages = check_grants(document)
     if grants is not None:
         size_bytes = len(document.encode()) + len(grants.canonical_json.encode()) + ENVELOPE_ROOM_BYTES
@@ -205,7 +223,7 @@ def report_on(document: str) -> tuple[CompiledGrants | None, ValidateGrantsRespo
     errors = messages.sorted()
     if grants is None or errors:
         return None, ValidateGrantsResponse(errors=map(_message, errors))
-    warnings = lint_grants(document, grants)
+    warnings = lint_grants(document, grants, rule_sets, bus)
     return grants, ValidateGrantsResponse(valid=True, warnings=map(_message, warnings), digest=grants.digest)
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from gavel_rules.identity.grants import ANYONE, GROUP_PREFIX, CompiledGrants, Grant, is_any, read_source
 from gavel_rules.identity.patterns import ANY, covers
-from gavel_rules.identity.rights import PRODUCING_RIGHTS, RPCS_OF_RIGHT
+from gavel_rules.identity.rights import PRODUCING_RIGHTS, RPCS_OF_RIGHT, Right
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
 
 if TYPE_CHECKING:
-    from gavel_rules.language.rule_set import CompiledRuleSet
+    from gavel.v1.decision_pb2 import ReviewPolicy
+
+    from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
 # Pairs of grants that are compared: each pair takes microseconds.
 PAIRS_MAX: Final = 200_000
@@ -32,10 +34,11 @@ _BUS_PATTERN: Final = re.compile(r"[a-z0-9*-]{1,512}")
 _SUBJECT_PATTERN: Final = re.compile(r".*[/*].*")
 
 
-def lint_grants(text: str, grants: CompiledGrants, rule_sets: Sequence[CompiledRuleSet] = ()) -> tuple[DocumentMessage, ...]:
+def lint_grants(text: str, grants: CompiledGrants, rule_sets: Sequence[CompiledRuleSet] = (), bus: str = "") -> tuple[DocumentMessage, ...]:
     """Return the warnings about a document, by place. `grants` are its compiled grants.
 
-    `rule_sets` are those that the grants stand beside: their reviews need groups that may review.
+    `rule_sets` are those that the grants stand beside: somebody must be allowed to propose, execute and review their actions. `bus` is the
+    bus of the rule sets; "": any bus that the grants name.
     """
     messages = Messages()
     source = read_source(text, Messages())
@@ -53,7 +56,9 @@ def lint_grants(text: str, grants: CompiledGrants, rule_sets: Sequence[CompiledR
                 "give somebody the right grant",
             )
         )
-    found += [(("grants",), *warning) for rule_set in rule_sets for warning in _missing_reviewers(grants.grants, rule_set)]
+    on_bus = [grant for grant in grants.grants if not bus or is_any(grant.buses, bus)]
+    for rule_set in rule_sets:
+        found += [(("grants",), *warning) for check in (_missing_callers, _missing_reviewers) for warning in check(on_bus, rule_set)]
     for place, code, message, hint in found:
         messages.add(source.locate_key(place), code, message, hint)
     return messages.sorted()
@@ -112,10 +117,32 @@ def _never_matching(grant: Grant) -> list[tuple[str, str, str]]:
     return found
 
 
+def _missing_callers(grants: Sequence[Grant], rule_set: CompiledRuleSet) -> Iterator[tuple[str, str, str]]:
+    """Yield a warning for each action of a rule set that no grant lets anybody propose, execute or review.
+
+    Reviews that name groups are left to `_missing_reviewers`.
+    """
+    for action_type, action in rule_set.actions.items():
+        given = {right for grant in grants if is_any(grant.actions, action_type) for right in grant.rights}
+        effects = {rule.effect for rule in action.rules}
+        needed: list[Right] = ["propose"]
+        if effects & {"approve", "review"}:
+            needed.append("execute")
+        if "review" in effects and not any(policy.groups for policy in _review_policies(action)):
+            needed.append("review")
+        missing = [right for right in needed if right not in given]
+        if missing:
+            message = (
+                f"no grant lets anybody {' or '.join(missing)} {action_type}, an action of rule set {rule_set.policy_id} version "
+                f"{rule_set.version}"
+            )
+            yield "action-without-grant", message, f"grant somebody {' and '.join(missing)}, or correct the patterns in actions"
+
+
 def _missing_reviewers(grants: Sequence[Grant], rule_set: CompiledRuleSet) -> Iterator[tuple[str, str, str]]:
     """Yield a warning for each group that reviews of a rule set name and that no grant lets review the action."""
     for action_type, action in rule_set.actions.items():
-        policies = [*filter(None, (action.review_policy,)), *action.review_policies.values()]
+        policies = _review_policies(action)
         reviewing = {caller for grant in grants if "review" in grant.rights and is_any(grant.actions, action_type) for caller in grant.to}
         for group in sorted({group for policy in policies for group in (*policy.groups, *policy.escalate_to)}):
             if ANYONE in reviewing or f"{GROUP_PREFIX}{group}" in reviewing:
@@ -134,6 +161,10 @@ def _missing_reviewers(grants: Sequence[Grant], rule_set: CompiledRuleSet) -> It
             )
             hint = f"grant {GROUP_PREFIX}{group} the right review, unless other grants name its members one by one"
             yield "group-may-not-review", message, hint
+
+
+def _review_policies(action: CompiledAction) -> list[ReviewPolicy]:
+    return [*filter(None, (action.review_policy,)), *action.review_policies.values()]
 
 
 def _unreachable(other: Grant) -> tuple[str, str, str]:

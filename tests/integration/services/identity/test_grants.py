@@ -148,6 +148,18 @@ async def test_mistakes_have_places(world: World) -> None:
     assert "document:5:21" in refused.fields
 
 
+async def test_warnings_about_the_rule_sets_in_force(world: World) -> None:
+    """Grants are compared with the rule sets in force on their bus, and with none on a bus that has none."""
+    await world.activate()
+    document = "gavel: v1\nname: main\nversion: 1\ngrants:\n  - {to: [ada], may: [grant]}\n"
+    expected = ["no grant lets anybody propose or execute or review refund.create, an action of rule set refunds version 1"]
+    await world.administration.CreateBus(CreateBusRequest(bus="other"), metadata=by(ADMIN))
+    for bus, warnings in (("", expected), ("other", [])):
+        request = ValidateGrantsRequest(bus=bus, document=document)
+        report = await world.administration.ValidateGrants(request, metadata=by(ADMIN))
+        assert (True, warnings) == (report.valid, [warning.message for warning in report.warnings])
+
+
 async def test_who_am_i(granted: World) -> None:
     """Every caller learns who it is and what it may do; without authentication that is everything."""
     agent = await granted.administration.WhoAmI(WhoAmIRequest(), metadata=by(AGENT))

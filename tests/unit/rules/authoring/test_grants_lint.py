@@ -95,3 +95,32 @@ def test_groups_that_may_not_review(reviewing: str, expected: list[str]) -> None
     messages = [message.message for message in found if message.code == "group-may-not-review"]
     assert len(expected) == len(messages)
     assert all(f"no grant lets {start}" in message for start, message in zip(expected, messages, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("grant", "expected"),
+    [
+        ("{to: [bob], may: [propose, execute]}", []),
+        ("{to: [bob], may: [propose]}", ["nobody may execute"]),
+        ('{to: [bob], may: [propose, execute], actions: ["refnd.*"]}', ["nobody may propose or execute"]),
+        ('{to: [bob], may: [propose, execute], buses: ["orders-*"]}', []),
+        ("{to: [bob], may: [propose, execute], buses: [other]}", ["nobody may propose or execute"]),
+    ],
+)
+def test_actions_without_grants(grant: str, expected: list[str]) -> None:
+    """An action of a rule set that nobody may propose or execute on its bus is warned of, with the rights that are missing."""
+    document = f"{DOCUMENT}  - {grant}\n"
+    found = lint_grants(document, compile_grants(document), [compile_rule_set(REVIEWED)], "orders-eu")
+    action = "refund.create, an action of rule set refunds version 4"
+    messages = [f"no grant lets anybody {one.removeprefix('nobody may ')} {action}" for one in expected]
+    assert messages == [message.message for message in found if message.code == "action-without-grant"]
+
+
+def test_reviews_without_groups() -> None:
+    """A review for which no group is named needs somebody who may review."""
+    document = f"{DOCUMENT}  - {{to: [bob], may: [propose, execute]}}\n"
+    with_groups = "    review: {groups: [risk], escalate_after_ms: 1000, escalate_to: [leads]}\n"
+    rules = REVIEWED.replace(", review: {groups: [board]}", "").replace(with_groups, "")
+    found = lint_grants(document, compile_grants(document), [compile_rule_set(rules)])
+    expected = "no grant lets anybody review refund.create, an action of rule set refunds version 4"
+    assert [expected] == [message.message for message in found if message.code == "action-without-grant"]

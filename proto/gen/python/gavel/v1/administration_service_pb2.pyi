@@ -132,7 +132,9 @@ class ValidateGrantsResponse(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[_rule_set_service_pb2.DocumentMessage]:
-        """Messages that do not prevent a deployment."""
+        """Messages that do not prevent a deployment. They also compare the grants with the rule sets in force on the bus: reviews
+        and actions for which nobody gets a right.
+        """
 
     def __init__(
         self,
