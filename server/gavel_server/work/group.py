@@ -146,9 +146,7 @@ class WorkGroup:
         self._unwanted.clear()
         self._next_sweep, self._cursor = 0.0, 0
         for stream in self._streams:
-            if stream.holds_forbidden:
-                message = "the grants have changed, and do not allow the caller to execute items that it holds; open the stream again"
-                stream.end(ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message))
+            stream.end_if_forbidden()
 
     async def _take_waiting(self) -> None:
         """Give streams that have room again the items that waited for it."""

@@ -2,6 +2,9 @@
 
 The stream never reads the queue; its group does (`group`). One task for each stream settles its items, in the order of the requests. It
 repeats a step while the log cannot be reached, and sends acknowledgements that wait together in one call.
+
+The grants in force decide each time: when an item is sent, when its consumer settles it, and when the settlement is carried out. If they
+no longer permit the item, nothing is done with it, the stream ends, and others get the item.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 import structlog
+from gavel.v1 import error_pb2
 
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
@@ -122,10 +126,9 @@ class WorkStream:
         """Return whether the consumer takes such items, and its caller may work on them now."""
         return (not self._labels or traits.label in self._labels) and self._permits(traits)
 
-    @property
-    def holds_forbidden(self) -> bool:
-        """Whether the consumer holds an item that its caller may no longer work on: the grants have changed."""
-        return not all(self._permits(item.traits) for item in self._held.values())
+    def end_if_forbidden(self) -> None:
+        """End the stream if the consumer holds an item that its caller may no longer work on: the grants have changed."""
+        all(self._may_work_on(item) for item in self._held.values())
 
     @property
     def room(self) -> int:
@@ -174,6 +177,7 @@ class WorkStream:
         """Return what is to be sent next, or None at the end. Call it once the last one has been sent. Raises ServiceError."""
         self._note_sent()
         while True:
+            self._changed.clear()
             if self._ending is not None:
                 raise self._ending.copy()
             if self._not_held:
@@ -181,13 +185,9 @@ class WorkStream:
                 return self._not_held.popleft()
             if self._ended:
                 return None
-            while self._outgoing:
-                item = self._outgoing.popleft()
-                if item.entry.sequence_number in self._held:
-                    self._sending = item
-                    return item
-                self._unsent.add(self.address, -len(item.entry.envelope))
-            self._changed.clear()
+            self._sending = self._pop_outgoing()
+            if self._sending is not None:
+                return self._sending
             await self._changed.wait()
 
     def end(self, error: ServiceError | None = None) -> None:
@@ -200,13 +200,15 @@ class WorkStream:
     def settle(self, number: int, delay_ms: int | None = None, reason: str | None = None) -> None:
         """Settle an item: acknowledge it, deliver it again after a delay, or park it with a reason.
 
-        An item that the consumer does not hold, or holds no longer, is left alone, and the consumer is told.
+        An item that the consumer does not hold, or holds no longer, is left alone, and the consumer is told. An item that its caller may no
+        longer work on is left alone, too, and ends the stream. So is every item once the stream has ended.
         """
-        item = self._held.pop(number, None)
+        item = self._held.get(number)
         if item is None:
             self._not_held.append(UnheldItem(number))
             self._changed.set()
-        else:
+        elif self._ending is None and self._may_work_on(item):
+            del self._held[number]
             self._settlements.append(_Settlement(item, delay_ms, reason))
             self._has_settlements.set()
             self._is_settled.clear()
@@ -237,6 +239,11 @@ class WorkStream:
             self._settling.append(self._settlements.popleft())
             while _is_acknowledgement(self._settling[0]) and self._settlements and _is_acknowledgement(self._settlements[0]):
                 self._settling.append(self._settlements.popleft())
+        for one in [one for one in self._settling if not self._may_work_on(one.item)]:
+            self._settling.remove(one)
+            self._held[one.item.entry.sequence_number] = one.item
+        if not self._settling:
+            return
         first = self._settling[0]
         if _is_acknowledgement(first):
             await self.work.acknowledge(queue, group, [one.item.entry.sequence_number for one in self._settling])
@@ -281,6 +288,27 @@ class WorkStream:
             self._unsent.add(self.address, -len(self._outgoing.popleft().entry.envelope))
         await self.work.release(queue, group, self.consumer, deliveries, idle_ms)
         await self.work.leave(queue, group, self.consumer)
+
+    def _pop_outgoing(self) -> Item | None:
+        """Return the next item to send. None: there is none, or it is forbidden; then it counts as not delivered."""
+        while self._outgoing:
+            item = self._outgoing[0]
+            is_held = item.entry.sequence_number in self._held
+            if is_held and not self._may_work_on(item):
+                return None
+            self._outgoing.popleft()
+            if is_held:
+                return item
+            self._unsent.add(self.address, -len(item.entry.envelope))
+        return None
+
+    def _may_work_on(self, item: Item) -> bool:
+        """Return whether the grants in force let the caller work on an item that it holds. If not, end the stream."""
+        is_permitted = self._permits(item.traits)
+        if not is_permitted:
+            message = "the grants have changed, and do not allow the caller to execute items that it holds; open the stream again"
+            self.end(ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message))
+        return is_permitted
 
     def _note_sent(self) -> None:
         if self._sending is not None:

@@ -24,12 +24,14 @@ from gavel.v1.work_service_pb2 import (
     ListParkedRequest,
     OpenConsumer,
     ParkWork,
+    RejectWork,
     RetryParkedRequest,
     WorkItem,
 )
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from gavel_rules.identity.principal import Principal
 from gavel_server.work import group as work_group
+from gavel_server.work.group import WorkGroup
 
 from tests.integration.services.identity.callers import ADMIN, PAYMENTS, STRANGER, KnowingInterceptor, by
 from tests.integration.services.world import World, proposal, refusal, report, running_world
@@ -172,6 +174,26 @@ async def test_grants_that_change(world: World) -> None:
         await deploy(world, 'to: [mallory], may: [execute], subjects: ["order/*"]', version=2)
         assert {"order/1": 1} == await stranger.subjects(1)
         await deploy(world, 'to: [mallory], may: [execute], subjects: ["parcel/*"]', version=3)
+        assert "RIGHT_LACKING" == (await refusal(stranger.answer())).reason
+    async with consume(world, PAYMENTS) as payments:
+        assert {"order/1": 2} == await payments.subjects(1)
+
+
+@pytest.mark.parametrize("settlement", ["acknowledge", "reject", "park"])
+async def test_settlements_after_a_change_of_grants(world: World, settlement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer settles nothing from the moment on at which the grants forbid its item; the stream ends, and others get the item."""
+    await world.approve("order/1")
+    await deploy(world, 'to: [mallory], may: [execute], subjects: ["order/*"]')
+    async with consume(world, STRANGER) as stranger:
+        item = await stranger.next()
+        monkeypatch.setattr(WorkGroup, "_follow_grants", lambda group: None)  # as if the group had not looked yet
+        await deploy(world, 'to: [mallory], may: [execute], subjects: ["parcel/*"]', version=2)
+        action: dict[str, Any] = {
+            "acknowledge": AcknowledgeWork(item_id=item.item_id),
+            "reject": RejectWork(item_id=item.item_id, delay_ms=3_600_000),
+            "park": ParkWork(item_id=item.item_id, reason="spite"),
+        }
+        stranger.send(**{settlement: action[settlement]})
         assert "RIGHT_LACKING" == (await refusal(stranger.answer())).reason
     async with consume(world, PAYMENTS) as payments:
         assert {"order/1": 2} == await payments.subjects(1)
