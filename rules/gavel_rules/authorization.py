@@ -58,13 +58,16 @@ _ATTESTATIONS_MAX: Final = 4_096
 _OF_GAVEL: Final = (RecordRefusals, OpenCounters, FillCounter)
 
 
-def authorize(recorder: Recorder, command: Command, principal: Principal) -> Fault | None:
-    """Give the recorder the caller's attestation and return None; or return the fault if the grants do not allow the command."""
+def authorize(recorder: Recorder, command: Command, principal: Principal, decision: Envelope | None = None) -> Fault | None:
+    """Give the recorder the caller's attestation and return None; or return the fault if the grants do not allow the command.
+
+    `decision` is the decision that the command names, if the log has it.
+    """
     state = recorder.state
     in_force = state.grants_in_force
     if not state.semantics.attests or (in_force is None and principal.is_anonymous) or isinstance(command, _OF_GAVEL):
         return None
-    access = access_of_command(state, command)
+    access = access_of_command(state, command, decision)
     is_bound = in_force is not None and (in_force.binds_anonymous or not principal.is_anonymous)
     if in_force is not None and is_bound and access is not None and not permits(in_force.grants, principal, access):
         hides_matter = isinstance(command, _ABOUT_DECISIONS) and "read" not in in_force.grants.rights_of(principal, state.bus)
@@ -88,10 +91,11 @@ def preflight_fault(state: State, proposal: ProposalView, principal: Principal) 
     return Fault(error_pb2.ERROR_REASON_RIGHT_LACKING, explain_refusal(in_force.grants, principal, access))
 
 
-def access_of_command(state: State, command: Command) -> Access | None:
+def access_of_command(state: State, command: Command, ended: Envelope | None = None) -> Access | None:
     """Return what a command would do, as far as grants restrict it; None if it needs no grant.
 
-    The access of a command about a decision that the state does not know has neither action nor subject; such a command records nothing.
+    A command about a decision that the state does not know records nothing. `ended` is that decision, if the log has it: a refusal tells
+    about it only to callers that may act on it. Without it the access has neither action nor subject.
     """
     bus = state.bus
     match command:
@@ -101,19 +105,19 @@ def access_of_command(state: State, command: Command) -> Access | None:
             return None if is_derived(command.envelope.fact) else access_of(command.envelope, bus)
         case BeginExecution() | RenewExecution():
             live = state.live_decision(command.decision_id)
-            access = execution_access(command.producer, bus, *_matter(None if live is None else live.decision))
+            access = execution_access(command.producer, bus, *_matter(ended if live is None else live.decision))
             # A replay does not know the executor of a begin that recorded only a decision of Gavel's.
             return access._replace(producer_type=0, producer_id="") if command.producer.id == GAVEL else access
         case ReportExecution():
             envelope = command.envelope
             reported = state.decision_for_report(envelope.execution.decision_id, 0)  # also if it is too late to report
-            return execution_access(envelope.producer, bus, *_matter(None if reported is None else reported.decision))
+            return execution_access(envelope.producer, bus, *_matter(ended if reported is None else reported.decision))
         case ResolveReview():
             review = state.reviews.get(command.envelope.fact.review_resolved.decision_id)
-            return _decision_access("review", bus, None if review is None else review.decision)
+            return _decision_access("review", bus, ended if review is None else review.decision)
         case RevokeDecision():
             revoked = state.live_decision(command.envelope.fact.revocation_requested.decision_id)
-            return _decision_access("revoke", bus, None if revoked is None else revoked.decision)
+            return _decision_access("revoke", bus, ended if revoked is None else revoked.decision)
         case DeployRuleSet():
             return Access("deploy", bus, actions=tuple(sorted(command.rule_set.actions)))
         case ActivateRuleSet():

@@ -77,7 +77,7 @@ def handle(
         return CommandOutcome(recorder.events, NoAnswer(), recorder.failures)
     if not isinstance(command, AcceptLoss):  # nothing is recorded between a log that has lost events and the acceptance of that
         _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, (), {})
-    answer = authorize(recorder, command, principal) or _dispatch(recorder, command, references, engine)
+    answer = authorize(recorder, command, principal, references.decision) or _dispatch(recorder, command, references, engine)
     return CommandOutcome(recorder.events, answer, recorder.failures)
 
 

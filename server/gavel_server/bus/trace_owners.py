@@ -157,8 +157,10 @@ def trace_refusal(
         message = f"trace {trace_id} was opened by another caller under the same producer; join it under a producer id of your own"
         return ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)
     if not may_join(grants, party.principal, owner.principal):
+        # Without the owner's name, which only readers of the bus may know.
         message = (
-            f"no grant of {grants.name} version {grants.version} lets {party.principal.name!r} join traces of {owner.principal.name!r}"
+            f"no grant of {grants.name} version {grants.version} lets {party.principal.name!r} join traces of the caller that opened "
+            f"trace {trace_id}"
         )
         return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
     return None

@@ -69,7 +69,7 @@ class JwtAuthenticator:
     def _issuer(self, token: str) -> JwtIssuer:
         try:
             name = jwt.decode(token, options={"verify_signature": False}).get("iss")
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # old versions of PyJWT let claims nest without a limit
             raise unauthenticated(_MALFORMED) from None
         issuer = self._issuers.get(name) if isinstance(name, str) else None
         if issuer is None:

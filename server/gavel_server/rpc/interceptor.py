@@ -37,11 +37,15 @@ from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.identity.authentication import CallAuthentication
 from gavel_server.rpc.identity.authorization import authorize, authorize_again, call_if_authorized, note_refusal, record_refusals
 from gavel_server.rpc.messages import GrpcContext, abort_on_error, code_of, receive_request, send_response
+from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.rpc.streaming import stream_answers
 from gavel_server.rpc.telemetry.call_observer import CallObserver, current
+from gavel_server.rpc.wire import last_text_field
 
 # The method whose streams are subscriptions.
 _SUBSCRIBE: Final = "SubscribeEvents"
+# Reads that may wait long for their answer: meanwhile the caller's credentials may expire, and its right may end.
+_LONG_POLLS: Final = frozenset({f"{ARBITRATION.full_name}/WaitDecision"})
 Guard = Callable[[Any, Principal], Awaitable[None]]
 """Checks whether a caller may make a request. Raises ServiceError."""
 if TYPE_CHECKING:  # grpc's class takes no parameters at run time
@@ -115,7 +119,8 @@ class Interceptor:
     def register_library(self, server: HandlerRegistry, service: ServiceDescriptor, servicer: object, guard: Guard | None = None) -> None:
         """Serve a servicer of gRPC's own libraries, whose methods take gRPC's context and may use it to end a call.
 
-        A method that the library does not implement is not served. `guard` checks the request of each method that takes a single request.
+        A method that the library does not implement is not served. `guard` checks the request of each method that takes a single request,
+        and again before each answer of a stream.
         """
         behaviours = {method.name: getattr(servicer, method.name) for method in service.methods}
         handlers = {
@@ -276,6 +281,8 @@ class Interceptor:
                     if not is_generator:
                         return await behaviour(request, context)
                     async for response in behaviour(request, context):
+                        if guard is not None and not method.client_streaming:
+                            await guard(request, call_context.principal)
                         await send_response(context, response)
             return None
 
@@ -287,8 +294,12 @@ class Interceptor:
 
 
 def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: AccessControl | None, bus_number: int) -> Method:
+    is_long_poll = name in _LONG_POLLS
+
     def intercepted(data: bytes, context: CallContext, answer: Answer) -> None:
         def respond(result: bytes | Exception) -> None:
+            if is_long_poll and not isinstance(result, Exception):
+                result = _late_refusal(name, access, bus_number, data, context) or result
             if isinstance(result, Exception):
                 if access is not None:
                     note_refusal(access, name, bus_number, result, data, context)
@@ -308,6 +319,15 @@ def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: Access
             respond(error)
 
     return intercepted
+
+
+def _late_refusal(name: str, access: AccessControl | None, bus_number: int, data: bytes, context: CallContext) -> ServiceError | None:
+    """Return why a call that was allowed when it began may not be answered now, or None."""
+    if context.session is not None and (error := context.session.error()) is not None:
+        return error
+    if access is None or not access.is_bound(name, context.principal):
+        return None
+    return access.check_answer(name, last_text_field(data, bus_number), context.principal)
 
 
 def _bus_number(method: MethodDescriptor) -> int:

@@ -19,10 +19,12 @@ from gavel.v1.arbitration_service_pb2 import (
 )
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.authorization import is_allowed
 from gavel_rules.codec.fields import Field
 from gavel_rules.commands import Fault
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.identity.access import Access
 from gavel_rules.identity.principal import Principal
 from gavel_rules.preflight import actions_with, explain, preflight
 from gavel_rules.state.state import State
@@ -78,6 +80,8 @@ class Preflight:
         """Answer a PreflightRequest with the decision that the proposal would get now. Raises ServiceError, LogError."""
         request = _SINGLE.decode(data)
         sequencer = await self._sequencer(request.bus, context)
+        if request.explain or request.rule_set_override:
+            _check_may_read(sequencer, context.principal)
         override = (
             await self._compiler.compile(request.rule_set_override, context.caller, "rule_set_override")
             if request.rule_set_override
@@ -179,6 +183,19 @@ class Preflight:
     async def _sequencer(self, bus: str, context: CallContext) -> Sequencer:
         incarnation = context.bus_incarnation
         return self._buses.find_open(bus, incarnation) or await self._buses.existing(bus, incarnation)
+
+
+def _check_may_read(sequencer: Sequencer, principal: Principal) -> None:
+    """Check that the caller may read the bus: explanations show facts, and rules of the caller's own select which ones.
+
+    Raises ServiceError RIGHT_LACKING.
+    """
+    if not is_allowed(sequencer.replica.state.grants_in_force, Access("read", sequencer.bus), principal):
+        message = (
+            f"explain and rule_set_override show facts of bus {sequencer.bus}, and {principal.name!r} may not read it; "
+            "leave them out, or ask for the right read"
+        )
+        raise ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
 
 
 async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes: int, principal: Principal) -> ProposalView:

@@ -86,12 +86,13 @@ def test_the_health_of_a_bus_needs_credentials(methods: Methods, stranger: str, 
 
 
 def test_the_health_of_a_bus_needs_the_right_to_read(granted: GrantedServer, methods: Methods) -> None:
-    """A caller with the right to read learns the health of a bus, and whether it exists; another one is denied."""
+    """A caller with the right to read learns the health of a bus; only those who may create a bus learn that it does not exist."""
     check = "grpc.health.v1.Health/Check"
     assert StatusCode.OK == methods.code(check, granted.by("may-read"), service=BUS_HEALTH + "default")[0]
-    assert StatusCode.NOT_FOUND == methods.code(check, granted.by("may-read"), service=BUS_HEALTH + "none")[0]
-    denied = methods.code(check, granted.by("may-propose"), service=BUS_HEALTH + "default")
-    assert (StatusCode.PERMISSION_DENIED, "RIGHT_LACKING") == denied
+    assert StatusCode.NOT_FOUND == methods.code(check, granted.by("may-operate"), service=BUS_HEALTH + "none")[0]
+    for caller, bus in (("may-propose", "default"), ("may-propose", "none"), ("may-read", "none")):
+        denied = methods.code(check, granted.by(caller), service=BUS_HEALTH + bus)
+        assert (StatusCode.PERMISSION_DENIED, "RIGHT_LACKING") == denied
 
 
 def test_commands_need_their_right_alone(granted: GrantedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ core checks the event that a call records once more, where the event gets its pl
 here.
 
 A bus that does not exist is not opened by a call of an authenticated caller: CreateBus does that. A bus that is not open in this process
-is opened only for callers that have the right.
+is opened only for callers that have the right. A caller without rights on a bus gets the same refusal whether the bus exists or not, unless
+it may create the bus.
 """
 
 from __future__ import annotations
@@ -116,10 +117,9 @@ class AccessControl:
             return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, f"no right opens {rpc}")
         if right in rights:
             return None
-        if grants is None:
-            why = "the bus has no grants, so only administrators of the server's settings may use it"
-        else:
-            why = f"no grant of {grants.name} version {grants.version} gives it the right {right} there"
+        if grants is None or not rights:
+            return _without_rights(principal, right, bus)
+        why = f"no grant of {grants.name} version {grants.version} gives it the right {right} there"
         return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, f"{principal.name!r} may not {right} on bus {bus}: {why}")
 
     def check_now(self, rpc: str, bus: str, principal: Principal) -> ServiceError | Awaitable[None] | None:
@@ -128,6 +128,13 @@ class AccessControl:
         if sequencer is not None:
             return self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
         return self.check(rpc, bus, principal)
+
+    def check_answer(self, rpc: str, bus: str, principal: Principal) -> ServiceError | None:
+        """Return why a call that was allowed when it began is refused its answer now, or None."""
+        sequencer = self._buses.peek(bus)
+        if sequencer is None:  # it was closed meanwhile: its grants are not known any more
+            return _without_rights(principal, RIGHT_OF_RPC[rpc], bus or BUS_DEFAULT)
+        return self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
 
     async def check(self, rpc: str, bus: str, principal: Principal) -> None:
         """Check that a call is allowed. Raises ServiceError RIGHT_LACKING, BUS_NOT_FOUND, and the errors of opening an existing bus."""
@@ -138,7 +145,7 @@ class AccessControl:
         sequencer = self._buses.peek(bus)
         if sequencer is None:
             await self._check_closed(rpc, bus or BUS_DEFAULT, principal)
-            sequencer = await self._buses.existing(bus)
+            sequencer = await self._open(rpc, bus, principal)
         error = self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
         if error is not None:
             raise error
@@ -156,11 +163,34 @@ class AccessControl:
         if error is not None:
             raise error
 
-    async def _check_creation(self, bus: str, principal: Principal) -> None:
-        """Check a CreateBus: the grants of the default bus say who may create which buses."""
+    async def _open(self, rpc: str, bus: str, principal: Principal) -> Sequencer:
+        """Open a bus in this process. Only callers that may create the bus learn that it does not exist. Raises ServiceError."""
+        try:
+            return await self._buses.existing(bus)
+        except ServiceError as error:
+            right = RIGHT_OF_RPC.get(rpc)
+            if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND or right is None or await self._may_create(bus, principal):
+                raise
+        raise _without_rights(principal, right, bus)
+
+    async def _may_create(self, bus: str, principal: Principal) -> bool:
+        """Return whether a caller may create a bus of this name: the grants of the default bus say so."""
         if self.is_admin(principal):
-            return
+            return True
         in_force = (await self._buses.existing(BUS_DEFAULT)).replica.state.grants_in_force
-        if in_force is None or "operate" not in in_force.grants.rights_of(principal, bus):
+        return in_force is not None and "operate" in in_force.grants.rights_of(principal, bus)
+
+    async def _check_creation(self, bus: str, principal: Principal) -> None:
+        """Raise ServiceError if a caller may not create a bus."""
+        if not await self._may_create(bus, principal):
             message = f"{principal.name!r} may not create bus {bus}: that needs the right operate for it in the grants of bus {BUS_DEFAULT}"
             raise ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
+
+
+def _without_rights(principal: Principal, right: Right, bus: str) -> ServiceError:
+    """Return the refusal of a caller that has no right on a bus. It does not tell whether the bus or its grants exist."""
+    message = (
+        f"{principal.name!r} may not {right} on bus {bus}: no grant gives it a right there; administrators of the server's settings create "
+        "buses and deploy their first grants"
+    )
+    return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)

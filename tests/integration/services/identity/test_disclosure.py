@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from gavel.v1.administration_service_pb2 import CreateBusRequest, DeployGrantsRequest, ListBusesRequest, WhoAmIRequest
-from gavel.v1.arbitration_service_pb2 import RevokeDecisionRequest
-from gavel.v1.execution_service_pb2 import BeginExecutionRequest
+from gavel.v1.arbitration_service_pb2 import (
+    DECISION_PHASE_CLOSED,
+    PreflightRequest,
+    ResolveReviewRequest,
+    RevokeDecisionRequest,
+    SubmitProposalRequest,
+    WaitDecisionRequest,
+)
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
+from gavel.v1.execution_service_pb2 import BeginExecutionRequest, ReportExecutionRequest
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel.v1.projection_service_pb2 import GetStatusRequest
 from gavel_rules.identity.principal import Principal
 from gavel_server.bus.registry import IDLE_ROUNDS_MAX
@@ -15,9 +27,10 @@ from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import address_of, caller_of
 from gavel_server.log import EventLog
 from gavel_server.log.memory import MemoryLog
+from gavel_server.services.waits.commit_waits import CommitWaits
 
 from tests.integration.services.identity.callers import ADMIN, PAYMENTS, REVIEWER, STRANGER, KnowingInterceptor, by
-from tests.integration.services.world import EXECUTOR, Clock, World, refusal, running_world
+from tests.integration.services.world import AGENT, EXECUTOR, RULE_SET, Clock, World, proposal, refusal, report, running_world
 
 TENANT = Principal("tenant", "token")
 OTHER = Principal("other-tenant", "jwt", "https://issuer.example", ("others",))
@@ -40,9 +53,9 @@ async def world() -> AsyncIterator[World]:
         yield running
 
 
-async def deploy(world: World, *grants: str, bus: str = "") -> None:
+async def deploy(world: World, *grants: str, bus: str = "", version: int = 1) -> None:
     """Put grants in force."""
-    document = GRANTS + "".join(f"  - {{{grant}}}\n" for grant in grants)
+    document = GRANTS.replace("version: 1", f"version: {version}") + "".join(f"  - {{{grant}}}\n" for grant in grants)
     await world.administration.DeployGrants(DeployGrantsRequest(bus=bus, document=document), metadata=by(ADMIN))
 
 
@@ -124,3 +137,76 @@ async def test_refusals_do_not_tell_what_a_decision_is_about(world: World) -> No
             refused = await refusal(call)
             assert "RIGHT_LACKING" == refused.reason
             assert is_told == ("refund.create" in refused.message or "order/1" in refused.message), refused.message
+
+
+async def test_refusals_do_not_tell_how_a_decision_ended(world: World) -> None:
+    """A caller whose grants do not cover a decision learns neither that it has ended nor how; one whose grants do is told."""
+    await world.activate()
+    executed = await world.approve("order/1")
+    started = await world.begin(executed)
+    success = report(executed, started, EXECUTION_STATUS_SUCCESS)
+    await world.report(success)
+    rejected = await world.propose(proposal("order/2"))
+    rights = "may: [execute, revoke, review]"
+    await deploy(world, f"to: [mallory], {rights}, actions: [parcel.create]", f"to: [tenant], {rights}, actions: [refund.create]")
+    success.event_id = ""
+    revocations = [RevokeDecisionRequest(decision_id=one.event_id, reason="no") for one in (executed, rejected)]
+    verdict = ResolveReviewRequest(decision_id=rejected.event_id, verdict=REVIEW_VERDICT_APPROVE, reason="yes")
+    calls: list[tuple[Any, Any]] = [
+        *((world.arbitration.RevokeDecision, revocation) for revocation in revocations),
+        (world.arbitration.ResolveReview, verdict),
+        (world.executions.ReportExecution, ReportExecutionRequest(envelope=success)),
+    ]
+    for call, request in calls:
+        hidden = await refusal(call(request, metadata=by(STRANGER)))
+        assert "RIGHT_LACKING" == hidden.reason
+        assert "grant 2 lacks what this decision is about" in hidden.message
+        assert "WRONG_STATE" == (await refusal(call(request, metadata=by(TENANT)))).reason
+    begin = BeginExecutionRequest(decision_id=executed.event_id, producer=EXECUTOR)
+    assert "RIGHT_LACKING" == (await refusal(world.executions.BeginExecution(begin, metadata=by(STRANGER)))).reason
+    assert (await world.executions.BeginExecution(begin, metadata=by(TENANT))).HasField("refusal")
+
+
+async def test_explanations_are_for_readers(world: World) -> None:
+    """A dry run that would show facts, by explanations or by rules of the caller's own, needs the right to read as well."""
+    await world.activate()
+    await deploy(world, "to: [mallory], may: [preflight]", "to: [tenant], may: [preflight, read]")
+    plain = PreflightRequest(envelope=proposal("order/1"))
+    assert "refund.create" == (await world.arbitration.Preflight(plain, metadata=by(STRANGER))).decision.action_type
+    for request in (
+        PreflightRequest(envelope=proposal("order/1"), explain=True),
+        PreflightRequest(envelope=proposal("order/1"), rule_set_override=RULE_SET),
+    ):
+        assert "RIGHT_LACKING" == (await refusal(world.arbitration.Preflight(request, metadata=by(STRANGER)))).reason
+        assert "refund.create" == (await world.arbitration.Preflight(request, metadata=by(TENANT))).decision.action_type
+
+
+async def test_refusals_do_not_name_the_owner_of_a_trace(world: World) -> None:
+    """A caller that may not join a trace is not told who opened it."""
+    await world.activate()
+    may_propose = "may: [propose], produce: {types: [agent]}"
+    await deploy(world, f"to: [mallory], {may_propose}", f"to: [tenant], {may_propose}")
+    opened = await world.arbitration.SubmitProposal(SubmitProposalRequest(envelope=proposal("order/1")), metadata=by(TENANT))
+    joining = proposal("order/1", causation_id=opened.decision.event_id, producer=Producer(type=AGENT.type, id="agent-2", version="1"))
+    refused = await refusal(world.arbitration.SubmitProposal(SubmitProposalRequest(envelope=joining), metadata=by(STRANGER)))
+    assert ("RIGHT_LACKING", False) == (refused.reason, TENANT.name in refused.message)
+
+
+async def test_a_wait_ends_with_the_right(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that has lost the right to read while it waited for a decision is not told how the decision ended."""
+    await world.activate()
+    decision = await world.approve("order/1")
+    await deploy(world, "to: [mallory], may: [read]", "to: [tenant], may: [execute]")
+    request = WaitDecisionRequest(decision_id=decision.event_id, phase=DECISION_PHASE_CLOSED)
+    has_begun, wait = asyncio.Event(), CommitWaits.wait
+
+    async def observed(*arguments: Any) -> None:
+        has_begun.set()
+        await wait(*arguments)
+
+    monkeypatch.setattr(CommitWaits, "wait", observed)
+    waiting = asyncio.ensure_future(world.arbitration.WaitDecision(request, metadata=by(STRANGER), timeout=30))
+    await has_begun.wait()
+    await deploy(world, "to: [tenant], may: [execute, revoke]", version=2)
+    await world.arbitration.RevokeDecision(RevokeDecisionRequest(decision_id=decision.event_id, reason="no"), metadata=by(TENANT))
+    assert "RIGHT_LACKING" == (await refusal(waiting)).reason

@@ -162,7 +162,7 @@ async def test_what_is_not_recorded(world: World) -> None:
     await refusal(world.arbitration.Preflight(PreflightRequest(envelope=proposal("order/1")), metadata=by(STRANGER)))
     await refusal(world.arbitration.SubmitProposal(SubmitProposalRequest(), metadata=by(AGENT)))
     request = PublishEventRequest(bus="none", envelope=fact("order/1", "order.status", "x"))
-    assert "BUS_NOT_FOUND" == (await refusal(world.events.PublishEvent(request, metadata=by(DATABASE)))).reason
+    assert "RIGHT_LACKING" == (await refusal(world.events.PublishEvent(request, metadata=by(DATABASE)))).reason
     await world.refusals.stop()
     assert head == await world.head()
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import grpc
 import pytest
+from gavel.v1 import error_pb2
+from gavel_rules.identity.principal import Principal
+from gavel_server.errors import ServiceError
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.rpc.reflection import Reflection
@@ -173,3 +176,32 @@ async def test_answer_to_a_gone_caller_is_no_failure(capsys: pytest.CaptureFixtu
     await server.stop(None)
     captured = capsys.readouterr()
     assert "call.failed" not in captured.out + captured.err
+
+
+async def test_streams_of_a_library_are_guarded_until_their_end() -> None:
+    """A guard that refuses a caller after the first answer ends its stream before the next one."""
+
+    class ChattyHealth(health.aio.HealthServicer):
+        async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]  # noqa: N802  # may be a generator
+            for _ in range(2):
+                yield health_pb2.HealthCheckResponse()
+
+    checks = iter([None, None, ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, "no longer")])
+
+    async def guard(request: Any, principal: Principal) -> None:
+        error = next(checks)
+        if error is not None:
+            raise error
+
+    server = make_server()
+    Interceptor().register_library(server, HEALTH, ChattyHealth(), guard)
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        answers = aiter(watch(b""))
+        assert b"" == await anext(answers)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(answers)
+    await server.stop(None)
+    assert grpc.StatusCode.PERMISSION_DENIED == caught.value.code()

@@ -267,9 +267,11 @@ class PreflightRequest(_message.Message):
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     rule_set_override: _builtins.str
-    """A rule set document that replaces the active one with the same policy_id for this call. At most 1 MiB."""
+    """A rule set document that replaces the active one with the same policy_id for this call. At most 1 MiB. With grants, it
+    needs the right `read`.
+    """
     explain: _builtins.bool
-    """Whether to explain every rule of the action, matching or not."""
+    """Whether to explain every rule of the action, matching or not. With grants, it needs the right `read`."""
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
         """The proposal's envelope."""
