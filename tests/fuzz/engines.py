@@ -1,27 +1,34 @@
 """The fuzz: a random document is compiled, and its engines evaluate random cases.
 
 Rete cross-checked by CEL, Rete alone and CEL alone must give the same verdict, errors included. It must be the verdict that follows from
-the meaning of the conditions (`meanings`), where that is known.
+the meaning of the conditions (`meanings`), where that is known. The same holds for the details that each rule shows.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
 from gavel_rules.errors import GavelRulesError
-from gavel_rules.language.engines.case import CASE_FIELDS
+from gavel_rules.language.details import DETAIL_LENGTH_MAX
+from gavel_rules.language.document.diagnostics import Messages
+from gavel_rules.language.document.source import Source
+from gavel_rules.language.engines.case import CASE_FIELDS, Case
 from gavel_rules.language.fact_declaration import fits, typed
 from gavel_rules.language.rule_set import CompiledAction, DocumentError, Verdict, compile_rule_set
+from gavel_rules.text import clip
+from gavel_rules.values import INTEGER_MAX
 from hypothesis import reject
 from hypothesis import strategies as st
 
 from tests.fuzz.cases import Sample, Sampler
+from tests.fuzz.documents import clocks, rearrangements
 from tests.fuzz.grammar import Writer
-from tests.fuzz.meanings import ERROR, UNKNOWN, Expression
+from tests.fuzz.meanings import ERROR, UNKNOWN, Expression, Outcome
 from tests.fuzz.vocabulary import Draw, Vocabulary, vocabularies
 
 ACTION: Final = "thing.do"
@@ -35,8 +42,14 @@ class Trial:
     text: str
     vocabulary: Vocabulary
     conditions: tuple[Expression, ...]
+    details: tuple[Mapping[str, Expression], ...]  # of the same rules
     literals: frozenset[int | float | str]
     seed: int
+
+    @property
+    def document(self) -> Any:
+        """The document as data."""
+        return Source(self.text, Messages()).data
 
     def __repr__(self) -> str:
         return f"Trial(seed={self.seed}, {self.text})"
@@ -56,20 +69,26 @@ def trials(draw: Draw) -> Trial:
     vocabulary = draw(vocabularies())
     writer = Writer(draw, vocabulary)
     conditions = tuple(writer.condition() for _ in range(draw(st.integers(1, RULES_MAX))))
-    rules = [
+    details = tuple(writer.details() if draw(st.integers(0, 3)) == 0 else {} for _ in conditions)
+    rules: list[dict[str, Any]] = [
         {"id": f"r{number}", "action": ACTION, "priority": 60_000 - number, "when": condition.text, "effect": "approve"}
         for number, condition in enumerate(conditions)
     ]
+    for rule, shown in zip(rules, details, strict=True):
+        if shown:
+            rule["detail"] = {name: expression.text for name, expression in shown.items()}
     data = {
         "gavel": "v2",
         "rule_set": "fuzz",
         "version": 1,
+        "constants": writer.constants,
         "variables": writer.variables,
+        **clocks(),
         "actions": {ACTION: vocabulary.action()},
         "rules": rules,
     }
     seed = draw(st.integers(0, 2**32 - 1))
-    return Trial(json.dumps(data, ensure_ascii=False), vocabulary, conditions, frozenset(writer.literals), seed)
+    return Trial(draw(rearrangements(data)), vocabulary, conditions, details, frozenset(writer.literals), seed)
 
 
 def run(trial: Trial, count: int) -> int:
@@ -115,18 +134,45 @@ def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verd
         verdicts["both"] = action.evaluate(given, cross_check=True)
         verdicts["rete"] = action.evaluate(given, cross_check=False)
         verdicts["cel"] = action.evaluate_reference(given)
+        unexpected = _unexpected_details(trial, action, sample, given)
     except GavelRulesError as error:
         verdicts["raised"] = repr(error)
+        unexpected = {}
     results = list(verdicts.values())
-    if violations or any(verdict != results[0] for verdict in results) or getattr(results[-1], "disagreement", None) is not None:
+    if violations or unexpected or any(verdict != results[0] for verdict in results) or getattr(results[-1], "disagreement", None) is not None:
         raise MismatchError(
             {
-                "document": json.loads(trial.text),
+                "document": trial.document,
                 "case": {name: getattr(case, name) for name in CASE_FIELDS},
                 "violations": violations,
+                "details": unexpected,
                 "verdicts": {name: verdict_json(verdict) for name, verdict in verdicts.items()},
             }
         )
+
+
+def _unexpected_details(trial: Trial, action: CompiledAction, sample: Sample, case: Case) -> dict[str, Any]:
+    """Return the details of rules that differ from what their expressions mean: by rule and name, (meaning, value)."""
+    found = {}
+    for number, expressions in enumerate(trial.details):
+        if not expressions:
+            continue
+        values = action.details[f"r{number}"].values(case)
+        for name, expression in expressions.items():
+            outcome = expression.meaning(sample.values)
+            if outcome is not UNKNOWN and (shown := _shown(outcome)) != values[name]:
+                found[f"r{number}.{name}"] = (shown, values[name])
+    return found
+
+
+def _shown(outcome: Any) -> Any:
+    """Return what a decision shows of a value."""
+    if isinstance(outcome, str):
+        return clip(outcome, DETAIL_LENGTH_MAX)
+    if isinstance(outcome, bool):
+        return outcome
+    is_shown = not isinstance(outcome, Outcome) and math.isfinite(outcome) and abs(outcome) <= INTEGER_MAX
+    return float(outcome) if is_shown else None
 
 
 def typed_facts(action: CompiledAction, facts: Mapping[str, object]) -> dict[str, object]:

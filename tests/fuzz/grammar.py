@@ -2,7 +2,7 @@
 
 Every condition type-checks, and reads optional values only under has(), in all the forms that guard a read. The layout is random: optional
 parentheses, comments, line breaks and all kinds of string literals. That tests the compiler, which cuts guards out of the text by their
-places in it.
+places in it. Some literals become constants of the document, and times are also read on the clock of its zone (`documents`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from tests.fuzz import meanings as m
+from tests.fuzz.documents import CALENDAR, DATES, ZONE, constant, date_text, holds, zone_time
 from tests.fuzz.meanings import ERROR, UNKNOWN, Expression, Meaning, join_reads, strict
 from tests.fuzz.vocabulary import DOUBLES, KEYS, NUMBERS, WORDS, Draw, Type, Variable, Vocabulary
 
 DEPTH_MAX: Final = 4
 VARIABLES_MAX: Final = 5
+CONSTANTS_MAX: Final = 8
 ORDERS: Final = ("==", "!=", "<", "<=", ">", ">=")
 PATTERNS: Final = ("a", "^a", "^[ab]+$", "^$", "(a|b)*c", "\\d+", "^.{1,3}$", "(?i)A", "^((a)*|[ab])c$", "[\\x{4e00}-\\x{9fff}]")
 SPACES: Final = ("", " ", " ", " ", "\n", "\t ", ' // ) ? : && "x\n')
@@ -36,7 +38,8 @@ Names = Mapping[str, Type]  # of macros' variables
 class Writer:
     """Writes conditions over one vocabulary.
 
-    `literals` collects the values that cases should come close to, `variables` the parts of conditions that became variables.
+    `literals` collects the values that cases should come close to, `variables` the parts of conditions that became variables, `constants`
+    the literals that became constants.
     """
 
     def __init__(self, draw: Draw, vocabulary: Vocabulary) -> None:
@@ -49,10 +52,33 @@ class Writer:
         self._named: list[Expression] = []
         self.literals: set[int | float | str] = set()
         self.variables: dict[str, str] = {}
+        self.constants: dict[str, Any] = {}
 
     def condition(self) -> Expression:
         """Draw a condition of a rule: all its optional reads are guarded."""
         return self._guard_reads(self._boolean(self._number(DEPTH_MAX), {}), lambda path: True)
+
+    def details(self) -> dict[str, Expression]:
+        """Draw what a rule shows with its decision: values of every type, all their optional reads guarded."""
+        return {f"d{number}": self._detail() for number in range(self._number(2))}
+
+    def _detail(self) -> Expression:
+        match self._number(2):
+            case 0:
+                number = self._numeric(2, {})
+                return self._guard_value(self._call("double", number, meaning=strict(float, number)), self._double_literal)
+            case 1:
+                return self._guard_value(self._text(2, {}), self._text_literal)
+        return self.condition()
+
+    def _guard_value(self, expression: Expression, otherwise: Callable[[], Expression]) -> Expression:
+        """Return a value that is another one where an optional value that it reads is absent."""
+        for path in reversed(expression.reads):
+            rest = tuple(read for read in expression.reads if read != path)
+            tested = self._presence_test(path, tuple(read for read in rest if path.startswith(f"{read}.")))
+            inner = Expression(expression.text, expression.level, expression.meaning, rest)
+            expression = self._choice(tested, inner, otherwise())
+        return expression
 
     # Booleans.
 
@@ -132,6 +158,12 @@ class Writer:
         else:
             kinds, left = frozenset({"string"}), self._of("string", names, self._text_literal)
             elements = [self._text(0, names) if self._number(5) == 0 else self._text_literal() for _ in range(self._number(4))]
+        if self._number(5) == 0:
+            values = [self._draw(st.sampled_from(WORDS if "string" in kinds else DOUBLES)) for _ in range(self._number(4))]
+            self.literals.update(values)
+            many = self._as_constant(values)
+            if many is not None:
+                return self._binary("in", m.RELATION, left, many, strict(m.contains, left, many))
         lists = [of for of in self._of_kind.get("list", ()) if of.type.element is not None and of.type.element.kind in kinds]
         if lists and self._number(2) == 0:
             many = self._variable(self._draw(st.sampled_from(lists)))
@@ -208,11 +240,7 @@ class Writer:
 
     def _time_test(self, depth: int, names: Names) -> Expression:
         if self._number(1):
-            name = self._draw(st.sampled_from(sorted(m.TIME_FIELDS)))
-            zone = self._draw(st.sampled_from(sorted(ZONES)))
-            field = m.TIME_FIELDS[name]
-            read = Expression(f"now.{name}({zone})", m.MEMBER, lambda values: field(m.shift(values["now"], ZONES[zone])))
-            return self._compare(self._draw(st.sampled_from(ORDERS)), read, self._int_literal())
+            return self._clock_test()
         moment = self._draw(st.sampled_from(TIMES))
         self.literals.add(moment)
         time = datetime.fromisoformat(moment)
@@ -229,6 +257,25 @@ class Writer:
                 later = self._binary("+", m.ADDITION, right, duration, strict(lambda at, by: at + by, right, duration))
                 return self._compare(operator, now, later)
         return self._compare(operator, self._binary("-", m.ADDITION, now, right, strict(lambda at, by: at - by, now, right)), duration)
+
+    def _clock_test(self) -> Expression:
+        """Draw a test of `now` on the clock of UTC, of a fixed offset or of the document's zone."""
+        zone = self._draw(st.sampled_from(sorted(ZONES)))
+        clock: Meaning = lambda values: m.shift(values["now"], ZONES[zone])  # noqa: E731
+        if self._number(1):
+            zone = f"{self._space()}zones{self._space()}.{ZONE}"
+            clock = lambda values: zone_time(values["now"])  # noqa: E731
+        time = Expression("now", m.MEMBER, clock)
+        if zone and self._number(2) == 0:
+            date = Expression(f"now.toDate({zone})", m.MEMBER, strict(date_text, time))
+            if self._number(1):
+                dates = Expression(f"calendars.{CALENDAR}", m.MEMBER, lambda values: list(DATES))
+                return self._binary("in", m.RELATION, date, dates, strict(m.contains, date, dates))
+            literal = self._draw(st.sampled_from(DATES))
+            return self._compare(self._pick("==", "<"), date, Expression(f'"{literal}"', m.MEMBER, lambda values: literal))
+        name = self._draw(st.sampled_from(sorted(m.TIME_FIELDS)))
+        read = Expression(f"now.{name}({zone})", m.MEMBER, strict(m.TIME_FIELDS[name], time))
+        return self._compare(self._draw(st.sampled_from(ORDERS)), read, self._int_literal())
 
     # Numbers.
 
@@ -382,7 +429,22 @@ class Writer:
         return Expression(name, m.MEMBER, lambda values: values.get(name, ERROR), variable.reads)
 
     def _constant(self, value: bool) -> Expression:
-        return Expression("true" if value else "false", m.MEMBER, lambda values: value)
+        return self._maybe_constant(value) or Expression("true" if value else "false", m.MEMBER, lambda values: value)
+
+    def _maybe_constant(self, value: Any) -> Expression | None:
+        """Return a value as a constant of the document, sometimes."""
+        return self._as_constant(value) if self._number(7) == 0 else None
+
+    def _as_constant(self, value: Any) -> Expression | None:
+        """Return a value as a constant of the document; None if the document cannot hold it, or has constants enough."""
+        name = f"c{len(self.constants)}"
+        if not holds(value) or len(self.constants) == CONSTANTS_MAX:
+            return None
+        self.constants[name] = value
+        root = self._pick("constants", "constants", f"({self._space()}constants{self._space()})")
+        field = name if self._number(7) else f"`{name}`"
+        meant = constant(value)
+        return Expression(f"{root}{self._space()}.{self._space()}{field}", m.MEMBER, lambda values: meant)
 
     def _number_literal(self) -> Expression:
         match self._number(7):
@@ -406,11 +468,17 @@ class Writer:
     def _double_literal(self) -> Expression:
         value = self._draw(st.sampled_from(DOUBLES))
         self.literals.add(value)
+        named = self._maybe_constant(value)
+        if named is not None:
+            return named
         return Expression(repr(value), m.UNARY if repr(value)[0] == "-" else m.MEMBER, lambda values: value)
 
     def _text_literal(self) -> Expression:
         value = self._draw(st.sampled_from(WORDS))
         self.literals.add(value)
+        named = self._maybe_constant(value)
+        if named is not None:
+            return named
         return Expression(self._quoted(value), m.MEMBER, lambda values: value)
 
     def _quoted(self, text: str) -> str:

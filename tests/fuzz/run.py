@@ -77,7 +77,7 @@ def work(seed: int, evaluations: int, journal: Path) -> dict[str, Any]:
 
     def one(trial: Trial) -> None:
         nonlocal done, with_meaning, documents
-        journal.write_text(json.dumps({"document": json.loads(trial.text), "seed": trial.seed}), encoding="utf-8")
+        journal.write_text(json.dumps({"document": trial.document, "seed": trial.seed}), encoding="utf-8")
         with_meaning += run(trial, CASES_PER_DOCUMENT)
         done += CASES_PER_DOCUMENT
         documents += 1

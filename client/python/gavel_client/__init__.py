@@ -33,12 +33,14 @@ from gavel_client.rpc.errors import (
     GavelError,
     HandlerError,
     ProviderError,
+    RuleSetFileError,
     RunKeyError,
     TriggerFileError,
     Violation,
     WorkQueueError,
 )
 from gavel_client.rpc.sync import SyncGavelClient
+from gavel_client.rule_set_files import load_rule_set
 
 __all__ = [
     "Certificate",
@@ -53,6 +55,7 @@ __all__ = [
     "PositionFile",
     "ProposalLoop",
     "ProviderError",
+    "RuleSetFileError",
     "RunKeyError",
     "StopReason",
     "SyncGavelClient",
@@ -70,6 +73,7 @@ __all__ = [
     "execution_envelope",
     "explain",
     "fact_envelope",
+    "load_rule_set",
     "load_triggers",
     "new_event_id",
     "observation_envelope",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -43,8 +44,8 @@ _OUTCOMES: Final[Mapping[Outcome.ValueType, str]] = {
 def explain(decision: Envelope | Decision | WaitDecisionResponse) -> str:
     """Return what was decided, why, and what can help, as a few lines for people or for a language model.
 
-    The text names the rules that matched, with their conditions, and the evidence that is missing. Its wording may change; programs
-    read the decision's fields.
+    The text names the rules that matched, with their conditions, the details that the deciding rule shows, and the evidence that is
+    missing. Its wording may change; programs read the decision's fields.
     """
     match decision:
         case Envelope():
@@ -61,6 +62,9 @@ def explain(decision: Envelope | Decision | WaitDecisionResponse) -> str:
     if content.rule_id:
         lines.append(f"Decided by rule {content.rule_id} of {content.policy_id} version {content.policy_version}.")
     lines += [_rule_line(match) for match in content.rule_matches]
+    details = from_struct(content.details)
+    if details:
+        lines.append(f"Details: {', '.join(f'{name} = {json.dumps(value, ensure_ascii=False)}' for name, value in sorted(details.items()))}.")
     lines += [_requirement_line(row) for row in content.retry_hint.fact_requirements]
     if content.conflict_with_proposal_ids:
         lines.append(f"Conflicts with: {', '.join(content.conflict_with_proposal_ids)}.")

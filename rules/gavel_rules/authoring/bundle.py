@@ -1,13 +1,14 @@
 """Bundling: adds the documents that a rule set imports to its text, so that the log holds all of it.
 
-The author's text stays as it is; the imported ones follow it under `documents`, by their digests. A document is added only if it has the
-digest that the rule set names: the author decides when a change of it counts.
+The author's text stays as it is; the imported ones follow it under `documents`, by their digests. Where texts cannot be joined, as with an
+end mark `...` or YAML in flow style, the bundle is JSON. A document is added only if it has the digest that the rule set names: the author
+decides when a change of it counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gavel_rules.errors import GavelRulesError
@@ -30,9 +31,13 @@ def bundle(text: str, read: Callable[[str], str]) -> str:
     if not isinstance(document, dict) or not isinstance(document.get("imports"), list) or "documents" in document:
         return text
     libraries = dict(_read_libraries(document["imports"], read))
-    if text.lstrip().startswith("{"):
-        data = {digest: Source(library, Messages()).data for digest, library in libraries.items()}
-        return json.dumps({**document, "documents": data}, ensure_ascii=False, indent=2) + "\n"
+    whole = {**document, "documents": {digest: Source(library, Messages()).data for digest, library in libraries.items()}}
+    joined = _join(text, libraries)
+    return joined if Source(joined, Messages()).data == whole else json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
+
+
+def _join(text: str, libraries: Mapping[str, str]) -> str:
+    """Return a document in block style, followed by the texts of its imports."""
     parts = [text if text.endswith("\n") else f"{text}\n", "documents:\n"]
     for digest, library in libraries.items():
         parts.append(f'  "{digest}":\n')

@@ -23,6 +23,7 @@ from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.document.canonical_form import is_same
 from gavel_rules.language.document.composition import compose
 from gavel_rules.language.engines.lowering import Formula
 from gavel_rules.language.fact_declaration import case_value, is_case_value
@@ -37,7 +38,7 @@ _OUTCOMES: Final = {"approve": "APPROVED", "reject": "REJECTED", "review": "NEED
 _REJECTED: Final = _OUTCOMES["reject"]
 # Keys of a document that are not compared: they differ in any two versions or decide nothing. Rules are compared one by one.
 _KEYS_NOT_COMPARED: Final = ("version", "description", "rules")
-_RULE_KEYS: Final = ("action", "actions", "priority", "when", "effect", "reason_code", "review", "detail")
+_RULE_KEYS: Final = ("action", "actions", "priority", "when", "effect", "reason_code", "review", "detail", "retry_after")
 
 
 class CaseDecision(NamedTuple):
@@ -172,7 +173,7 @@ def _edits(path: str, before: Any, after: Any) -> Iterator[Edit]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             yield from _edits(f"{path}.{key}" if path else key, before.get(key), after.get(key))
-    elif before != after:
+    elif not is_same(before, after):
         yield Edit(path, before, after)
 
 
@@ -191,7 +192,7 @@ class _ActionVersions:
         self._new = new.actions.get(name)
         old_action, new_action = before.get(name, {}), after.get(name, {})
         self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
-        self._same_declarations = old_action == new_action
+        self._same_declarations = is_same(old_action, new_action)
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
         self.not_analysed: list[str] = []  # complete when `case_changes` has ended
 

@@ -116,7 +116,8 @@ class ExpressionChecker:
                 if code != "unguarded-optional":
                     mistakes[*expansion.origin(offset), code, message] = suggestion
 
-            environment.check(expansion.text, report, "")
+            # In an environment of its own: counters that only this variable reads are not read by the action.
+            environment.copy().check(expansion.text, report, "")
             if not mistakes:
                 return
         for mistake, suggestion in mistakes.items():

@@ -187,12 +187,14 @@ def load_suite(file: str, rule_sets: dict[str, CompiledRuleSet | InvalidFile]) -
         return [InvalidFile(file, error.messages)]
     folder = Path() if file == STANDARD_INPUT else Path(file).parent
     tested: dict[str, CompiledRuleSet] = {}
-    for rule_set_file in [str(folder / name) for name in (suite.tests, *suite.other_files)]:
+    for index, name in enumerate((suite.tests, *suite.other_files)):
+        rule_set_file = str(folder / name)
         if rule_set_file not in rule_sets:
             try:
                 rule_sets[rule_set_file] = load_rule_set(rule_set_file)
             except InvalidInputError as error:
-                place = suite.source.locate(("tests",))
+                # `tests` is one file, or a list of files.
+                place = suite.source.locate(("tests", index))
                 message = DocumentMessage(*place, "no-rule-set", str(error), "give the rule set's path relative to the suite's folder")
                 return [InvalidFile(file, (message,))]
         one = rule_sets[rule_set_file]

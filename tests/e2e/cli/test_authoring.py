@@ -197,13 +197,15 @@ def test_invalid_suites(folder: Path) -> None:
     (folder / "broken.yaml").write_text(RULES.replace("params.weight >", "params.wait >"))
     (folder / "broken_test.yaml").write_text(TESTS.replace("parcels.yaml", "broken.yaml"))
     (folder / "lost_test.yaml").write_text(TESTS.replace("parcels.yaml", "nowhere.yaml"))
+    (folder / "other_test.yaml").write_text(TESTS.replace("parcels.yaml", "[parcels.yaml, elsewhere.yaml]"))
     result = gavel("rules", "test", folder, "--junit", folder / "junit.xml")
     assert 2 == result.returncode
+    assert f"{folder}/other_test.yaml:2:23: no-rule-set: cannot read {folder}/elsewhere.yaml" in result.stdout
     assert f"{folder}/broken.yaml:9:57: unknown-name: params has no field wait" in result.stdout
     assert f"{folder}/lost_test.yaml:2:8: no-rule-set: cannot read {folder}/nowhere.yaml" in result.stdout
-    assert "1 suite, 2 cases: all passed, 2 files not valid" == result.stdout.splitlines()[-1]
+    assert "1 suite, 2 cases: all passed, 3 files not valid" == result.stdout.splitlines()[-1]
     root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314  # we wrote it
-    assert ["0", "1", "1"] == [suite.get("errors") for suite in root]
+    assert ["0", "1", "1", "1"] == [suite.get("errors") for suite in root]
     assert 2 == gavel("rules", "test", folder / "absent").returncode
 
 

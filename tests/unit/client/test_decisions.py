@@ -51,6 +51,13 @@ def rejection() -> Envelope:
     return Envelope(subject="order/1", sequence_number=7, decision=decision)
 
 
+def test_explanation_shows_details() -> None:
+    """The details that the deciding rule shows are in the text, sorted by name."""
+    decision = rejection()
+    decision.decision.details.CopyFrom(to_struct({"left": 12.5, "currency": "EUR", "first": True}))
+    assert 'Details: currency = "EUR", first = true, left = 12.5.' in explain(decision).splitlines()
+
+
 def test_explanation_of_a_rejection() -> None:
     """It names outcome, reason and its meaning, the rule with its condition, the missing evidence, and what helps."""
     expected = """refund.create on order/1: rejected (STALE_FACTS).

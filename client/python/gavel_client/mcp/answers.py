@@ -14,6 +14,7 @@ from mcp_types import CallToolResult, TextContent
 from gavel_client.decisions import explain, to_dict
 from gavel_client.gate import Pending, Refused
 from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.values import from_struct
 
 STATUS_TOOL: Final = "gavel_decision_status"
 # The reason of an answer to a call whose attempt has not been reported.
@@ -52,7 +53,7 @@ def closed(reason: str) -> CallToolResult:
 
 
 def refused(answer: Refused) -> CallToolResult:
-    """Return a refusal. Its `structuredContent` is the retry hint, with the decision and the reason code."""
+    """Return a refusal. Its `structuredContent` is the retry hint, with the decision, its reason code and its details."""
     structured: dict[str, Any] = {"reason_code": answer.reason}
     text = answer.message()
     if answer.decision is not None:
@@ -60,6 +61,8 @@ def refused(answer: Refused) -> CallToolResult:
             text = f"The call was not made.\n{explain(answer.decision)}"
         structured["decision_id"] = answer.decision.event_id
         structured["terminal"] = answer.decision.decision.terminal
+        if answer.decision.decision.HasField("details"):
+            structured["details"] = from_struct(answer.decision.decision.details)
     return failed(text, {**structured, **(to_dict(answer.hint) if answer.hint is not None else {})})
 
 

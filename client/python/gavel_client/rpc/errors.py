@@ -146,6 +146,10 @@ class RunKeyError(GavelClientError):
         )
 
 
+class RuleSetFileError(GavelClientError):
+    """A rule set's file, or one that it imports, cannot be used; the message says why."""
+
+
 class TriggerFileError(GavelClientError):
     """A file of triggers is invalid; `messages` lists all mistakes as "file:line:column: code: message (suggestion)"."""
 

@@ -105,6 +105,10 @@ class Environment:
         # The variables of the document whose values the conditions share, by their text, each after those inside of it.
         self.shared: dict[str, SharedValue] = {}
 
+    def copy(self) -> Environment:
+        """Return an environment with the same scope, without reads of counters and shared variables."""
+        return Environment(self.scope, version=self.version, schema_is_broken=self.schema_is_broken)
+
     def declare_read(self, variable: str, counter: str) -> None:
         """Declare the variable that stands for a read of a counter."""
         type_ = self.scope[HISTORY].fields[counter].type.element

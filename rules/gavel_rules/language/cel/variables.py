@@ -19,14 +19,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.library import Report, parse, report_complaint
-from gavel_rules.language.cel.syntax_tree import Comprehension, Identifier, Node, Select, children
-from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, ROOTS, TYPE_NAMES
+from gavel_rules.language.cel.syntax_tree import Comprehension, Identifier, Node, Select, children, walk
+from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, HISTORY, ROOTS, TYPE_NAMES
 from gavel_rules.text import suggestion
 
 EXPANDED_LENGTH_MAX: Final = 16 * 1024
 # Roots of names that stand for literals. Among the variables, such a name is the whole path: "constants.limit".
 LITERAL_ROOTS: Final = frozenset(["constants", "zones", "calendars"])
-_PATH_OF_LITERAL: Final = re.compile(r"\w+\s*\.\s*\w+")
+_FIELD: Final = re.compile(r"\.(?:\s|//[^\n]*)*(?:\w+|`[^`]*`)")
 
 # Variable, offset in its text, code, message, suggestion.
 VariableReport = Callable[[str, int, str, str, str], None]
@@ -34,7 +34,7 @@ VariableReport = Callable[[str, int, str, str, str], None]
 
 def is_literal(name: str) -> bool:
     """Report whether a name of the variables is a path that stands for a literal."""
-    return "." in name
+    return name.partition(".")[0] in LITERAL_ROOTS and "." in name
 
 
 def constant_literal(value: object) -> str:
@@ -42,7 +42,7 @@ def constant_literal(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return repr(float(value))
+        return repr(float(value) + 0.0)  # canonical JSON has no negative zero
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):
@@ -79,6 +79,7 @@ class Expansion(NamedTuple):
 class _Use(NamedTuple):
     offset: int
     name: str
+    dot: int = -1  # the place of the dot in the path of a literal
 
 
 class _Variable(NamedTuple):
@@ -104,6 +105,7 @@ class Variables:
         variables.
         """
         self._version = version
+        self._roots = ROOTS if version == 1 else ROOTS | {HISTORY}
         texts = {**(constants or {}), **texts}
         self.names = frozenset((*texts, *unreadable))
         self._broken = set(unreadable)
@@ -138,6 +140,9 @@ class Variables:
         for use in self._unknown_constants(tree):
             sound = False
             report(use.offset, "unknown-name", *self._unknown_literal(use.name))
+        for offset, name in self._needless_tests(tree):
+            sound = False
+            report(offset, "needless-has", f"{name} is always present", "remove has()")
         uses = self._uses(tree)
         self.used.update(use.name for use in uses)
         expandable = [use for use in uses if use.name not in self._broken]
@@ -178,15 +183,17 @@ class Variables:
             return
         for offset, captured in _captures(tree, self._taken()):
             note(offset, "shadowed-name", f"{captured} already has a meaning", "choose another name for the macro's variable")
+        for offset, tested in self._needless_tests(tree):
+            note(offset, "needless-has", f"{tested} is always present", "remove has()")
         reads = set()
         for free in _free(tree, self._bound()):
             if is_literal(free.name):
                 if free.name not in self.names:
                     note(free.offset, "unknown-name", *self._unknown_literal(free.name))
-            elif free.name in ROOTS:
+            elif free.name in self._roots:
                 reads.add(free.name)
             elif free.name not in self.names and free.name not in TYPE_NAMES:
-                known = sorted({*ROOTS, *self.names})
+                known = sorted({*self._roots, *self.names})
                 note(free.offset, "unknown-name", f"there is no name {free.name}", suggestion(free.name, known, self._reported))
         self._variables[name] = _Variable(text, self._uses(tree), frozenset(reads))
 
@@ -195,6 +202,13 @@ class Variables:
 
     def _unknown_constants(self, tree: Node) -> list[_Use]:
         return sorted({use for use in _free(tree, self._bound()) if is_literal(use.name) and use.name not in self.names})
+
+    def _needless_tests(self, tree: Node) -> Iterator[tuple[int, str]]:
+        """Yield (place, name) of every has() of a constant, zone or calendar."""
+        for node in walk(tree) if self._version > 1 else ():
+            match node:
+                case Select(Identifier(root, offset), field_name, True) if f"{root}.{field_name}" in self.names:
+                    yield offset, f"{root}.{field_name}"
 
     def _taken(self) -> frozenset[str]:
         """Return the names that no macro may give to its variable, besides those of the language's first version."""
@@ -297,9 +311,14 @@ def _expand(text: str, uses: Iterable[_Use], expansions: Mapping[str, Expansion]
         length += len(of.text)
         at = use.offset + len(use.name)
         if is_literal(use.name):
-            written = _PATH_OF_LITERAL.match(text, use.offset)
-            assert written is not None  # noqa: S101  # the parser has found the name there
-            at = written.end()
+            # Parentheses and comments may stand before the dot: `(constants).limit`. They stay.
+            between = text[use.offset + use.name.index(".") : use.dot]
+            pieces.append((length, owner, use.dot - len(between)))
+            parts.append(between)
+            length += len(between)
+            field = _FIELD.match(text, use.dot)
+            assert field is not None  # noqa: S101  # the parser has found the name there
+            at = field.end()
         pieces.append((length, owner, at))
     parts.append(text[at:])
     return Expansion("".join(parts), tuple(pieces))
@@ -311,8 +330,8 @@ def _free(node: Node, bound: frozenset[str]) -> Iterator[_Use]:
         case Identifier(name, offset):
             if name not in bound:
                 yield _Use(offset, name)
-        case Select(Identifier(name, offset), field_name, False) if name in LITERAL_ROOTS and name not in bound:
-            yield _Use(offset, f"{name}.{field_name}")
+        case Select(Identifier(name, offset), field_name, False, dot) if name in LITERAL_ROOTS and name not in bound:
+            yield _Use(offset, f"{name}.{field_name}", dot)
         case Comprehension():
             yield from _free(node.range, bound)
             yield from _free(node.start, bound)

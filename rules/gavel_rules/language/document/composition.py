@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
+from gavel_rules.language.document.canonical_form import compute_digest, is_same, to_canonical_json
 from gavel_rules.language.document.diagnostics import Path
 from gavel_rules.text import suggestion
 
@@ -137,7 +137,7 @@ class _Action:
                 self._add(inner, (*path, name), item, shared)
         elif path == ("params", "required") and isinstance(value, list) and isinstance(own, list):
             target[key] = list(dict.fromkeys([*own, *value]))
-        elif key in target and own != value:
+        elif key in target and not is_same(own, value):
             if not self._overrides(path):
                 written = ".".join(map(str, path))
                 message = f"the shared parts {self._from[path]} and {shared} give {written} different values"

@@ -154,8 +154,8 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
     code = diagnostic_code(details["type"])
     if path and path[-1] == "[key]":
         path = path[:-1]
-        place = source.locate_key(path)
-        messages.add(place, "bad-name", f"{path[-1]!r} is not an action", _NAMING["action"])
+        name = "digest" if path[0] == "documents" else "action"
+        messages.add(source.locate_key(path), "bad-name", f"{path[-1]!r} is not a valid {name}", _NAMING[name])
     elif code == "missing-key":
         messages.add(source.locate_key(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
     elif code == "unknown-key":
@@ -172,6 +172,7 @@ _NAMING: Final = defaultdict(
     lambda: "use 1 to 128 of A-Z a-z 0-9 _ . -",
     reason_code="write it like ORDER_CANCELLED",
     key="use lower-case letters, digits, _ and - in parts joined by dots, like order.status",
+    digest="write sha256: and 64 of 0-9 a-f; `gavel rules bundle` names the digest of an imported file",
     action="use lower-case letters, digits, _ and - in parts joined by dots, like refund.create",
     groups="use 1 to 128 printable ASCII characters without spaces",
     escalate_to="use 1 to 128 printable ASCII characters without spaces",

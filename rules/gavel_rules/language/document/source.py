@@ -126,11 +126,14 @@ class Source:
         if len(path) > DOCUMENT_DEPTH_MAX:
             return self._refuse(path, messages, "too-deep", f"nested deeper than {DOCUMENT_DEPTH_MAX} levels", "flatten it")
         if isinstance(value, dict):
-            for name in value:
+            sound = {}
+            for name, item in value.items():
                 problem = character_problem(name)
                 if problem:
                     messages.add(self.locate_key((*path, name)), "bad-character", f"a key {problem}", "remove it")
-            return {name: self._check_json(item, (*path, name), messages) for name, item in value.items()}
+                else:
+                    sound[name] = self._check_json(item, (*path, name), messages)
+            return sound
         if isinstance(value, list):
             return [self._check_json(item, (*path, index), messages) for index, item in enumerate(value)]
         if isinstance(value, str):

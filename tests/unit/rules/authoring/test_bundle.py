@@ -7,6 +7,8 @@ import json
 import pytest
 from gavel_rules.authoring.bundle import BundleError, bundle
 from gavel_rules.language.document.composition import library_digest
+from gavel_rules.language.document.diagnostics import Messages
+from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import compile_rule_set
 
 LIBRARY = "---\n# Limits of the company.\ngavel: v2\nlibrary: company\nconstants:\n  limit: 100\n\n  note: |\n    two\n    lines\n"
@@ -52,6 +54,32 @@ def test_a_bundle_holds_everything(text: str, library: str) -> None:
     assert bundle(bundled, unreadable) == bundled
     if text == YAML:
         assert bundled.startswith(text)
+
+
+FLOW = f"{{gavel: v2, rule_set: refunds, version: 1, imports: [{{file: company.yaml, digest: '{DIGEST}'}}]}}"
+NOTE = json.dumps({**DATA, "constants": {"limit": 100, "note": "a\x7f\U0001f600"}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [YAML, f"---\n{YAML}\n...\n", YAML.replace("\n", "\r\n"), f"{YAML}\ndescription: |\n  text", FLOW],
+)
+@pytest.mark.parametrize(
+    "library",
+    [LIBRARY, f"--- # company\n{LIBRARY[4:]}", f"{LIBRARY}...\n", f"%YAML 1.2\n{LIBRARY}", LIBRARY.replace("\n", "\r\n"), f"# flow\n{json.dumps(DATA)}", NOTE],
+)
+@pytest.mark.parametrize("head", ["", "# rules of refunds\n"])
+def test_a_bundle_in_any_layout(text: str, library: str, head: str) -> None:
+    """A bundle holds the document and its imports, whatever the layout of both."""
+    data = Source(library, Messages()).data
+    text = (head + text).replace(DIGEST, library_digest(data))
+    expected = {**_mapping(Source(text, Messages()).data), "documents": {library_digest(data): data}}
+    assert expected == Source(bundle(text, lambda file: library), Messages()).data
+
+
+def _mapping(data: object) -> dict[str, object]:
+    assert isinstance(data, dict)
+    return data
 
 
 def test_documents_without_imports_stay_as_they_are() -> None:

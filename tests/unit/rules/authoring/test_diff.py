@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gavel_rules.authoring.diff import CaseDecision, diff_rule_sets
+from gavel_rules.authoring.diff import _RULE_KEYS, CaseDecision, diff_rule_sets
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 from gavel_rules.language.document.diagnostics import Messages
+from gavel_rules.language.document.models import RulePart
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import compile_rule_set
 
@@ -103,6 +104,17 @@ def test_declarations() -> None:
     )
     reasons = {case.after.reason_code for case in diff.cases}
     assert "NEED_MORE_FACTS" in reasons
+
+
+def test_every_key_of_a_rule_is_compared() -> None:
+    """The keys that rules are compared by are all keys of a rule but its id."""
+    assert {"id", *_RULE_KEYS} == {*RulePart.model_fields}
+
+
+def test_values_of_different_types_differ() -> None:
+    """A constant that changes from 1 to true is an edit."""
+    before = {**document(REST), "gavel": "v2", "constants": {"flag": 1}}
+    assert [("constants.flag", 1, True)] == [*map(tuple, compared(before, {**before, "constants": {"flag": True}}).edits)]
 
 
 def test_reviews() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from gavel_rules.language.counters.counter import CompiledCounter, CountedEvent, CounterError
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
+
+Cases = Callable[..., Case]
 
 SAMPLE = """\
 gavel: v2
@@ -46,6 +49,18 @@ def test_reads_become_variables() -> None:
     action = compiled.actions["refund.create"]
     assert [("spent", "params.customer", "History.spent_0"), ("spent", "'x'", "History.spent_1")] == [*map(tuple, action.counter_reads)]
     assert len(action.conditions[0].text) == len(action.conditions[0].source)
+
+
+def test_variables_read_counters(case: Cases) -> None:
+    """A variable may read counters, with the key of each action that uses it; one that no expression uses reads none."""
+    text = SAMPLE.replace("history.spent(params.customer) > 9.0 || history.calls() > 5", "much || history.calls() > 5")
+    text += "variables: {much: 'spent > 9.0', spent: 'history.spent(params.customer)', unused: 'history.spent(\"other\") > 1.0'}\n"
+    action, written = compile_rule_set(text).actions["refund.create"], compile_changed().actions["refund.create"]
+    assert {(read.counter, read.key) for read in written.counter_reads} == {(read.counter, read.key) for read in action.counter_reads}
+    given = case(params={"amount": 1.0, "customer": "a"})
+    for spent, matches in ((9.0, ["ok"]), (9.01, ["over", "ok"])):
+        read = given.with_history({one.variable: spent if one.counter == "spent" else 1 for one in action.counter_reads})
+        assert matches == [rule.id for rule in action.evaluate(read, cross_check=True).matches]
 
 
 def test_equal_counters_have_equal_digests() -> None:

@@ -272,6 +272,14 @@ def test_json_and_yaml_are_one_language(document: Document, refusals: Refusals) 
     assert refusals('{"gavel":\n "v3", "rule_set": "a\\u0000"}')[-2:] == [(2, 2, "unknown-value"), (2, 20, "bad-character")]
 
 
+@pytest.mark.parametrize("section", ["params", "shared", "documents", "constants", "variables", "facts"])
+def test_keys_that_no_text_can_hold(refusals: Refusals, section: str) -> None:
+    """A lone surrogate in a key of a JSON document is a mistake wherever the key stands."""
+    broken = {"\ud800": {"params": {"\ud800": 1}}}
+    data = {"gavel": "v2", section: broken, "actions": {"a.b": {section: broken, "use": ["\ud800"]}}}
+    assert {(1, "bad-character")} <= {(line, code) for line, _, code in refusals(json.dumps(data))}
+
+
 @pytest.mark.parametrize(("old", "new"), [("order.status", "order\x7f\ufffe"), ('"rules":', '"rules"\n:')])
 def test_places_in_json_that_is_no_yaml(refusals: Refusals, document: Document, old: str, new: str) -> None:
     """A mistake in JSON that YAML cannot read is reported at its place."""

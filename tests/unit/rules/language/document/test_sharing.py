@@ -112,6 +112,37 @@ def test_constants_are_literals() -> None:
     assert '(["eu", "us"])' in deploy.conditions[0].text
 
 
+@pytest.mark.parametrize(
+    "use",
+    ["constants . replicas", "(constants).replicas", "((constants) // five\n )\n. replicas", "constants // a: (\n.`replicas`"],
+)
+def test_a_constant_in_any_layout(use: str) -> None:
+    """Spaces, comments and parentheses in the path of a constant change nothing."""
+    text = changed({"> constants.replicas": f"> {use}"}).replace("when: params.replicas", 'when: "params.replicas')
+    text = text.replace(f"> {use}", f"> {use}".replace("\n", "\\n") + '"')
+    expected, actual = (one.actions["service.scale"].conditions for one in (compiled(), compile_rule_set(text)))
+    assert [one.tree for one in expected] == [one.tree for one in actual]
+
+
+def test_no_negative_zero() -> None:
+    """A constant -0.0 is 0.0, as in the canonical JSON of the document."""
+    text = changed({"replicas: 5": "replicas: -0.0", "constants.replicas * 2.0 == 10.0": "1.0 / constants.replicas > 0.0"})
+    rule_set = compile_rule_set(text)
+    again = compile_rule_set(rule_set.canonical_json)
+    assert "1.0 / (0.0) > 0.0" == rule_set.actions["node.drain"].conditions[0].text == again.actions["node.drain"].conditions[0].text
+
+
+def test_shared_parts_that_differ_in_type() -> None:
+    """Two shared parts that say true and 1 disagree."""
+    text = changed(
+        {
+            "  approved:\n": "  approved:\n    params: {type: object, properties: {flag: {const: 1}}}\n",
+            "        region: {type: string, maxLength: 8}\n": "        region: {type: string, maxLength: 8}\n        flag: {const: true}\n",
+        }
+    )
+    assert (29, "shared-parts-disagree") in [(line, code) for line, code, _ in mistakes(text)]
+
+
 def test_no_warning() -> None:
     """A document that uses all it declares has no warning."""
     rule_set = compiled(**{"approved]": "approved]", "facts.team == constants.owner": "facts.team == constants.owner"})
@@ -129,6 +160,8 @@ def test_no_warning() -> None:
         ({"id: own, actions: [service.deploy, service.scale],": "id: own,"}, (34, "missing-key", "the key action is missing")),
         ({"priority: 850": "priority: 900"}, (35, "duplicate-priority", "rule foreign has priority 900 too")),
         ({"> constants.replicas": "> constants.replica"}, (35, "unknown-name", "there is no constant replica")),
+        ({"> constants.replicas": "> constants.replicas && has(constants.replicas)"}, (35, "needless-has", "constants.replicas is always present")),
+        ({"in constants.regions": "in constants.regions && has(constants.owner)"}, (9, "needless-has", "constants.owner is always present")),
         ({"in constants.regions": "in constants.region"}, (9, "unknown-name", "there is no constant region")),
         ({"replicas: 5": "replicas: {a: 1}"}, (5, "wrong-type", "constants.replicas is not a number")),
         ({"owner: platform": "own-er: platform"}, (7, "bad-name", "the name 'own-er' of a constant")),
