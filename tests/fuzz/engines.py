@@ -139,7 +139,12 @@ def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verd
         verdicts["raised"] = repr(error)
         unexpected = {}
     results = list(verdicts.values())
-    if violations or unexpected or any(verdict != results[0] for verdict in results) or getattr(results[-1], "disagreement", None) is not None:
+    if (
+        violations
+        or unexpected
+        or any(verdict != results[0] for verdict in results)
+        or getattr(results[-1], "disagreement", None) is not None
+    ):
         raise MismatchError(
             {
                 "document": trial.document,

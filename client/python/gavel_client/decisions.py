@@ -64,7 +64,9 @@ def explain(decision: Envelope | Decision | WaitDecisionResponse) -> str:
     lines += [_rule_line(match) for match in content.rule_matches]
     details = from_struct(content.details)
     if details:
-        lines.append(f"Details: {', '.join(f'{name} = {json.dumps(value, ensure_ascii=False)}' for name, value in sorted(details.items()))}.")
+        lines.append(
+            f"Details: {', '.join(f'{name} = {json.dumps(value, ensure_ascii=False)}' for name, value in sorted(details.items()))}."
+        )
     lines += [_requirement_line(row) for row in content.retry_hint.fact_requirements]
     if content.conflict_with_proposal_ids:
         lines.append(f"Conflicts with: {', '.join(content.conflict_with_proposal_ids)}.")

@@ -66,7 +66,15 @@ NOTE = json.dumps({**DATA, "constants": {"limit": 100, "note": "a\x7f\U0001f600"
 )
 @pytest.mark.parametrize(
     "library",
-    [LIBRARY, f"--- # company\n{LIBRARY[4:]}", f"{LIBRARY}...\n", f"%YAML 1.2\n{LIBRARY}", LIBRARY.replace("\n", "\r\n"), f"# flow\n{json.dumps(DATA)}", NOTE],
+    [
+        LIBRARY,
+        f"--- # company\n{LIBRARY[4:]}",
+        f"{LIBRARY}...\n",
+        f"%YAML 1.2\n{LIBRARY}",
+        LIBRARY.replace("\n", "\r\n"),
+        f"# flow\n{json.dumps(DATA)}",
+        NOTE,
+    ],
 )
 @pytest.mark.parametrize("head", ["", "# rules of refunds\n"])
 def test_a_bundle_in_any_layout(text: str, library: str, head: str) -> None:
