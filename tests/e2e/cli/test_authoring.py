@@ -147,6 +147,16 @@ def test_passing_suite(folder: Path) -> None:
     assert f"gavel: coverage of {folder}/parcels.yaml is below 76 %" in result.stderr
 
 
+def test_coverage_of_a_rule_of_several_actions(folder: Path) -> None:
+    """The coverage of a rule of several actions names each action."""
+    rules = RULES.replace("gavel: v1", "gavel: v2").replace("action: parcel.send,", 'actions: "parcel.*",')
+    action = "  parcel.send:\n" + rules.partition("  parcel.send:\n")[2].partition("rules:\n")[0]
+    (folder / "parcels.yaml").write_text(rules.replace("rules:\n", f"{action.replace('send', 'hold')}rules:\n"))
+    (folder / "parcels_test.yaml").write_text(TESTS.replace("defaults: {", "defaults: {action: parcel.send, "))
+    lines = gavel("rules", "test", folder, "--coverage").stdout.splitlines()
+    assert {"  ready of parcel.send: matched 2, decided 1", "  ready of parcel.hold never decided"} <= {*lines}, lines
+
+
 def test_failing_suite(folder: Path) -> None:
     """A failed case is printed with its differences and the result of every rule; exit status 1."""
     (folder / "parcels.yaml").write_text(RULES.replace("> 30", "> 31"))
@@ -338,6 +348,8 @@ def test_imports_are_bundled(folder: Path) -> None:
     refused = gavel("rules", "bundle", folder / "parcels.yaml")
     assert 2 == refused.returncode
     (digest,) = re.findall(r"company.yaml has the digest (sha256:[0-9a-f]{64})", refused.stderr)
+    linted = gavel("rules", "lint", folder / "company.yaml")
+    assert f"missing-key: the document is a library, with the digest {digest} (give a rule set" in linted.stdout
     (folder / "parcels.yaml").write_text(unbundled.replace("sha256:" + "0" * 64, digest))
     bundled = gavel("rules", "bundle", folder / "parcels.yaml")
     assert (0, "") == (bundled.returncode, bundled.stderr)

@@ -18,7 +18,7 @@ from gavel_rules.language.cel.library import FUNCTIONS
 from gavel_rules.language.cel.variables import constant_literal
 from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, PRESENCE_MAPS, ROOTS, TYPE_NAMES, is_spellable
 from gavel_rules.language.cel.zones import encode_zone
-from gavel_rules.language.document.composition import compose
+from gavel_rules.language.document.composition import compose, library_digest
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.model_errors import describe_error, diagnostic_code, suggest_fix
 from gavel_rules.language.document.models import (
@@ -44,13 +44,17 @@ from gavel_rules.text import suggestion
 
 
 def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
-    """Return the document's models and record every mistake of form; None if the document is not a mapping.
+    """Return the document's models and record every mistake of form; None if the document is not a mapping, or is a library.
 
     After a mistake the models hold only the sound parts, and attributes may be missing. That is enough to find further mistakes.
     """
     if not isinstance(source.data, dict):
         if not len(messages):
             messages.add(source.locate(()), "wrong-type", "the document is not a mapping", "start with `gavel: v1`")
+        return None
+    if "library" in source.data and "rule_set" not in source.data:
+        message = f"the document is a library, with the digest {library_digest(source.data)}"
+        messages.add(source.locate_key(("library",)), "missing-key", message, "give a rule set that imports it; it is checked there")
         return None
     if source.data.get("gavel") != "v1":
         _compose(source, messages)

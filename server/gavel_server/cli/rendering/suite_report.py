@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -104,25 +105,28 @@ def coverage_lines(file: str, coverage: Coverage, *, with_rules: bool) -> Iterat
         + (after if consequences.total else "")
         + (f", sides of thresholds {sides.covered} of {sides.total} ({sides.percent} %)" if sides.total else "")
     )
-    for rule in coverage.rules():
+    rules_covered = coverage.rules()
+    counts = Counter(rule.rule_id for rule in rules_covered)
+    for rule in rules_covered:
+        name = rule.rule_id if counts[rule.rule_id] == 1 else f"{rule.rule_id} of {rule.action}"  # a rule of several actions
         missing = [
-            f"  {rule.rule_id}: {printable(branch.expression)} was never {outcome}"
+            f"  {name}: {printable(branch.expression)} was never {outcome}"
             for branch in rule.branches
             for outcome, count in (("true", branch.true), ("false", branch.false))
             if not count
         ]
         if with_rules:
-            yield f"  {rule.rule_id}: matched {rule.matched}, decided {rule.decided}"
+            yield f"  {name}: matched {rule.matched}, decided {rule.decided}"
             yield from (f"      true {branch.true:>4}, false {branch.false:>4}  {printable(branch.expression)}" for branch in rule.branches)
             for one in rule.thresholds:
                 comparison = printable(f"{one.expression} {one.operator} {one.value:.12g}")
                 yield f"      just below {one.below}, at {one.at}, just above {one.above}  {comparison}"
         if not rule.decided:
-            yield f"  {rule.rule_id} never decided"
+            yield f"  {name} never decided"
         yield from missing
         for one in rule.thresholds:
             comparison = printable(f"{one.expression} {one.operator} {one.value:.12g}")
-            yield from (f"  {rule.rule_id}: {comparison} has no case {place} {one.value:.12g}" for place in one.missing())
+            yield from (f"  {name}: {comparison} has no case {place} {one.value:.12g}" for place in one.missing())
     for consequence in coverage.consequences():
         if with_rules:
             yield f"  {consequence.name}: made {consequence.made}, failed {consequence.failed}"
