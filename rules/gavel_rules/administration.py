@@ -97,7 +97,7 @@ def accept_loss(recorder: Recorder, command: AcceptLoss) -> EventAnswer | Fault:
 
 
 def upgrade_bus(recorder: Recorder, command: UpgradeBus) -> EventAnswer | Fault:
-    """Record that a later arbiter version decides from now on, with the digest of the state that the earlier one has come to."""
+    """Record that a later arbiter version decides from now on, with the digest of the state under the earlier one."""
     state = recorder.state
     current, later = state.arbiter_version, command.to_version
     if command.from_version != current:

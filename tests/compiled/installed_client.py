@@ -87,7 +87,7 @@ def read(address: str, trace: str) -> dict[str, object]:
 
 
 def main(address: str, rule_set: Path) -> None:
-    """Do all of it and print it."""
+    """Make all calls and print their results as JSON."""
     told: dict[str, object] = {**asyncio.run(govern(address, rule_set.read_text(encoding="utf-8")))}
     told.update(read(address, str(told.pop("trace"))), lacking=not_importable())
     print(json.dumps(told))

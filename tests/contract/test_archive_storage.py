@@ -40,7 +40,7 @@ def test_empty(storage: Storage) -> None:
 
 
 def test_written(storage: Storage, url: str) -> None:
-    """What is written is read back by everybody, byte for byte, and replaced by a second write."""
+    """Every reader gets the written bytes, and a second write replaces them."""
     for content in (b"", b"\x00\xff" * 100_000, b"new"):
         storage.write("segments/000000000001-000000000002.zst", content)
         assert content == open_storage(url, "default").read("segments/000000000001-000000000002.zst")

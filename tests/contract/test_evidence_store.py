@@ -49,7 +49,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_content_is_stored_by_its_hash(url: str) -> None:
-    """What is put is got by its hash, also through another store at the URL; its place is its hash; the same content is kept once."""
+    """Content is read by its hash, also through another store at the URL; its place is its hash; equal content is stored once."""
     content_hash, uri = EvidenceStore(url).put(CONTENT)
     assert (HASH, True) == (content_hash, uri.endswith(f"/sha256/{HASH[7:9]}/{HASH[9:]}"))
     store = EvidenceStore(url)

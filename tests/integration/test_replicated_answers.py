@@ -175,10 +175,10 @@ async def test_checkpoint_notes_a_late_confirmation(tmp_path: Path, bus: str) ->
             command = fact(bus)
             replica.pause()
             assert "LOG_UNAVAILABLE" == reason(await execute(one, repeat_command(command)))
-            assert one.head != Checkpoint(checkpoint.path).load(bus)
+            assert one.head != Checkpoint(checkpoint.path).head_of(bus)
             replica.proceed()
             await retry(one, command)
-            assert one.head == Checkpoint(checkpoint.path).load(bus)
+            assert one.head == Checkpoint(checkpoint.path).head_of(bus)
 
 
 async def test_checkpoint_holds_what_was_acknowledged(tmp_path: Path, bus: str) -> None:
@@ -190,5 +190,5 @@ async def test_checkpoint_holds_what_was_acknowledged(tmp_path: Path, bus: str) 
             replica.pause()
             assert "LOG_UNAVAILABLE" == reason(await execute(one, fact(bus)))
             assert acknowledged.sequence_number + 1 == one.head.sequence_number
-        assert acknowledged == Checkpoint(tmp_path / "checkpoint.json").load(bus)
+        assert acknowledged == Checkpoint(tmp_path / "checkpoint.json").head_of(bus)
         replica.proceed()

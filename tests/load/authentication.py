@@ -1,4 +1,4 @@
-"""What authentication costs: unary SubmitProposal with a token, a JSON Web Token or a client certificate, and without credentials.
+"""The cost of authentication: unary SubmitProposal with a token, a JSON Web Token or a client certificate, and without credentials.
 
 Callers with credentials use TLS, so their baseline is a server with TLS that takes everybody; one in plain text shows what TLS itself
 costs. The servers that authenticate have grants in force. All are measured one after the other, in turns of alternating order, and each

@@ -1,4 +1,4 @@
-"""What a decision costs in the core alone: no transport, sequencer or Redis.
+"""The cost of a decision in the core alone: no transport, sequencer or Redis.
 
     PYTHONPATH=build/compiled .venv/bin/python -m tests.load.core_cost --proposals 6000
 

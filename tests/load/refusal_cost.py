@@ -1,4 +1,4 @@
-"""What it costs to refuse a call: from the frame of the native front to the frame of the status, without gRPC, core or Redis.
+"""The cost of a refused call: from the frame of the native front to the frame of the status, without gRPC, core or Redis.
 
     .venv/bin/python -m tests.load.refusal_cost --calls 20000 invalid
 

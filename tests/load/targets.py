@@ -1,4 +1,4 @@
-"""What the benchmark puts under load: real servers, in plain text or with credentials, and the empty handler."""
+"""The targets of the benchmark: real servers, in plain text or with credentials, and the empty handler."""
 
 from __future__ import annotations
 

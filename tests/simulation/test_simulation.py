@@ -32,7 +32,7 @@ def _silence_servers() -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] if seed >= SEEDS_SHORT else []) for seed in range(SEEDS)])
 def test_world(seed: int) -> None:
-    """Whatever fails, the log keeps its invariants, holds every answer and replays, and all servers have the same state."""
+    """Under all faults, the log keeps its invariants, holds every answer and replays, and all servers have the same state."""
     run = run_of(seed)
     command = f"SIMULATION_SEEDS={seed + 1} pytest 'tests/simulation/test_simulation.py::test_world[{seed}]'"
     assert [] == run.failures, f"seed {seed}, {weather_of(seed)}; again: {command}"

@@ -1,4 +1,4 @@
-"""What a test does on a machine that lacks a tool: it is skipped, and with REQUIRED=1, as in `.ci/run`, it fails.
+"""Tests on a machine that lacks a tool: they are skipped; with REQUIRED=1, as in `.ci/run`, they fail.
 
 Versions of Python are the exception: see `tests/compiled/test_installation.py`.
 """

@@ -201,7 +201,7 @@ def rank(
 
 
 def settle(decision: Decision, state: State, proposal: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> None:
-    """Adapt a candidate's decision to the earlier decisions of the same close on its producer and trace, and count its rejection."""
+    """Adjust a candidate's decision to those that the same close has given its producer in the trace, and count its rejection."""
     producer = proposal.producer
     if decision.outcome != OUTCOME_APPROVED and state.open_review(proposal.trace_id, producer.type, producer.id):
         hold(decision)

@@ -251,9 +251,9 @@ class _ActionChecker:
         if not environment.shared:
             return
         of_conditions = {("rules", index, "when") for index, _ in self._rules}
-        kept = [cost for cost in self._costs if cost.path not in of_conditions]
+        other_costs = [cost for cost in self._costs if cost.path not in of_conditions]
         names = {cost.path: cost for cost in self._costs}
-        self._costs = kept
+        self._costs = other_costs
         for path, condition in zip([path for path in names if path in of_conditions], conditions, strict=True):
             self._costs.append(names[path]._replace(steps=condition.shared_steps))
         for value in environment.shared.values():

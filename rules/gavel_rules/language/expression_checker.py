@@ -32,8 +32,8 @@ class ExpressionChecker:
         self._unused: list[str] = []
         self._reported = 0  # mistakes, repeated ones included
         texts = {name: text for name, text in getattr(part, "variables", {}).items() if is_spellable(name)}
-        written = source.composed.get("variables") if isinstance(source.composed, dict) else None
-        unreadable = written.keys() - texts.keys() if isinstance(written, dict) else ()
+        declared = source.composed.get("variables") if isinstance(source.composed, dict) else None
+        unreadable = declared.keys() - texts.keys() if isinstance(declared, dict) else ()
         self._variables = Variables(texts, unreadable, self._report_variable, version_of(part), _literals(part))
 
     def add_environment(self, environment: Environment) -> None:
@@ -130,11 +130,11 @@ class ExpressionChecker:
 
 def _literals(part: RuleSetPart) -> dict[str, str]:
     """Return what constants, zones and calendars stand for, by path. Those with a mistake are left out."""
-    found = {f"constants.{name}": constant_literal(value) for name, value in getattr(part, "constants", {}).items()}
+    literals = {f"constants.{name}": constant_literal(value) for name, value in getattr(part, "constants", {}).items()}
     encoded = {name: encode_zone(zone.offsets, zone.until) for name, zone in zones_of(part).items()}
-    found.update((f"zones.{name}", constant_literal(text)) for name, text in encoded.items() if text)
-    found.update((f"calendars.{name}", constant_literal(dates)) for name, dates in getattr(part, "calendars", {}).items())
-    return {name: literal for name, literal in found.items() if literal}
+    literals.update((f"zones.{name}", constant_literal(text)) for name, text in encoded.items() if text)
+    literals.update((f"calendars.{name}", constant_literal(dates)) for name, dates in getattr(part, "calendars", {}).items())
+    return {name: literal for name, literal in literals.items() if literal}
 
 
 def _ignore(offset: int, code: str, message: str, hint: str) -> None:

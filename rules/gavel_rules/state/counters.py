@@ -201,7 +201,7 @@ class CounterTable:
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
 
     def has_room(self, group: str) -> bool:
-        """Return whether one more entry of a group finds room. Also a group that gives no number takes entries: it will give one again."""
+        """Return whether one more entry of a group finds room. A group that gives no number takes entries too: it may give one again."""
         counter = self.counter
         return len(self.entries) < counter.entries_max and (group in self.groups or len(self.groups) < counter.groups_max)
 

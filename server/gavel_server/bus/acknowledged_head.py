@@ -42,7 +42,7 @@ class AcknowledgedHead:
     def last(self) -> Head | None:
         """The event as `head`, or that of the checkpoint, which an earlier process of this server has written."""
         self.settle()
-        return (self.checkpoint and self.checkpoint.load(self._log.bus)) or self._head
+        return (self.checkpoint and self.checkpoint.head_of(self._log.bus)) or self._head
 
     def add(self, head: Head) -> None:
         """Add an event of the log. It is acknowledged once the log has confirmed it."""

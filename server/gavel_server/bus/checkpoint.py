@@ -48,7 +48,7 @@ class Checkpoint:
                     f"{path} is not a checkpoint of acknowledged events ({error}); restore it, or remove it to accept what the log holds"
                 ) from error
 
-    def load(self, bus: str) -> Head | None:
+    def head_of(self, bus: str) -> Head | None:
         """Return the last acknowledged event of a bus, noted by this process or read from the file, or None."""
         return self._heads.get(bus)
 

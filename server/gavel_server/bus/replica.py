@@ -137,7 +137,7 @@ class Replica:
         """Read the log from the newest snapshot or from its start, and compare it with the checkpoint. Raises LogError."""
         head = await self.log.head()
         checkpoint = self.acknowledged.checkpoint
-        acknowledged = checkpoint.load(self.bus) if checkpoint is not None else None
+        acknowledged = checkpoint.head_of(self.bus) if checkpoint is not None else None
         if checkpoint is not None and acknowledged is not None and not await has_event(self.log, acknowledged):
             self._block_regressed(head, acknowledged, f" (see {checkpoint.path})", has_diverged=False)
             self.acknowledged.suspend()

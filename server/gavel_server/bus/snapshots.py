@@ -120,8 +120,7 @@ class BusSnapshots:
         Later snapshots are removed, also one that a child still writes: the log does not confirm them, and the newest are never pruned.
         """
         if self._child:
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(self._child, signal.SIGKILL)
+            _kill(self._child)
         for number in self.files.numbers():
             if number > last:
                 self.files.remove(number)
@@ -153,14 +152,14 @@ class BusSnapshots:
             return None
         pause_seconds = self._monotonic() - began
         metrics.SNAPSHOT_PAUSE.labels(self.files.bus).set(pause_seconds)
-        ended = asyncio.ensure_future(asyncio.to_thread(os.wait4, self._child, 0))
+        exit_wait = asyncio.ensure_future(asyncio.to_thread(os.wait4, self._child, 0))
         try:
-            await asyncio.wait([ended], timeout=WRITE_SECONDS_MAX)
+            await asyncio.wait([exit_wait], timeout=WRITE_SECONDS_MAX)
         finally:
             # The child hangs, or the server stops and writes a newer snapshot itself.
-            if not ended.done():
-                os.kill(self._child, signal.SIGKILL)
-            _, status, usage = await ended
+            if not exit_wait.done():
+                _kill(self._child)
+            _, status, usage = await exit_wait
             self._child = 0
         exit_status = os.waitstatus_to_exitcode(status)
         processor_seconds = usage.ru_utime + usage.ru_stime
@@ -226,3 +225,9 @@ class BusSnapshots:
             return  # somebody has removed it
         self.newest = NewestSnapshot(number, status.st_size, int(status.st_mtime * 1000))
         metrics.SNAPSHOT_NUMBER.labels(self.files.bus).set(number)
+
+
+def _kill(child: int) -> None:
+    """Kill a child, unless it has ended and the thread that waits for it has already collected it."""
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)

@@ -193,14 +193,14 @@ class BusWatcher:
 
     async def _durability(self, replicas: list[Replica]) -> dict[Replica, list[str]]:
         """Return `EventLog.durability` of each bus; a log that cannot be reached is absent, as the polls report it."""
-        found: dict[Replica, list[str]] = {}
+        reasons: dict[Replica, list[str]] = {}
         if self._logs is not None:
             reasons_of_bus = await self._logs.durability([replica.bus for replica in replicas])
             return {replica: reasons_of_bus[replica.bus] for replica in replicas if replica.bus in reasons_of_bus}
         for replica in replicas:
             with suppress(LogError):
-                found[replica] = await replica.log.durability()
-        return found
+                reasons[replica] = await replica.log.durability()
+        return reasons
 
     def _check_clock(self) -> None:
         """Wake the buses that have timers if the clock's anchor has moved: timers follow it, and sequencers sleep by the loop's."""

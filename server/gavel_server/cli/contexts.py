@@ -128,7 +128,8 @@ def _check_private(path: Path, status: os.stat_result) -> None:
         raise CommandError(f"{path} has the mode {mode:04o}, so other users may read or change it; run: chmod 600 {path}")
     if status.st_uid not in (os.geteuid(), 0):
         raise CommandError(
-            f"{path} belongs to another user, who could send your credentials elsewhere; remove it, or give your own (XDG_CONFIG_HOME)"
+            f"{path} belongs to another user, who could send your credentials elsewhere; remove it, or set XDG_CONFIG_HOME to "
+            "another directory"
         )
 
 

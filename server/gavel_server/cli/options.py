@@ -62,7 +62,7 @@ def check_bus(value: str) -> str:
 
 
 def check_store(url: str | None) -> str | None:
-    """Return a store's URL of the command line. Raises BadParameter if it holds a password, which `ps` would show to everybody."""
+    """Return a store's URL from the command line. Raises BadParameter if it holds a password, which `ps` would show to everybody."""
     return refuse_password(url, "GAVEL_REDIS or GAVEL_LOG (`gavel serve` also takes it from the file of --config)")
 
 

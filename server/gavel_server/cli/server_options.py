@@ -82,7 +82,7 @@ def client_arguments(server: str) -> ClientArguments:
 
 
 def check_token_is_protected(server: str, *, has_tls: bool) -> None:
-    """Raise InvalidInputError if a token that is sent to the server could be read on the way."""
+    """Raise InvalidInputError if a token would reach the server over a network without TLS."""
     from gavel_client.rpc.credentials import is_local
 
     if not has_tls and not is_local(server):

@@ -1,7 +1,7 @@
 """The work of the processes of a parallel replay: each checks a range of a log, or recomputes a segment of it.
 
-A segment begins with the state of a snapshot and ends where the next one is, whose state it must reach. If every segment does, the whole
-log is proved, by induction over the segments. Nothing here says what is wrong: `parallel` then proves the log in one piece.
+A segment begins with the state of one snapshot and must end with the state of the next one. If every segment does, the whole log is
+proved, by induction over the segments. A failure here has no explanation: `parallel` then proves the log in one piece.
 """
 
 from __future__ import annotations

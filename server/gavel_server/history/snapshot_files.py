@@ -93,7 +93,7 @@ class SnapshotFiles:
             raise SnapshotError("it is damaged: its bytes do not match its hash")
 
     def read_parts(self, number: int) -> Iterator[StateSnapshot]:
-        """Yield the parts of a snapshot, which `check` has passed, but those of paged tables. Raises SnapshotError."""
+        """Yield the parts of a snapshot that `check` has passed, except those of paged tables. Raises SnapshotError."""
         try:
             with self.path(number).open("rb") as file:
                 for content in _parts(file):

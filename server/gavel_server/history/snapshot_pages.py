@@ -21,7 +21,7 @@ from gavel_server.history.snapshot_parts import SnapshotError, part_places, read
 
 
 class SnapshotPages:
-    """The pages of one snapshot, whose hash is right. Raises SnapshotError if the file cannot be read."""
+    """The pages of one snapshot, verified by their hash. Raises SnapshotError if the file cannot be read."""
 
     def __init__(self, path: Path, sequence_number: int) -> None:
         try:

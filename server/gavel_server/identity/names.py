@@ -1,4 +1,4 @@
-"""Names of principals and groups: limits, and names that no credential may give."""
+"""Names of principals and groups: their limits, and the reserved names, which no credential may give."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TimeSlice:
         self._began = clock()
 
     def is_over(self, units: int) -> bool:
-        """Account for work that is done. Return whether other tasks should run now."""
+        """Add finished work to the slice. Return whether other tasks should run now."""
         self._spent += units
         return self._spent >= self._units or self._clock() - self._began >= SLICE_SECONDS
 
@@ -41,6 +41,6 @@ class TimeSlice:
         self._began = self._clock()
 
     async def spend(self, units: int) -> None:
-        """Account for work that is done. Other tasks may run before this returns."""
+        """Add finished work to the slice. Other tasks may run before this returns."""
         if self.is_over(units):
             await self.end()

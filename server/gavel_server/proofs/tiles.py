@@ -192,13 +192,13 @@ class Tiles:
         width = count % TILE_HASHES
         content = bytearray(self._files.read(_partial_path(level, count)) or b"" if width else b"")
         if len(content) != width * item_bytes:
-            raise ValueError(f"{_partial_path(level, count)} has {len(content)} bytes")
+            raise ValueError(f"{_partial_path(level, count)} has {len(content)} bytes, not {width * item_bytes}")
         return content
 
     def _read_full(self, tile_level: int, tile: int) -> bytes:
         content = self._files.read(_path(tile_level, tile)) or b""
         if len(content) != TILE_HASHES * HASH_BYTES:
-            raise ValueError(f"{_path(tile_level, tile)} has {len(content)} bytes")
+            raise ValueError(f"{_path(tile_level, tile)} has {len(content)} bytes, not {TILE_HASHES * HASH_BYTES}")
         return content
 
     def _write(self, name: str, content: bytes | bytearray) -> None:

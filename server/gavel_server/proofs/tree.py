@@ -24,7 +24,7 @@ def root(nodes: Nodes, size: int) -> bytes:
 
 
 def subtree(nodes: Nodes, first: int, end: int) -> bytes:
-    """Return the root of the leaves from `first` to `end`, excluded: MTH(D[first:end]) of RFC 6962. O(log n) nodes are read."""
+    """Return the root of the leaves from `first` to before `end`: MTH(D[first:end]) of RFC 6962. O(log n) nodes are read."""
     size = end - first
     if size & (size - 1) == 0:
         level = size.bit_length() - 1

@@ -1,7 +1,7 @@
 """StreamProposals over grpc.aio: a stream of requests, each answered separately as soon as its answer exists.
 
-At most STREAM_REQUESTS_MAX requests of a stream are read and not answered; gRPC's flow control holds back the rest, and a caller that does
-not read its answers. A stream ends when each request in it is answered, or with a status once no further request can be.
+At most STREAM_REQUESTS_MAX requests of a stream are read and not answered. gRPC's flow control holds back the rest, and a caller that does
+not read its answers. A stream ends after the answer to its last request, or with a status if the server can answer no further request.
 The native front does the same (`server/front/streaming.go`).
 """
 

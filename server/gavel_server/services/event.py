@@ -267,7 +267,7 @@ class EventServicer:
         return AcceptClockResponse(envelope=committed_envelope(completed))
 
     async def AcceptLoss(self, request: AcceptLossRequest, context: CallContext) -> AcceptLossResponse:
-        """Allow writes to a bus whose log has lost acknowledged events, from the end of the log on."""
+        """Allow writes to a bus whose log has lost acknowledged events. They continue from the end of the log."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         lost = sequencer.replica.lost_head
         if lost is None:

@@ -118,7 +118,7 @@ class ProofServicer:
             raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
         head = (await sequencer.log.head()).sequence_number
         if checkpoint.size > head:
-            raise _refusal(f"it has {checkpoint.size} events, but bus {sequencer.bus} has {head}: the log has lost events, or is another")
+            raise _refusal(f"it has {checkpoint.size} events, but bus {sequencer.bus} has {head}: events are lost, or it is another log")
         await sequencer.confirm(head)
         async with self._slots.occupy(context.address):
             root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.address)

@@ -1,4 +1,4 @@
-"""One group of consumers of a work queue, as far as its streams are on this server.
+"""One group of consumers of a work queue: its streams on this server.
 
 One task reads for all streams of the group, so that idle streams cost nothing and items are shared out evenly. It keeps the items of living
 streams, takes over those that a killed server or a silent consumer has left, and parks those that were delivered too often. Any number of

@@ -1,4 +1,4 @@
-"""Who may work on which items of the work queues.
+"""Permissions to work on items of the work queues.
 
 A caller gets an item only if one of its grants permits `execute` for the action and the subject of the decision that the item belongs to,
 as for BeginExecution. The queue of executions is the fact derivation reactor's: its consumers must also be allowed to publish as producers

@@ -75,7 +75,7 @@ class UnsentBytes:
 
 
 class _Settlement(NamedTuple):
-    """What a consumer asks for an item: acknowledgement, a later delivery, or parking with a reason."""
+    """A consumer's request for an item: acknowledgement, a later delivery, or parking with a reason."""
 
     item: Item
     delay_ms: int | None = None

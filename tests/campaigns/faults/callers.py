@@ -57,7 +57,7 @@ Request = tuple[str, Callable[[GavelClient], Awaitable[Envelope | bool]]]
 
 @dataclass
 class Board:
-    """What the clients of one bus know together."""
+    """The knowledge that the clients of one bus share."""
 
     bus: str
     facts: dict[str, Envelope]

@@ -103,9 +103,11 @@ class Campaign:
                     await asyncio.gather(*failed)
         finally:
             stopping.set()
-            _, late = await asyncio.wait(tasks, timeout=10)
+            done, late = await asyncio.wait(tasks, timeout=10)
             for task in late:
                 task.cancel()
+        for task in done:
+            task.result()  # a client that failed after the last fault is a finding too
         await self._check(history, boards)
 
     async def _open(self, bus: str) -> Board:

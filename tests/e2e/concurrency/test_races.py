@@ -91,7 +91,7 @@ async def change_facts(clients: Clients, facts: dict[str, Envelope], randomness:
 
 @pytest.mark.long
 async def test_everything_at_once(new_bus_clients: Clients, redis_url: str, bus: str) -> None:
-    """Whatever races, both servers reach one state, no key is held twice, and every decision and timer replays."""
+    """After every race both servers reach one state, no key is held twice, and every decision and timer replays."""
     randomness = random.Random(6)
     await open_bus(new_bus_clients[0], rule_set(decision_ttl_ms=60, max_attempts=2, human_takeover_after_ms=80))
     facts = await publish_status(new_bus_clients[0], [f"parcel/{number}" for number in range(100)])

@@ -110,7 +110,7 @@ async def has_reached(following: asyncio.Task[None], followed: list[Envelope], n
 
 
 async def test_acknowledged_decisions_survive_kill_9(server: Server) -> None:
-    """Whatever is killed at any moment, every answered decision is recorded and repeated unchanged, and the log replays.
+    """After a kill at any moment, every answered decision is recorded and repeated unchanged, and the log replays.
 
     A caller that follows the log throughout sees all of it, without gap or duplicate, and no event that is not in it afterwards.
     """

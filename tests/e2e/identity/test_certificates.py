@@ -147,7 +147,7 @@ def test_hangup_loads_files_again(tmp_path: Path, front: FrontSetting, redis_url
 
 @pytest.mark.parametrize("front", FRONTS)
 def test_optional_certificates(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
-    """Where certificates are optional, a caller needs either a valid certificate or a token, and an invalid certificate is refused."""
+    """With optional certificates, a caller needs either a valid certificate or a token, and an invalid certificate is refused."""
     server = SecureServer(tmp_path, front, client_certificates="optional", redis_url=redis_url)
     (tmp_path / "stranger").mkdir()
     stranger = SecureServer(tmp_path / "stranger", front)

@@ -1,4 +1,4 @@
-"""Who the server takes a caller for, on both transports, and what follows from it: the first grants of a bus."""
+"""The principal of a caller on both transports, and the first grants of a bus, which depend on it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.e2e.runs import run_gavel
 
 @pytest.mark.long
 async def test_scaffolds_of_real_servers(world: World, npm_servers: Path) -> None:
-    """What is scaffolded from three servers passes its tests and lint at once, and reads and effects follow the servers' hints."""
+    """A scaffold of three servers passes its tests and lint at once, and reads and effects follow the servers' hints."""
     rules, config = world.folder / "rules.yaml", world.folder / "proxy.yaml"
     servers = [
         f"git={GIT_SERVER}",

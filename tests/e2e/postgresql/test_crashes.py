@@ -38,7 +38,7 @@ async def has_all_answers(cluster: Cluster, client: GavelClient, load: Load) -> 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_acknowledged_decisions_survive_kill_9(cluster: Cluster, tmp_path: Path) -> None:
-    """Whatever is killed, one of two servers, PostgreSQL or all, every answered decision is recorded once, and the log replays."""
+    """After a kill of one of two servers, of PostgreSQL or of all, every answered decision is recorded once, and the log replays."""
     servers = [
         Server(tmp_path / name, redis_url=cluster.url, listen=f"unix:{tmp_path}/{name}.sock", options=["--no-front"])
         for name in ("first", "second")

@@ -53,7 +53,7 @@ def test_other_key(proof_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": "gavel-proof/9"}', "[" * 100_000])
 def test_unreadable(notarized: Notarized, tmp_path: Path, content: str) -> None:
-    """What is no proof file is unreadable: exit status 2."""
+    """A file that is not a proof is unreadable: exit status 2."""
     path = tmp_path / "refund.proof"
     path.write_text(content, encoding="utf-8")
     result = gavel("verify", path, "--key", notarized.vkey)

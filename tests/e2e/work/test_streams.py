@@ -88,7 +88,7 @@ async def test_the_limit_in_flight_holds_and_moves_on(clients: Clients) -> None:
 
 
 async def test_a_broken_stream_gives_back_its_items_at_once(clients: Clients) -> None:
-    """What a broken stream held and did not settle is delivered to another consumer, on another server too, with one more delivery."""
+    """Unsettled items of a broken stream go to another consumer, also on another server, and count one more delivery."""
     decision = (await approve(clients[0], "parcel/1")).event_id
     async with consume(clients[0], in_flight_max=2) as first:
         assert decision == (await first.next()).envelope.event_id

@@ -1,4 +1,4 @@
-"""What each role may do to a log in PostgreSQL, and what nobody may."""
+"""The rights of each role on a log in PostgreSQL, and the changes that no role may make."""
 
 from __future__ import annotations
 

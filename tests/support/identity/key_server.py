@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class KeyServer:
-    """What the server answers, and how often it was asked. `url` is that of the key set."""
+    """The server's response, and the number of its requests. `url` is that of the key set."""
 
     def __init__(self) -> None:
         self.content = b""

@@ -38,7 +38,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Request:
-    """What the server got."""
+    """A request that the server received."""
 
     api: str
     body: dict[str, Any]

@@ -14,7 +14,7 @@ GARBAGE: Final = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
 
 class Link(Enum):
-    """What the proxy does with its connections."""
+    """How the proxy treats its connections."""
 
     PASS = 1  # forwards everything
     CUT = 2  # closes the connections, and every new one

@@ -1,4 +1,4 @@
-"""The events that the state of a LangGraph names: in its field `gavel_event_ids`, and in messages, where GavelMiddleware puts them."""
+"""The events named by the state of a LangGraph: in its field `gavel_event_ids`, and in messages, where GavelMiddleware puts them."""
 
 from __future__ import annotations
 

@@ -40,41 +40,41 @@ class EvidenceCollector:
         """Return the recorded facts and observations for all needs. Raises LoopStoppedError if a provider fails."""
         calls = [self._meet(provider, need) for provider, need in needs]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        found: list[Envelope] = []
+        events: list[Envelope] = []
         for (_, need), answer in zip(needs, answers, strict=True):
             if isinstance(answer, ProviderError):
                 self._round.failures.append(ProviderFailure(need, answer.code, answer.message))
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                found.extend(answer)
+                events.extend(answer)
         if self._round.failures:
             first = self._round.failures[0]
             keys = ", ".join(first.need.keys)
             if self._deadline.ms_left() <= 0:
                 raise LoopStoppedError(StopReason.DEADLINE, f"the deadline passed before {keys} of {first.need.subject} arrived")
             raise LoopStoppedError(StopReason.PROVIDER_FAILED, f"{keys} of {first.need.subject}: {first.code} {first.message}".rstrip())
-        return found
+        return events
 
     async def _meet(self, provider: Provider, need: FactNeed) -> Sequence[Envelope]:
         """Return the recorded events that meet a need. Raises ProviderError."""
         if isinstance(provider, FactProvider):
             answer = await self._call_provider(provider.publish, need, provider.timeout_ms)
-            found = _recorded_facts(answer)
-            self._round.published.extend(found)
+            events = _recorded_facts(answer)
+            self._round.published.extend(events)
         elif isinstance(provider, RuntimeProvider):
-            found = [await self._call_through_runtime(provider, need)]
+            events = [await self._call_through_runtime(provider, need)]
         else:
-            found = [await self._call_tool(provider, need)]
-        missing = set(need.keys) - {key for event in found if event.subject == need.subject for key in _keys(event)}
+            events = [await self._call_tool(provider, need)]
+        missing = set(need.keys) - {key for event in events if event.subject == need.subject for key in _keys(event)}
         if missing:
             raise ProviderError("NOT_ANSWERED", f"the provider returned nothing for {', '.join(sorted(missing))}")
         for row in need.rows:
             # Evidence that was too old when it was recorded would be refused as stale again.
-            age_ms = min(_age_ms(event) for event in found if event.subject == need.subject and row.key in _keys(event))
+            age_ms = min(_age_ms(event) for event in events if event.subject == need.subject and row.key in _keys(event))
             if age_ms > row.max_age_ms:
                 raise ProviderError("TOO_OLD", f"{row.key} from the provider is {age_ms} ms old; the limit is {row.max_age_ms} ms")
-        return found
+        return events
 
     async def _call_tool(self, tool: ToolProvider, need: FactNeed) -> Envelope:
         """Call a tool and record the call, the result and the observation; return the latter. Raises ProviderError."""
@@ -157,6 +157,8 @@ class EvidenceCollector:
             raise
         except asyncio.TimeoutError:
             raise ProviderError("E_TIMEOUT", "the provider took too long") from None
+        except LoopStoppedError as stop:
+            raise ProviderError("E_TIMEOUT", stop.detail) from stop
         except Exception as error:  # a provider's exception must not end the agent
             _logger.warning("trace=%s provider of %s failed: %s", need.trace_id, ", ".join(need.keys), describe_error(error))
             raise ProviderError("PROVIDER_EXCEPTION", describe_error(error)) from error
@@ -206,11 +208,11 @@ def _reading_envelopes(
 
 def _recorded_facts(answer: object) -> list[Envelope]:
     """Check the return value of a fact provider and return its facts. Raises ProviderError."""
-    found = list(answer) if isinstance(answer, Sequence) else [answer]
-    for event in found:
+    events = list(answer) if isinstance(answer, Sequence) else [answer]
+    for event in events:
         if not isinstance(event, Envelope) or event.WhichOneof("payload") != "fact" or not event.sequence_number:
             raise ProviderError("INVALID_FACT", "the provider returned no recorded facts; return the envelopes that publish_event returned")
-    return [event for event in found if isinstance(event, Envelope)]
+    return [event for event in events if isinstance(event, Envelope)]
 
 
 def _age_ms(event: Envelope) -> int:

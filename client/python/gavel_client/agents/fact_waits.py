@@ -18,7 +18,7 @@ async def wait_for_facts(client: GavelClient, need: FactNeed) -> list[Envelope]:
     """
     rejection = (await client.get_event(event_id=need.causation_id)).envelope
     sources = {row.key: row.sources for row in need.rows}
-    found: dict[str, Envelope] = {}
+    newest: dict[str, Envelope] = {}
     stream = client.subscribe_events(
         from_sequence_number=rejection.sequence_number + 1, categories=[EVENT_CATEGORY_FACT_EVENT], subject_prefix=need.subject
     )
@@ -26,7 +26,7 @@ async def wait_for_facts(client: GavelClient, need: FactNeed) -> list[Envelope]:
         async for response in stream:
             event, key = response.envelope, response.envelope.fact.key
             if event.subject == need.subject and key in sources and (not sources[key] or event.producer.id in sources[key]):
-                found[key] = event
-            if len(found) == len(sources):
+                newest[key] = event
+            if len(newest) == len(sources):
                 break
-    return list(found.values())
+    return list(newest.values())

@@ -101,6 +101,7 @@ class TriggerWindows:
         # Windows of each trigger, oldest first; only the last one takes events.
         self._windows: dict[str, deque[_Window]] = {trigger.name: deque() for trigger in triggers}
         self._next = min(self._from.values())
+        self._event_count = 0
 
     @property
     def next_sequence_number(self) -> int:
@@ -109,8 +110,8 @@ class TriggerWindows:
 
     @property
     def event_count(self) -> int:
-        """The number of events in windows."""
-        return sum(len(window.events) for windows in self._windows.values() for window in windows)
+        """The number of events in windows; an event counts once for each window that it is in."""
+        return self._event_count
 
     def positions(self) -> dict[str, int]:
         """Return the first sequence number that each trigger has not handled, by the trigger's name."""
@@ -131,6 +132,7 @@ class TriggerWindows:
                 if not windows or windows[-1].closes_at_ms <= now_ms or len(windows[-1].events) >= WINDOW_EVENTS_MAX:
                     windows.append(_Window(now_ms + trigger.window_ms))
                 windows[-1].events.append(event)
+                self._event_count += 1
                 if len(windows[-1].events) == WINDOW_EVENTS_MAX:
                     windows[-1].closes_at_ms = now_ms
         self.skip(event.sequence_number)
@@ -149,4 +151,4 @@ class TriggerWindows:
 
     def complete(self, firing: Firing) -> None:
         """Remove a due firing that has been handled."""
-        self._windows[firing.trigger.name].popleft()
+        self._event_count -= len(self._windows[firing.trigger.name].popleft().events)

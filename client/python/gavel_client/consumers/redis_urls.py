@@ -45,7 +45,7 @@ class RedisTarget(NamedTuple):
 
 
 def parse_target(url: str) -> RedisTarget:
-    """Return what a URL names. The form of a URL of one Redis is not checked. Raises RedisUrlError, ValueError."""
+    """Return the target of a URL. The form of a URL of one Redis is not checked. Raises RedisUrlError, ValueError."""
     parts = urlsplit(url)
     match = _SCHEME.fullmatch(parts.scheme)
     if match is None:
@@ -59,7 +59,7 @@ def parse_target(url: str) -> RedisTarget:
             raise RedisUrlError("the name of the master is missing after the hosts")
         name = path.pop(0)
     if len(path) > 1 or not all(re.fullmatch(r"[0-9]+", part) for part in path):
-        raise RedisUrlError("the path has more than the database")
+        raise RedisUrlError("the path is not the number of a database")
     database = path[0] if path else "0"
     if kind == "cluster" and int(database):
         raise RedisUrlError("a cluster has no database but 0")

@@ -34,7 +34,7 @@ class EvidenceMissingError(EvidenceError):
 
 
 class EvidenceAlteredError(EvidenceError):
-    """The bytes in the store do not have the hash that they are kept under."""
+    """The stored bytes do not have the hash that names them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class EvidenceStore:
                 else:
                     self._files.pipe_file(path, content)
         except Exception as error:  # each file system has its own errors
-            raise EvidenceError(f"the evidence {content_hash} cannot be kept: {type(error).__name__}") from error
+            raise EvidenceError(f"the evidence {content_hash} cannot be stored: {type(error).__name__}") from error
         return content_hash, self._uri(path)
 
     def get(self, content_hash: str) -> bytes:

@@ -6,17 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import grpc
-from gavel.v1.arbitration_service_pb2 import DecisionPhase, WaitDecisionResponse
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
-from gavel.v1.execution_pb2 import ExecutionStatus
 from mcp_types import CallToolResult, TextContent
 
 from gavel_client.decisions import explain, to_dict
 from gavel_client.gate import Pending, Refused
+from gavel_client.mcp.status_tool import STATUS_TOOL
 from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.values import from_struct
 
-STATUS_TOOL: Final = "gavel_decision_status"
 # The reason of an answer to a call whose attempt has not been reported.
 ALREADY_RUNNING: Final = "ALREADY_RUNNING"
 
@@ -79,21 +77,3 @@ def pending(answer: Pending) -> CallToolResult:
             "make the same call again, with the same arguments."
         )
     return failed(text, {"status": "PENDING", "decision_id": answer.decision_id, "reason_code": answer.reason, "status_tool": STATUS_TOOL})
-
-
-def status(state: WaitDecisionResponse) -> CallToolResult:
-    """Return how a decision stands."""
-    decision = state.decision
-    lines = [explain(decision)]
-    structured: dict[str, Any] = {
-        "decision_id": decision.event_id,
-        "proposal_id": decision.decision.proposal_id,
-        "action_type": decision.decision.action_type,
-        "outcome": to_dict(decision.decision)["outcome"],
-        "reason_code": decision.decision.reason_code,
-        "phase": DecisionPhase.Name(state.phase).removeprefix("DECISION_PHASE_"),
-    }
-    if state.HasField("execution"):
-        structured["execution"] = ExecutionStatus.Name(state.execution.execution.status).removeprefix("EXECUTION_STATUS_")
-        lines.append(f"The last attempt: {structured['execution']}.")
-    return CallToolResult(content=[TextContent(text="\n".join(lines))], structured_content=structured)

@@ -18,18 +18,18 @@ import anyio
 import grpc
 from gavel.v1.arbitration_service_pb2 import WaitDecisionResponse
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
-from mcp_types import CallToolResult, Tool, ToolAnnotations
+from mcp_types import CallToolResult, Tool
 
 from gavel_client.evidence.store import EvidenceStore
 from gavel_client.gate import Pending, Refused
 from gavel_client.mcp import answers
-from gavel_client.mcp.answers import STATUS_TOOL
 from gavel_client.mcp.caller import Caller
 from gavel_client.mcp.configuration import Configuration
 from gavel_client.mcp.effects import EffectCall, Effects
 from gavel_client.mcp.errors import ExpressionError
 from gavel_client.mcp.observation import Observation
 from gavel_client.mcp.open_calls import OpenCalls
+from gavel_client.mcp.status_tool import STATUS_DEFINITION, STATUS_TOOL, describe_status
 from gavel_client.mcp.tasks import Tasks
 from gavel_client.mcp.upstreams.connection import LISTING_INTERVAL_SECONDS, Upstream
 from gavel_client.mcp.upstreams.definitions import ToolDefinition
@@ -48,17 +48,6 @@ PRODUCER_ID: Final = "mcp-proxy"
 # Time for the calls under way when the proxy stops.
 STOP_GRACE_MS: Final = 10_000
 
-_STATUS_DEFINITION: Final = Tool(
-    name=STATUS_TOOL,
-    title="Status of a decision",
-    description="Says how a decision about an earlier call stands: whether a person approved it, why it was refused, whether it was made.",
-    input_schema={
-        "type": "object",
-        "required": ["decision_id"],
-        "properties": {"decision_id": {"type": "string", "description": "The id in the answer to the call."}},
-    },
-    annotations=ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False),
-)
 _logger = logging.getLogger(__name__)
 
 
@@ -134,7 +123,7 @@ class Proxy:
             await self._register(upstream)
         definitions = [definition for upstream in self._upstreams.values() for definition in upstream.definitions.values()]
         closed = await self._pins.check(definitions)
-        return [*(self._client_tool(definition) for definition in definitions if definition.name not in closed), _STATUS_DEFINITION]
+        return [*(self._client_tool(definition) for definition in definitions if definition.name not in closed), STATUS_DEFINITION]
 
     async def _watch_tools(self) -> None:
         """Tell clients of changes, after the tools have been compared with their pins: a drifted tool is closed before they list it.
@@ -247,7 +236,7 @@ class Proxy:
         state = await self.decision(decision_id, caller) if isinstance(decision_id, str) else None
         if state is None:
             return answers.failed("There is no such decision about a call of this proxy.")
-        return answers.status(state)
+        return describe_status(state)
 
     async def _register(self, upstream: Upstream) -> None:
         """Register a server's provider, unless it is registered as it is. Raises GavelError."""

@@ -60,4 +60,4 @@ class FunctionProvider:
         return answer if isinstance(answer, ToolData) else ToolData(answer)
 
     async def close(self) -> None:
-        """Do nothing: functions hold nothing."""
+        """Do nothing: functions hold no resources."""

@@ -36,9 +36,9 @@ def _times(constants: Constants) -> Iterator[str]:
     spans = [timedelta(), timedelta(days=1), timedelta(days=400), *_spans(constants)]
     for span in spans:
         for offset in _OFFSETS:
-            for distance in (offset - span, offset + span):
-                with suppress(OverflowError):  # beyond the years of the calendar
-                    yield (BASE_TIME + distance).isoformat().replace("+00:00", "Z")
+            for sign in (-1, 1):
+                with suppress(OverflowError):  # beyond the longest span, or the years of the calendar
+                    yield (BASE_TIME + (offset + sign * span)).isoformat().replace("+00:00", "Z")
 
 
 def _durations(constants: Constants) -> Iterator[str]:

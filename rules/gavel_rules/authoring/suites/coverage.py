@@ -145,9 +145,9 @@ class Coverage:
 
     def threshold_ratio(self) -> Ratio:
         """Return how many places on both sides of the counters' thresholds have a case."""
-        found = [one for rule in self.rules() for one in rule.thresholds]
-        total = sum(len(_PLACES[one.operator]) for one in found)
-        return Ratio(total - sum(len(one.missing()) for one in found), total)
+        coverages = [one for rule in self.rules() for one in rule.thresholds]
+        total = sum(len(_PLACES[one.operator]) for one in coverages)
+        return Ratio(total - sum(len(one.missing()) for one in coverages), total)
 
     def consequence_ratio(self) -> Ratio:
         """Return how many of the derivations and compensations gave a result."""

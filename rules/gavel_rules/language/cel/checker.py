@@ -287,12 +287,12 @@ class _Check:
         for place in inner:
             self._note(place.start, "not-supported", "the key of a counter reads another counter", "read only one of them in a rule")
         for place in places if not inner else ():
-            found = environment.counter_reads.find(source, place)
-            if found is None:
+            entry = environment.counter_reads.find(source, place)
+            if entry is None:
                 message = f"the expressions of the action read {place.counter} with more than {KEYS_PER_COUNTER_MAX} different keys"
                 self._note(place.start, "too-complex", message, "read it with fewer keys")
                 continue
-            read, is_new = found
+            read, is_new = entry
             if is_new:
                 environment.declare_read(read.variable, read.counter)
             if read.key:

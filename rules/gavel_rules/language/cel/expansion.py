@@ -182,9 +182,9 @@ class _Expansion(Rewriting):
 
     def _offset_at(self, zone: Zone, offset: int) -> Any:
         """Return a node for the offset of a zone. Outside of its data it gives a text that is no offset, on which the call fails."""
-        found = self._search(zone, 0, len(zone.starts), offset)
-        ended = self._choice(self._is_before(zone.until, offset), found, self._text(_OUTSIDE, offset), offset)
-        return self._choice(self._is_before(zone.starts[0], offset), self._text(_OUTSIDE, offset), ended, offset)
+        inside = self._search(zone, 0, len(zone.starts), offset)
+        before_end = self._choice(self._is_before(zone.until, offset), inside, self._text(_OUTSIDE, offset), offset)
+        return self._choice(self._is_before(zone.starts[0], offset), self._text(_OUTSIDE, offset), before_end, offset)
 
     def _search(self, zone: Zone, low: int, high: int, offset: int) -> Any:
         if high - low == 1:

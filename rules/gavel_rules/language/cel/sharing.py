@@ -96,7 +96,7 @@ def _absorb_errors(node: Any, rewriting: Rewriting) -> None:
     elements = [copy_node(element) for element in node.list_expr.elements]
     del node.list_expr.elements[:]
     for element in elements:
-        for wanted in (True, False):
+        for outcome in (True, False):
             absorbed = rewriting.new(node.list_expr.elements.add(), 0)
             absorbed.call_expr.function = _ABSORB
             comparison = rewriting.new(absorbed.call_expr.args.add(), 0)
@@ -104,11 +104,11 @@ def _absorb_errors(node: Any, rewriting: Rewriting) -> None:
             copy = comparison.call_expr.args.add()
             copy.CopyFrom(element)
             rewriting.renew(copy, {}, 0)
-            rewriting.new(comparison.call_expr.args.add(), 0).const_expr.bool_value = wanted
+            rewriting.new(comparison.call_expr.args.add(), 0).const_expr.bool_value = outcome
 
 
 def _names(node: Any) -> set[str]:
-    found = {node.ident_expr.name} if node.WhichOneof("expr_kind") == "ident_expr" else set()
+    names = {node.ident_expr.name} if node.WhichOneof("expr_kind") == "ident_expr" else set()
     for part in parts_of(node):
-        found |= _names(part)
-    return found
+        names |= _names(part)
+    return names

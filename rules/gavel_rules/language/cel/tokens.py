@@ -1,4 +1,4 @@
-"""The tokens of an expression's text, as far as finding matching parentheses needs them."""
+"""The tokens of an expression's text that matter for matching parentheses."""
 
 from __future__ import annotations
 

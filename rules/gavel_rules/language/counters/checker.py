@@ -130,7 +130,7 @@ class _CounterChecker:
             self._require("window_ms", "the counter has no window", "add `window_ms`, or `calendar`")
         elif len(windows) == 2:
             self._refuse("calendar", "the counter has two windows", "remove `calendar` or `window_ms`")
-        aggregates = [key for key in ("sum", "distinct", "min", "max", "last") if getattr(part, key, None) is not None]
+        aggregates = [key for key in AGGREGATES if getattr(part, key, None) is not None]
         for key in aggregates[1:]:
             self._refuse(key, f"the counter already has `{aggregates[0]}`", "declare another counter")
         if getattr(part, "keep", None) is not None and source != "approvals":

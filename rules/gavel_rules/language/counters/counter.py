@@ -253,7 +253,7 @@ class CompiledCounter:
 
 
 def aggregate_of(part: CounterPart) -> str:
-    """Return what a counter makes of its events: "count", or one of AGGREGATES."""
+    """Return the aggregate of a counter: "count", or one of AGGREGATES."""
     return next((key for key in AGGREGATES if getattr(part, key, None) is not None), COUNT)
 
 

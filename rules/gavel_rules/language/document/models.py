@@ -422,7 +422,7 @@ def zones_of(document: RuleSetPart) -> dict[str, ZonePart]:
 
 
 def matches_action(pattern: str, action: str) -> bool:
-    """Report whether an action is the one of a pattern, or begins as a pattern such as "refund.*" says."""
+    """Report whether a pattern covers an action. It is an action type, or a beginning such as "refund.*"."""
     prefix = pattern.removesuffix("*")
     return action == pattern or (prefix != pattern and action.startswith(prefix))
 

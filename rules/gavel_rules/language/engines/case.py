@@ -192,7 +192,7 @@ class CaseReader:
     def read(self, case: Case) -> dict[str, object]:
         """Return the value of every variable that the case has, by dotted name. Raises CaseError for a value of the wrong type.
 
-        The answer also has, by the names of `PRESENCE_MAPS`, the tested paths that are present, as nested maps.
+        The result also has the tested paths that are present, as nested maps under the names of `PRESENCE_MAPS`.
         """
         values: dict[str, object] = {}
         params = case.params

@@ -46,7 +46,7 @@ JSON_SNAKE: Final = "--json=snake"
 
 
 def read_json_names(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command with --json in place of --json=snake, and remember which names JSON has.
+    """Return the arguments of a command with --json in place of --json=snake, and remember the form of the names in JSON.
 
     Typer has no option with an optional value.
     """

@@ -169,18 +169,18 @@ class ConnectionPool:
         self._closed = False
 
     async def read(self, statement: str, parameters: Parameters = ()) -> list[Row]:
-        """Run a statement that does no harm if it runs and its reply is lost; return its rows.
+        """Run a statement that may safely run without its reply arriving; return its rows.
 
         Raises LogUnavailableError, LogCorruptError.
         """
         return (await self._exchange([(statement, parameters)]))[0]
 
     async def read_all(self, *statements: Statement) -> list[Row]:
-        """Run such statements in one transaction; return the rows of the last one. One round trip."""
+        """Run statements of this kind in one transaction and one round trip; return the rows of the last one."""
         return (await self._exchange(statements))[0]
 
     async def write(self, statement: str, parameters: Parameters) -> tuple[list[Row], bool]:
-        """Run a statement that changes data; return its rows, and whether the standbys have them that its commit had to wait for.
+        """Run a statement that changes data. Return its rows, and whether the standbys that its commit waits for have confirmed it.
 
         Raises LogUnavailableError if nothing was or will be written, OutcomeUnknownError if no reply came, LogCorruptError.
         """

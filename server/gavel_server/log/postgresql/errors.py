@@ -25,7 +25,7 @@ def describe(error: BaseException) -> str:
 
 
 def is_known_refusal(error: BaseException) -> bool:
-    """Return whether PostgreSQL refused the statement, so that nothing of it is or will be written.
+    """Return whether PostgreSQL refused the statement: it has no effect, now or later.
 
     An error that ends the connection is not such a refusal: the statement may have been committed before.
     """

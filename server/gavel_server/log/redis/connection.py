@@ -73,7 +73,7 @@ class NetworkPath:
             asyncio.get_running_loop().call_later(STALE_GRACE_SECONDS, self._end_waits, sent_at)
 
     def note_peer(self, peer: object) -> None:
-        """Note the address to which a new connection leads. After a failover it is another one: connections to the old one are left."""
+        """Note the address that a new connection leads to. After a failover it is another one, and connections to the old one are left."""
         if self._peer is not None and peer != self._peer:
             self.leave()
         self._peer = peer

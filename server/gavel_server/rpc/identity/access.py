@@ -78,10 +78,10 @@ class AccessControl:
         return is_own or bool(in_force.grants.rights_of(other, state.bus))
 
     async def may_open(self, bus: str, principal: Principal) -> bool:
-        """Return whether a bus is opened in this process, or kept open, to tell a caller about the bus and its own rights there.
+        """Return whether this process opens a bus, or keeps it open, to tell a caller about the bus and the caller's rights there.
 
-        Callers without rights on the bus do not cause it. If the grants are not known without opening the bus, rights on any open bus are
-        enough. Raises ServiceError LOG_UNAVAILABLE.
+        The caller needs a right on the bus. If the grants are not known without opening the bus, a right on any open bus is enough.
+        Raises ServiceError LOG_UNAVAILABLE.
         """
         if principal.is_anonymous or principal == SERVER or self.is_admin(principal):
             return True

@@ -154,7 +154,7 @@ def test_schedule_leaves_new_events(tmp_path: Path) -> None:
 def test_refusals(
     sample_log: tuple[Path, dict[str, Envelope]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
 ) -> None:
-    """What cannot be archived or restored is said in one line."""
+    """A refusal to archive or to restore is one line."""
     monkeypatch.chdir(tmp_path)
     result = gavel(*(sample_log[0] if one == "LOG" else one for one in arguments))
     assert (1, True) == (result.returncode, problem in result.stderr), result.stderr

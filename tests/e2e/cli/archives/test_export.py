@@ -125,6 +125,6 @@ def test_followed_and_killed(tmp_path: Path) -> None:
     ],
 )
 def test_refusals(shop: Server, options: tuple[str, ...], status: int, problem: str) -> None:
-    """What cannot be exported is said in one line."""
+    """A refusal to export is one line."""
     result = gavel("export", *options, server=shop)
     assert (status, True) == (result.returncode, problem in result.stderr)

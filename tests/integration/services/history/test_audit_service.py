@@ -89,7 +89,7 @@ async def test_a_decision_that_does_not_come_out_again(world_with_rules: World) 
 
 
 async def test_a_decision_of_a_contest(world: World) -> None:
-    """What a candidate of a contest would get is known as long as the same rule sets are active."""
+    """The decision that a candidate of a contest would get is known as long as the same rule sets are active."""
     await world.activate(CONTESTED)
     event = await world.publish(fact("order/1", "order.status", "delivered"))
     waiting = asyncio.ensure_future(world.propose(proposal("order/1", cites=[event])))

@@ -1,4 +1,4 @@
-"""What callers learn of others: of buses, callers and decisions that are none of their business."""
+"""Disclosure: callers learn nothing of buses, callers and decisions that they may not read."""
 
 from __future__ import annotations
 

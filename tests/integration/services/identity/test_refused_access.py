@@ -120,7 +120,7 @@ async def test_once_a_minute(world: World) -> None:
     ],
 )
 async def test_events_are_told_apart(world: World, principal: Principal, envelope: Envelope, reason: str, category: int) -> None:
-    """What the core or the checks of events refuse counts like a lacking right, under its own reason."""
+    """A refusal by the core or by the checks of events counts like a lacking right, under its own reason."""
     await refusal(world.events.PublishEvent(PublishEventRequest(envelope=envelope), metadata=by(principal)))
     await world.refusals.record_due()
     (refused,) = await refusals(world)

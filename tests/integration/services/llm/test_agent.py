@@ -206,7 +206,7 @@ async def test_a_text_without_calls_ends_a_run(
 async def test_a_refused_proposal_teaches_the_model(
     client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
 ) -> None:
-    """What was not approved is an error whose text says why; a person's review is not awaited."""
+    """A call without an approval is an error whose text says why; the agent does not wait for a person's review."""
     models.replies.append(Reply("refund_large"))
     async with agent(client, models, await tools_of(client, runtime)) as target:
         response = await target.respond(TASK, cause=complaint)

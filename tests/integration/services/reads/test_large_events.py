@@ -118,7 +118,7 @@ async def test_scans_wait_for_their_turn(watched: tuple[World, WatchedLog]) -> N
 
 
 async def test_waiting_scans_are_refused(watched: tuple[World, WatchedLog], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where more scans wait than may, the next one is RESOURCE_EXHAUSTED and names the limit; writes and other reads go on."""
+    """A scan beyond the limit of waiting scans is RESOURCE_EXHAUSTED and names the limit; writes and other reads go on."""
     world, log = watched
     reading = asyncio.Event()
     unlocked = asyncio.Event()

@@ -104,6 +104,7 @@ def test_restart_handles_each_event_once(count: int, stop: int, window_ms: int, 
             if one is not None and (last or steps < stop):
                 windows.offer(one, now_ms)
                 steps += 1
+            assert sum(len(window.events) for queue in windows._windows.values() for window in queue) == windows.event_count
         positions = windows.positions()
     expected = [("one", one.sequence_number) for one in log] + [("two", one.sequence_number) for one in log if one.subject == "order/2"]
     assert sorted(expected) == sorted(answered)

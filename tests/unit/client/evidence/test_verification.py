@@ -64,7 +64,7 @@ def test_a_failure_has_evidence_without_a_result(store: EvidenceStore) -> None:
 
 @pytest.mark.parametrize(("is_kept", "state"), [(True, VERIFIED), (False, MISSING)])
 def test_evidence_of_another_trace(store: EvidenceStore, is_kept: bool, state: str) -> None:
-    """What a decision pins from another trace is found by the events of that trace."""
+    """Evidence that a decision pins from another trace is found by the events of that trace."""
     content_hash = store.put(b"1")[0] if is_kept else sha256_of("1")
     decision = Envelope(sequence_number=9, decision=Decision(pinned_facts=[PinnedFact(evidence_hash=content_hash, sequence_number=4)]))
     elsewhere = {4: [result(3, content_hash, "file:///evidence")]}

@@ -1,4 +1,4 @@
-"""Whatever a provider sends, the provider layer gives a response or an error of its own."""
+"""The provider layer turns every message of a provider into a response or an error of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers show of providers: types of their own and JSON, never a type of an SDK."""
+"""The layers show types of their own and JSON, never a type of a provider's SDK."""
 
 from __future__ import annotations
 

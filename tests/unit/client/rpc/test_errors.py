@@ -23,5 +23,5 @@ CODES = {
     ],
 )
 def test_errors_of_the_server(reason: str, expected: str) -> None:
-    """What a caller may not do is logged in words; a message that may quote a request is not."""
+    """A refusal of access is described with its message; a message that may quote a request is left out."""
     assert expected == describe_error(GavelError(CODES[reason], reason, "text"))

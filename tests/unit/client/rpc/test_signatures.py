@@ -1,4 +1,4 @@
-"""What editors and type checkers see of the client: real signatures, in source."""
+"""Editors and type checkers see real signatures of the client, in source."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_the_first_event_that_names_versions_binds_the_trace() -> None:
 
 
 def test_mismatches_of_other_events_are_warned_of_and_refuse_nothing() -> None:
-    """What another event of the trace ran is drift, but only the proposal's own versions can be refused."""
+    """Versions of other events of the trace are drift, but only the proposal's own versions can be refused."""
     core = Core(document(on_version_mismatch="fail"))
     for version in ("1", "2", "2", "3"):
         note(core, tool_registry_version=version)

@@ -61,7 +61,7 @@ def comparable_fields(decision: Decision) -> Decision:
 
 
 def test_reject_wins_then_review_then_approve() -> None:
-    """Whatever three rule sets answer: any reject wins, then any review, then approve; without a matching rule nothing is approved.
+    """Of the answers of three rule sets, any reject wins, then any review, then approve; without a matching rule nothing is approved.
 
     Of the rule sets with the winning effect, the one with the lowest policy_id decides. The decision names all consulted rule sets and all
     matches.

@@ -153,7 +153,7 @@ def test_a_close_holds_the_producer_that_comes_under_review(core: Core) -> None:
 
 
 def test_a_closed_action_is_closed_for_the_trace(core: Core) -> None:
-    """What a person or the facts have decided for a trace holds for all its producers, and counts against none."""
+    """The end of a trace by a person or by facts holds for all its producers, and counts against none."""
     fact = core.fact("order.status", "cancelled")
     assert refuse(core, fact, GUEST, 5).terminal
     decision = refuse(core, fact, OWNER, 6)
@@ -316,7 +316,7 @@ def without_ids(decision: Decision) -> Decision:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(MOVES)
 def test_a_guests_rejections_do_not_change_the_owners_decisions(moves: list[Move]) -> None:
-    """Whatever a guest is refused in a trace, the owner's decisions are the same as without the guest."""
+    """Refusals of a guest in a trace do not change the owner's decisions."""
     assert play(moves, with_guest=False) == play(moves, with_guest=True)
 
 

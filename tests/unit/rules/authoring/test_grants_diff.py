@@ -1,4 +1,4 @@
-"""What two versions of the grants allow differently."""
+"""Differences between two versions of the grants."""
 
 from __future__ import annotations
 

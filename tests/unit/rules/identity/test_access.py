@@ -187,7 +187,7 @@ def test_dry_runs_need_what_proposals_need(grants: dict[str, Any], principal: Pr
 
 
 def test_an_activation_needs_the_actions_that_it_leaves_without_rules() -> None:
-    """Whoever may activate one action cannot replace a rule set that governs another one by a version without it."""
+    """A caller with the right to activate one action cannot replace a rule set that governs another one by a version without it."""
     own = {"to": ["ann"], "may": ["deploy", "activate"], "actions": ["note.add"]}
     core = granted({**EVERYTHING, "grants": [own, {"to": ["ada"], "may": [*RIGHTS]}]})
     ann = Principal("ann", "token")

@@ -36,7 +36,7 @@ def compiled(rules: list[tuple[str, str]]) -> CompiledAction:
 def test_feasibility_is_sound(
     case: Callable[..., Case], rules: list[tuple[str, str]], values: tuple[dict[str, Any], ...], known: set[str]
 ) -> None:
-    """Whatever the unknown values are, the verdict is among those that the known facts allow."""
+    """For all values of the unknown facts, the verdict is among those that the known facts allow."""
     params, facts, proposal = values
     action = compiled(rules)
     there = {name: facts[name] for name in known if facts[name] is not None}

@@ -181,7 +181,7 @@ def test_a_counter_gets_its_past() -> None:
 
 
 def test_ends_while_a_counter_is_filled() -> None:
-    """What ends between the opening of a counter and its fill counts as it ended, and not as the fill has it."""
+    """Decisions that end between the opening of a counter and its fill count as they ended, whatever the fill says of them."""
     orders = Orders(counted(BUDGET))
     settled, expiring, _ = orders.approve(100), orders.approve(200, "bob"), orders.approve(400, "carl")
     core = orders.core

@@ -1,4 +1,4 @@
-"""What is remembered beside the evidence: counts of candidates, ids of tool calls, and versions of traces."""
+"""Memory beside the evidence: counts of candidates, ids of tool calls, and versions of traces."""
 
 from __future__ import annotations
 

@@ -20,23 +20,23 @@ async def test_a_checkpoint_survives_a_restart(tmp_path: Path) -> None:
     """The next process loads the latest saved head of each bus."""
     path = tmp_path / "checkpoint.json"
     first = Checkpoint(path)
-    assert None is first.load("a")
+    assert None is first.head_of("a")
     await first.save({"a": head(1)})
     await first.save({"b": head(7)})
     await first.save({"a": head(2)})
     second = Checkpoint(path)
-    assert [head(2), head(7), None] == [second.load(bus) for bus in ("a", "b", "c")]
+    assert [head(2), head(7), None] == [second.head_of(bus) for bus in ("a", "b", "c")]
 
 
 async def test_a_note_survives_without_a_sync(tmp_path: Path) -> None:
-    """What was noted is in the file at once, before any sync, as one line for each bus; an unchanged head is not written again."""
+    """A noted head is in the file at once, before any sync, as one line for each bus; an unchanged head is not written again."""
     path = tmp_path / "checkpoint.json"
     checkpoint = Checkpoint(path)
     buses = ["a", "b", "long-" * 11]
     for number in range(1, 4):
         for bus in buses:
             checkpoint.note(bus, head(number))
-            assert head(number) == Checkpoint(path).load(bus)
+            assert head(number) == Checkpoint(path).head_of(bus)
     assert ["checkpoint.json"] == os.listdir(tmp_path)
     assert [[bus, 3, head(3).chain_hash.hex()] for bus in buses] == [json.loads(line) for line in path.read_text().splitlines()]
     assert len(buses) * LINE_BYTES == path.stat().st_size
@@ -63,7 +63,7 @@ def test_a_note_is_one_small_write(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     checkpoint.note("a", head(2))
     monkeypatch.undo()
     assert [LINE_BYTES] == written
-    assert head(2) == Checkpoint(tmp_path / "checkpoint.json").load("a")
+    assert head(2) == Checkpoint(tmp_path / "checkpoint.json").head_of("a")
 
 
 async def test_a_file_that_was_removed_is_written_again(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ async def test_a_file_that_was_removed_is_written_again(tmp_path: Path) -> None:
     path.rename(tmp_path / "elsewhere")
     path.write_text("{}")
     await checkpoint.save({"a": head(3)})
-    assert [head(3), head(7)] == [Checkpoint(path).load(bus) for bus in ("a", "b")]
+    assert [head(3), head(7)] == [Checkpoint(path).head_of(bus) for bus in ("a", "b")]
 
 
 def test_the_form_of_earlier_builds_is_read(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_the_form_of_earlier_builds_is_read(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     path.write_text(json.dumps({"a": [1, head(1).chain_hash.hex()], "b": [7, head(7).chain_hash.hex()]}))
     checkpoint = Checkpoint(path)
-    assert [head(1), head(7)] == [checkpoint.load(bus) for bus in ("a", "b")]
+    assert [head(1), head(7)] == [checkpoint.head_of(bus) for bus in ("a", "b")]
     checkpoint.note("a", head(2))
-    assert [head(2), head(7)] == [Checkpoint(path).load(bus) for bus in ("a", "b")]
+    assert [head(2), head(7)] == [Checkpoint(path).head_of(bus) for bus in ("a", "b")]
 
 
 @pytest.mark.parametrize("tail", [b"[", b'["c", 1', b"\0" * LINE_BYTES, b"\0" * (LINE_BYTES - 1) + b"\n"])
@@ -97,9 +97,9 @@ def test_a_line_that_a_power_cut_left_unfinished(tmp_path: Path, tail: bytes) ->
     with path.open("ab") as file:
         file.write(tail)
     checkpoint = Checkpoint(path)
-    assert head(1) == checkpoint.load("a")
+    assert head(1) == checkpoint.head_of("a")
     checkpoint.note("b", head(7))
-    assert [head(1), head(7)] == [Checkpoint(path).load(bus) for bus in ("a", "b")]
+    assert [head(1), head(7)] == [Checkpoint(path).head_of(bus) for bus in ("a", "b")]
 
 
 def test_a_line_edited_by_hand(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_a_line_edited_by_hand(tmp_path: Path) -> None:
     lines = [line.rstrip() for line in path.read_text().splitlines()]
     path.write_text(f"{lines[0]}\n{lines[2]}\n")
     edited = Checkpoint(path)
-    assert [head(1), None, head(1)] == [edited.load(bus) for bus in ("a", "b", "c")]
+    assert [head(1), None, head(1)] == [edited.head_of(bus) for bus in ("a", "b", "c")]
     edited.note("c", head(2))
-    assert [head(1), None, head(2)] == [Checkpoint(path).load(bus) for bus in ("a", "b", "c")]
+    assert [head(1), None, head(2)] == [Checkpoint(path).head_of(bus) for bus in ("a", "b", "c")]
 
 
 @pytest.mark.parametrize(

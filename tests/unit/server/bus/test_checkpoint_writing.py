@@ -28,7 +28,7 @@ async def test_concurrent_saves_of_several_buses(tmp_path: Path) -> None:
     for number in range(1, 6):
         await asyncio.gather(*(checkpoint.save({bus: head(number)}) for bus in buses))
     restarted = Checkpoint(path)
-    assert {head(5)} == {restarted.load(bus) for bus in buses}
+    assert {head(5)} == {restarted.head_of(bus) for bus in buses}
 
 
 async def test_failed_save_is_retried(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ async def test_failed_save_is_retried(tmp_path: Path) -> None:
         await checkpoint.save({"a": head(1)})
     path.parent.mkdir()
     await checkpoint.save({"a": head(1)})
-    assert head(1) == Checkpoint(path).load("a")
+    assert head(1) == Checkpoint(path).head_of("a")
 
 
 def test_server_survives_a_failing_checkpoint_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_server_survives_a_failing_checkpoint_disk(tmp_path: Path, monkeypatch: 
         await follower.stop()
         checkpoint.full = False
         await follower.replica.acknowledged.save()
-        assert follower.head == Checkpoint(tmp_path / "checkpoint.json").load(follower.bus)
+        assert follower.head == Checkpoint(tmp_path / "checkpoint.json").head_of(follower.bus)
 
     asyncio.run(main())
 
@@ -88,13 +88,13 @@ def test_answered_events_are_in_the_checkpoint(tmp_path: Path) -> None:
         path = tmp_path / "checkpoint.json"
         sequencer, _ = await servers.start(checkpoint=Checkpoint(path))
         assert 1 == sequencer.head.sequence_number
-        assert sequencer.head == Checkpoint(path).load(sequencer.bus)
+        assert sequencer.head == Checkpoint(path).head_of(sequencer.bus)
         for number in range(20):
             await record_event(sequencer, servers.fact(number))
-            assert sequencer.head == Checkpoint(path).load(sequencer.bus)
+            assert sequencer.head == Checkpoint(path).head_of(sequencer.bus)
         other_path = tmp_path / "other.json"
         other, _ = await servers.start(checkpoint=Checkpoint(other_path))
-        assert other.head == Checkpoint(other_path).load(other.bus)
+        assert other.head == Checkpoint(other_path).head_of(other.bus)
 
     asyncio.run(main())
 

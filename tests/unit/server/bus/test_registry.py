@@ -216,7 +216,7 @@ async def test_the_first_accepted_command_opens_a_bus(servers: Servers) -> None:
 
 @with_servers
 async def test_two_servers_open_a_bus_at_once(servers: Servers) -> None:
-    """Where two servers get the first commands of a bus at once, it is opened once, and both commands are recorded."""
+    """If two servers get the first commands of a bus at once, it is opened once, and both commands are recorded."""
     one, other = Buses(servers), Buses(servers)
     other.logs = one.logs
     results = await asyncio.gather(one.publish("new", servers.fact()), other.publish("new", servers.fact("lost")))

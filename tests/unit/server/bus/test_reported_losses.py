@@ -74,7 +74,7 @@ def test_a_new_server_does_not_write_to_a_log_that_lost_events(tmp_path: Path) -
             await until_writable(sequencer)
             await record_event(sequencer, servers.fact())
             await sequencer.stop()
-        assert later.head == Checkpoint(tmp_path / "later.json").load(BUS)
+        assert later.head == Checkpoint(tmp_path / "later.json").head_of(BUS)
         await servers.prove()
 
     asyncio.run(main())

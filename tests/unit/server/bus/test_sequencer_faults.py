@@ -176,7 +176,7 @@ def test_an_operator_accepts_a_loss(tmp_path: Path) -> None:
         events = (await servers.events())[head.sequence_number :]
         assert ["DataLossAccepted", "DecisionExpired", "FactRecorded"] == [event.event_name for event in events]
         await restarted.stop()
-        assert restarted.head == Checkpoint(path).load(BUS)
+        assert restarted.head == Checkpoint(path).head_of(BUS)
         await servers.prove()
 
     asyncio.run(main())
@@ -197,12 +197,12 @@ def test_detected_regression_is_in_the_checkpoint(tmp_path: Path) -> None:
         while sequencer.write_error() is None:  # noqa: ASYNC110 - the poll of the log sets no event
             await asyncio.sleep(0.01)
         await sequencer.stop()
-        kept = Checkpoint(path).load(BUS)
+        kept = Checkpoint(path).head_of(BUS)
         assert kept == sequencer.head
         assert 3 == kept.sequence_number
         restarted, _ = await servers.start(checkpoint=Checkpoint(path), log=lost)
         await restarted.stop()
-        assert kept == Checkpoint(path).load(BUS)
+        assert kept == Checkpoint(path).head_of(BUS)
 
     asyncio.run(main())
 

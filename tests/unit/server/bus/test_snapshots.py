@@ -302,3 +302,12 @@ async def test_a_server_that_reads_on_writes_none(tmp_path: Path) -> None:
     assert reader.replica.is_settled
     await writer.stop()
     await reader.stop()
+
+
+def test_a_child_that_has_ended_is_not_killed(tmp_path: Path) -> None:
+    """A bus that starts over while the end of the writing child is still being noted gets new snapshots, without an error."""
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(child, 0)
+    snapshots = BusSnapshots(SnapshotFiles(tmp_path, BUS), 1)
+    snapshots._child = child
+    assert 0 == snapshots.begin_anew(0)._child

@@ -112,7 +112,7 @@ ACTIONS = st.lists(
 
 @given(ACTIONS)
 def test_nothing_is_lost_or_reordered(actions: list[tuple[str, str, int]]) -> None:
-    """Whatever is added, taken, displaced and put back: each item comes out once, those of a caller in order, and the counts are right."""
+    """After any changes of the queue each item comes out once, those of a caller in order, and the counts are right."""
     queue: FairQueue[tuple[str, int, int]] = FairQueue(10, 20 * UNIT_BYTES)
     taken: list[tuple[str, int, int]] = []
     lost: list[tuple[str, int, int]] = []

@@ -63,7 +63,7 @@ def test_doubling(schema: dict[str, Any]) -> None:
 
 
 def test_complicated_schemas() -> None:
-    """What cannot be measured in few steps is refused, and so is a reference that the measurement cannot follow."""
+    """A schema that cannot be measured in few steps is refused, and so is a reference that the measurement cannot follow."""
     wide: dict[str, Any] = {
         "items": {"anyOf": [{"properties": {str(name): {"anyOf": [{}] * 40} for name in range(40)}} for _ in range(40)]}
     }

@@ -48,7 +48,7 @@ def preflight(
 ) -> UnaryCall[arbitration.PreflightResponse]:
     """Return the decision that a proposal would get now. The server writes and counts nothing (constitution §6.4).
 
-    `rule_set_override` is a document that replaces the active one with its policy_id; `explain` adds every rule.
+    `rule_set_override` is a document that replaces the active one with its policy_id; `explain` adds the outcome of every rule.
     """
     request = arbitration.PreflightRequest(bus=bus, envelope=envelope, rule_set_override=rule_set_override, explain=explain)
     return unary_call(ArbitrationServiceStub, lambda stub: stub.Preflight, request, timeout_ms)

@@ -1,4 +1,4 @@
-"""What the adapters make of the providers' bodies: segments with citations and safety, usage, metadata."""
+"""The results of the adapters: segments with citations and safety, usage, metadata."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ RECORDED = st.tuples(st.integers(1, 3), st.sampled_from(SOURCES), st.sampled_fro
 @settings(max_examples=20, deadline=None)
 @given(st.lists(REQUIREMENTS, min_size=2, max_size=3), st.lists(RECORDED, max_size=4), st.booleans())
 def test_hint_suffices_for_several_rule_sets(wanted: list[dict[str, Any]], recorded: list[tuple[int, str, int]], cites_all: bool) -> None:
-    """Whatever rule sets require of one key: an agent that publishes exactly what the hint names is not refused for evidence again."""
+    """An agent that publishes exactly the facts of a hint is not refused for evidence again, also if rule sets differ about a key."""
     core = bus_with_facts(**{name: {**SCORE, **one} for name, one in zip(NAMES, wanted, strict=False)})
     citations = []
     for tier, source, age_ms in sorted(recorded, key=lambda one: -one[2]):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.cases import WORK_MAX
 from gavel_rules.authoring.samples.hints import Hints, collect_hints
 from gavel_rules.authoring.samples.patterns import matching_texts
+from gavel_rules.authoring.samples.text_forms import texts_of_forms
 from gavel_rules.authoring.samples.values import VALUE_SIZE_MAX, Sampler
 from gavel_rules.values import size_of
 
@@ -36,6 +38,14 @@ def test_matching_texts_match(pattern: str) -> None:
 def test_each_alternative_has_a_text() -> None:
     """Each alternative of a pattern has a text."""
     assert {"DE", "FR", "GB"} <= set(matching_texts("^(DE|FR|GB)$"))
+
+
+def test_spans_beyond_the_calendar() -> None:
+    """A duration that no time can be shifted by gives no time, and the others still give theirs."""
+    longest = f"{timedelta.max // timedelta(hours=1)}h"
+    times = list(texts_of_forms({"timestamp"}, [longest, "36h"]))
+    assert "2026-01-07T00:00:00Z" in times
+    assert times == list(texts_of_forms({"timestamp"}, ["36h"]))
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "(?=a)b", "a)", "(" * 5_000, "(((a{5000}){5000}){5000}){5000}"])

@@ -132,7 +132,7 @@ CONDITIONS = ("a", "!a", "a && b", "a || b", "b ? a : n > 1", "n > 1 || a", "n +
 def test_sharing_changes_no_verdict(
     case: Cases, a: str, b: str, n: str, conditions: list[str], tags: list[str], amount: int, note: str | None
 ) -> None:
-    """Whatever the variables are and whoever reads them, rules match and fail as if the variables were written out."""
+    """For all variables and conditions, rules match and fail as if the variables were written out."""
     params: dict[str, Any] = {"tags": tags, "amount": amount} | ({} if note is None else {"note": note})
     verdicts: list[object] = []
     expressions = {"a": a, "b": b, "n": n}

@@ -69,7 +69,7 @@ def test_grants_and_tools_are_restored() -> None:
 
 
 def test_versions_and_outliving_readings_are_restored() -> None:
-    """What traces name of versions, schemas and models, and the readings of a lapsed trace that are evidence, are part of a snapshot."""
+    """A snapshot holds the versions, schemas and models of traces, and the readings of a lapsed trace that are evidence."""
     core = Core()
     run(core, contract("fraud-tool"))
     evidence = core.tool_result()

@@ -44,7 +44,7 @@ def test_commands(setting: str, expected: tuple[Any, ...]) -> None:
     ],
 )
 def test_shortfalls(setting: str, replies: list[Any], expected: str) -> None:
-    """What is missing is named; nothing is missing if enough servers confirmed."""
+    """The missing servers are named; none is missing if enough servers confirmed."""
     assert expected == shortfall(Acknowledgement.parse(setting), replies, 500, WHERE)
 
 
