@@ -240,13 +240,16 @@ class _ActionChecker:
     def _share_variables(self, environment: Environment, conditions: Sequence[CheckedExpression]) -> None:
         """Charge each shared variable once, or share none where the conditions may not be evaluated together.
 
-        They are not if they are too long for one list, or if their macros together may reach the limit of iterations. Guards are parts
-        of conditions, so the list may be twice as long and visit twice as many elements.
+        They are not if they are too long for one list, if their macros together may reach the limit of iterations, or if their variables
+        are too many to be bound around them. Guards are parts of conditions, so the list may be twice as long and visit twice as many
+        elements.
         """
         elements = sum(condition.elements for condition in conditions)
         length = sum(len(condition.source) + GUARD_LENGTH for condition in conditions)
         steps = sum(condition.steps for condition in conditions)
         if 2 * elements > ITERATIONS_MAX or 2 * length > LIST_LENGTH_MAX or steps > INLINE_STEPS_MAX:
+            environment.shared.clear()
+        if environment.shared and not environment.can_share([condition.source for condition in conditions]):
             environment.shared.clear()
         if not environment.shared:
             return

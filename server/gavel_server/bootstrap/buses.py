@@ -56,7 +56,7 @@ class BusOpening:
 
     def acknowledged(self, bus: str) -> Head | None:
         """Return the last event of a bus that this server has acknowledged, or None."""
-        return self._checkpoint.load(bus)
+        return self._checkpoint.head_of(bus)
 
     async def open(self, name: str) -> Sequencer:
         """Start the sequencer of a bus. Of the new buses only the default one gets its first event now."""

@@ -131,6 +131,14 @@ class Environment:
         values = [value.serialized for value in self.shared.values()]
         return self._library.deserialize(share(self._expand(self._library.compile(source)), values, as_outcomes=as_outcomes))
 
+    def can_share(self, sources: Sequence[str]) -> bool:
+        """Report whether conditions can be compiled together: each shared value that they read nests them once more."""
+        try:
+            self.compile_together(f"[{','.join(map(guarded_source, sources))}]", as_outcomes=True)
+        except RuntimeError:
+            return False
+        return True
+
     def share(self, name: str, source: str) -> None:
         """Share the value of a variable, given as it is written out in an expression that is known to compile."""
         if source in self.shared:
@@ -242,7 +250,8 @@ class _Check:
     def _share(self, source: str, shared: Sequence[tuple[int, str]], tree: Node) -> tuple[int, float]:
         """Share the variables at some places; return the steps without them, and the elements that macros visit with them."""
         environment = self._environment
-        texts = [(source[start : closing_offset(source, start) + 1], name) for start, name in shared]
+        # The key of a counter's read is blank in the source: a variable that begins there is no part of the expression.
+        texts = [(source[start : closing_offset(source, start) + 1], name) for start, name in shared if source[start] == "("]
         for text, name in sorted(texts, key=lambda one: len(one[0])):  # a variable is longer than those inside of it
             environment.share(name, text)
         cost = estimate_cost(tree, environment.types, environment.shared_trees())
@@ -317,9 +326,9 @@ class _Check:
         self._key_steps += estimate_cost(self._environment.evaluated_tree(compiled), self._environment.types).steps
 
     def _nests(self, source: str) -> bool:
-        """Report whether the expression still compiles inside the list and the guard of evaluation."""
+        """Report whether the expression, with added functions expanded, still compiles inside the list and the guard of evaluation."""
         try:
-            self._environment.check_types(f"[true ? dyn(({source}\n)) : dyn(false)]")
+            self._environment.compile(f"[{guarded_source(source)}]")
         except RuntimeError:
             return False
         return True
@@ -336,6 +345,11 @@ class _Check:
             elif cost.map_offset >= 0 and cost.elements > ITERATIONS_MAX and "execution" not in environment.scope:
                 self._note(cost.map_offset, *_unordered(cost.elements, names))
         return math.ceil(min(cost.steps + self._key_steps, EXPRESSION_STEPS_MAX))
+
+
+def guarded_source(source: str) -> str:
+    """Return an expression as it nests deepest in an evaluation: as a guard (`engines.cel.guard_source`)."""
+    return f"(true ? dyn(({source}\n)) : dyn(false))"
 
 
 def _encloses(source: str, outer: ReadPlace, inner: ReadPlace) -> bool:

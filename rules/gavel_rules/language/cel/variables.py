@@ -15,6 +15,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -117,9 +118,9 @@ class Variables:
         for name in texts:
             self._read(name, texts[name], report)
         self._refuse_cycles(report)
-        for name in self._variables:
-            if name not in self._broken:
-                self._expand_variable(name, report)
+        uses = {name: self._names_used(name) for name in self._variables if name not in self._broken}
+        for name in TopologicalSorter(uses).static_order():
+            self._expand_variable(name, report)
 
     def expand(self, text: str, known: Collection[str], report: Report) -> Expansion | None:
         """Return an expression with its variables expanded; None with the reason reported.
@@ -260,12 +261,8 @@ class Variables:
         return sorted({use.name for use in variable.uses}) if variable is not None else []
 
     def _expand_variable(self, name: str, report: VariableReport) -> None:
-        """Expand a variable, after those that it uses. Mark it as broken if it gets too long or nests too deep."""
-        if name in self._expansions or name in self._broken:
-            return
+        """Expand a variable whose own variables are expanded. Mark it as broken if it gets too long or nests too deep."""
         variable = self._variables[name]
-        for used in self._names_used(name):
-            self._expand_variable(used, report)
         if any(use.name in self._broken for use in variable.uses):
             self._broken.add(name)
             return

@@ -35,7 +35,7 @@ def change_to_version_3(core: Core) -> Envelope:
 
 
 def test_counts_begin_anew() -> None:
-    """Rejections that were counted for the whole trace count against no producer, and no proposal repeats them."""
+    """After the change, earlier rejections of the whole trace count against no producer, and no proposal is a repetition of them."""
     core, fact = bus_of_version_2()
     for number in range(2):
         core.decide([fact], trace_id=TRACE, amount=500 + number, producer=GUEST)
@@ -60,7 +60,7 @@ def test_an_open_review_holds_the_producer_that_it_is_about() -> None:
 
 
 def test_waiting_proposals_are_those_of_their_producers() -> None:
-    """A waiting proposal makes a copy of its producer a duplicate, not one of another producer, and leaves nothing behind."""
+    """While a proposal waits, an equal one of its producer is a duplicate, one of another producer is not; later nothing is left of it."""
     core, fact = bus_of_version_2()
     offer = core.enter([fact], action_type="offer.make", trace_id=TRACE, producer=OWNER, priority=9)
     change_to_version_3(core)

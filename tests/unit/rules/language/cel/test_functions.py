@@ -217,6 +217,8 @@ def test_expression_behind_a_loop(text: str, values: dict[str, Any], expected: A
         ("quantity(ints[0])", "type-error: quantity cannot be applied to int"),
         ("words.sum()", "type-error: sum cannot be applied"),
         ('"%s".format([s])', "not-supported: format is not supported"),
+        # Each function brings its body, so the library's depth is reached with few of them.
+        ("string(quantity(" * 12 + "s" + ").asApproximateFloat())" * 12 + ' == "1"', "too-complex: the expression is nested too deep"),
     ],
 )
 def test_mistakes(text: str, part: str) -> None:

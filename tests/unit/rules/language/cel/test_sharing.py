@@ -157,3 +157,31 @@ def test_only_conditions_share() -> None:
     program = Program(of.environment, ["(size(params.tags.filter(t, size(t) > 3)))"])
     assert [[1]] == [program.evaluate_all({"params.tags": ["long"]})]
     assert [1] == program.evaluate_each({"params.tags": ["long"]})
+
+
+@pytest.mark.parametrize(("count", "shares"), [(20, True), (45, False), (190, False)])
+def test_variables_that_are_too_many_are_not_shared(count: int, shares: bool, case: Cases) -> None:
+    """Each shared value nests the conditions once more. Beyond the library's depth none is shared, and the verdict is the same."""
+    variables = {f"v{number}": f"params.amount == {number}" for number in range(count)}
+    conditions = [" || ".join(list(variables)[first : first + 20]) for first in range(0, count, 20)]
+    variables["v0"] = "10 / params.amount == 7"
+    of = action(*conditions, version=2, **variables)
+    assert shares == bool(of.environment.shared)
+    failing = case(params=of.typed_params({"tags": [], "amount": 0}))
+    last = case(params=of.typed_params({"tags": [], "amount": count - 1}))
+    for evaluate in (lambda one: of.evaluate(one, cross_check=True), of.evaluate_reference):
+        assert ("r0", None) == (evaluate(failing).error, evaluate(failing).disagreement)
+        assert [f"r{len(conditions) - 1}"] == [rule.id for rule in evaluate(last).matches]
+
+
+def test_variables_in_the_key_of_a_counter_are_not_shared() -> None:
+    """The key of a counter's read is evaluated before the conditions, so its variables are no values that they share."""
+    counters = {
+        "spent": {"of": "approvals", "action": ACTION, "sum": "double(params.amount)", "by": "string(params.amount)", "window_ms": 1_000}
+    }
+    who, suffix = "string(params.amount)", '"x".upperAscii()'
+    rules = [{"id": "r", "action": ACTION, "priority": 1, "when": "history.spent(who + suffix) < 5.0 && some", "effect": "approve"}]
+    data = {"gavel": "v2", "rule_set": "demo", "version": 1, "actions": {ACTION: {"params": PARAMS}}, "rules": rules, "counters": counters}
+    variables = {"long": VARIABLES["long"], "some": VARIABLES["some"], "who": who, "suffix": suffix}
+    environment = compile_rule_set(json.dumps({**data, "variables": variables})).actions[ACTION].environment
+    assert {"long", "some"} == {value.name for value in environment.shared.values()}

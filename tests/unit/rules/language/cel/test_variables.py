@@ -180,6 +180,13 @@ def test_nesting_of_variables_is_bounded() -> None:
     assert expected == mistakes(document_with(*chain, when="v199"))
 
 
+def test_chains_of_any_length_are_read() -> None:
+    """A chain of far too many variables, the first one written last, is refused with its mistakes."""
+    chain = [f"v{number}: v{number + 1} && params.amount > 1" for number in range(5 * VARIABLES_MAX)]
+    actual = mistakes(document_with(*chain, f"v{len(chain)}: params.amount > 1", when="v0"))
+    assert ["out-of-range", "too-complex"] == sorted(one.split()[1] for one in actual)
+
+
 def test_length_at_the_limit(document: Document) -> None:
     """An expression may have EXPANDED_LENGTH_MAX characters with its variables expanded, and not one more."""
     text = f'params.name == "{"v" * 6000}"'
