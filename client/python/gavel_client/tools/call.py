@@ -95,7 +95,10 @@ class Call:
         await self._take_arguments(self._invocation.arguments)
         self._ask_guard()
         if self._invocation.provider_id not in self._parts.providers:
-            raise ToolError(TOOL, f"this runtime does not have the provider {self._invocation.provider_id}")
+            provider_id = self._invocation.provider_id
+            raise ToolError(
+                TOOL, f"this runtime does not have the provider {provider_id}; add it to its profile, or bind the tool to another"
+            )
         for hook in self._parts.hooks:
             patch = await self._await_hook(hook.before_call(self._invocation))
             if patch is not None:

@@ -23,6 +23,7 @@ from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CallToolResult, Implementation, InputRequiredResult, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
 from gavel_client.mcp.configuration import Secret, ServerSettings
 from gavel_client.mcp.errors import UpstreamError
@@ -30,6 +31,7 @@ from gavel_client.mcp.upstreams.definitions import TOOLS_PER_SERVER_MAX, ToolDef
 from gavel_client.mcp.upstreams.transports import TOO_LARGE, open_http, open_stdio
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.tools.errors import LOST, QUOTA, TIMEOUT, TOOL
+from gavel_client.tools.records import clip
 
 LISTING_PAGES_MAX: Final = 50
 LISTING_INTERVAL_SECONDS: Final = 60.0
@@ -107,9 +109,7 @@ class Upstream:
                     await self._watch(client)
                 self.problem = f"the server {self.name} has ended; it is started again"
             except Exception as error:  # noqa: BLE001  # whatever a server does, it is connected again; the text may hold its data
-                reason = _innermost(error)
-                what = f"did not answer within {CONNECT_SECONDS_MAX:g} s" if isinstance(reason, TimeoutError) else "cannot be reached"
-                self.problem = f"the server {self.name} {what} ({type(reason).__name__}); it is tried again"
+                self.problem = f"the server {self._describe(_innermost(error))}; it is tried again"
             self._first_try.set()
             failures += 1
             pause_ms = BACKOFF.pause_ms(failures)
@@ -151,6 +151,7 @@ class Upstream:
         except MCPError as error:
             raise self._refused(error) from None
         except Exception as error:  # a list that the protocol does not allow
+            _logger.warning("server=%s its list of tools is invalid: %s", self.name, _first_mistake(error))
             raise UpstreamError(
                 TOOL, f"{self.name} answered with an invalid list ({type(error).__name__})", may_have_acted=False
             ) from error
@@ -162,6 +163,13 @@ class Upstream:
         if self.definitions != before:
             self._note_change()
         return self.definitions
+
+    def _describe(self, error: BaseException) -> str:
+        """Return why the server cannot be used, beginning with its name."""
+        if isinstance(error, UpstreamError):
+            return error.message
+        what = f"did not answer within {CONNECT_SECONDS_MAX:g} s" if isinstance(error, TimeoutError) else "cannot be reached"
+        return f"{self.name} {what} ({type(error).__name__})"
 
     def _connection(self) -> Client:
         if self._client is None:
@@ -288,6 +296,14 @@ async def _within(seconds: float, client: Client) -> AsyncIterator[Client]:
         async with client as connected:
             scope.deadline = float("inf")
             yield connected
+
+
+def _first_mistake(error: Exception) -> str:
+    """Return the place and the kind of the first mistake in a message, without its content."""
+    if not isinstance(error, ValidationError):
+        return type(error).__name__
+    mistake = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return clip(f"{'.'.join(map(str, mistake['loc']))}: {mistake['type']}").encode("unicode_escape").decode()
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -171,7 +171,7 @@ class Pins:
                 if error.reason != "EVENT_ID_REUSED":  # another proxy has recorded it
                     raise
             self._noted.add((definition.name, definition.digest))
-        reason = f"{definition.name} is closed: {change}. A person has to accept it: gavel mcp accept {definition.name}"
+        reason = f"{definition.name} is closed: {change}. A person has to accept it: gavel mcp accept --config FILE {definition.name}"
         return Closed(reason, drifted=True)
 
     async def _contracts(self) -> AsyncIterator[ToolContract]:
