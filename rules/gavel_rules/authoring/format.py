@@ -58,13 +58,14 @@ def format_document(text: str) -> str:
     Raises DocumentError with every mistake if the text is not YAML or JSON, and FormattingError.
     """
     data = _read_data(text)
-    comments = _comments(text)
-    write = _format_json if _is_json(text) else _format_yaml
+    is_json = _is_json(text)  # it may hold characters that YAML refuses, and has no comments
+    comments = [] if is_json else _comments(text)
+    write = _format_json if is_json else _format_yaml
     layout = write(text)
     for _ in range(_PASSES_MAX):
         next_layout = write(layout)
         if next_layout == layout:
-            if _read_data(layout) != data or _comments(layout) != comments:
+            if _read_data(layout) != data or (not is_json and _comments(layout) != comments):
                 break
             return layout
         layout = next_layout

@@ -245,6 +245,22 @@ def test_explain_a_review(folder: Path) -> None:
     assert (1, True) == (result.returncode, 'rules.heavy.review: (none) -> {"groups":' in result.stdout), result.stdout
 
 
+def test_diff_with_a_suite(folder: Path) -> None:
+    """A diff with a suite shows the suite's cases that the versions decide differently, and refuses an invalid suite."""
+    file, suite = folder / "parcels.yaml", folder / "parcels_test.yaml"
+    lighter = folder / "lighter.yaml"
+    lighter.write_text(RULES.replace("> 30", "> 29").replace("version: 1", "version: 2"))
+    result = gavel("rules", "diff", file, lighter, "--suite", suite)
+    lines = result.stdout.splitlines()
+    at = lines.index(f"case 'a parcel that is ready may go' of {suite}")
+    assert ["  before: APPROVED by ready", "  after:  NEEDS_HUMAN_REVIEW HEAVY by heavy"] == lines[at + 1 :]
+    assert (1, True) == (result.returncode, result.stderr.endswith("; cases of suites: 1\n"))
+    (case,) = json.loads(gavel("rules", "diff", file, lighter, "--suite", suite, "--json").stdout)["suite_cases"]
+    assert (str(suite), "ready", "heavy") == (case["suite"], case["before"]["rule_id"], case["after"]["rule_id"])
+    suite.write_text(TESTS.replace("weight: 30}", "weight: 30}, fact: {}"))
+    assert (2, True) == ((refused := gavel("rules", "diff", file, file, "--suite", suite)).returncode, f"{suite}:3:" in refused.stderr)
+
+
 def test_explain_a_proposal(folder: Path) -> None:
     """A case from standard input is explained against a rule set; its mistakes have their places."""
     result = gavel("rules", "explain", folder / "parcels.yaml", "-", text="params: {weight: 5}\nfacts: {status: lost}\n")

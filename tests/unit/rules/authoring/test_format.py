@@ -92,6 +92,11 @@ def test_shipped_files(file: Path) -> None:
     assert text == format_document(text), f"run `gavel rules fmt {file}`"
 
 
+def test_json_that_is_no_yaml() -> None:
+    """JSON with characters that YAML refuses is formatted too."""
+    assert '{\n  "gavel": "v2",\n  "description": "a\x7f"\n}\n' == format_document('{"description": "a\x7f", "gavel": "v2"}')
+
+
 def test_json() -> None:
     """JSON stays JSON, with its keys in order and the same digest."""
     text = document()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,19 +14,25 @@ from gavel_server.cli.options import Debug, JsonReport
 
 if TYPE_CHECKING:
     from gavel_rules.authoring.diff import CaseDecision, RuleSetDiff
+    from gavel_rules.authoring.suites.versions import SuiteCaseChange
     from gavel_rules.language.rule_set import CompiledRuleSet
 
 
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A rule set in YAML or JSON; - is standard input.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="Another version of the rule set.")],
+    suites: Annotated[
+        list[str] | None,
+        typer.Option("--suite", metavar="SUITE", help="A suite whose cases are decided by both versions too; repeatable."),
+    ] = None,
     as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
     """Show what two versions of a rule set decide differently.
 
-    Lists edited rules, thresholds and declarations, and generated cases on which the versions differ. Exit status: 0 nothing differs
-    but the version and the description, 1 something else differs, 2 a document is not valid.
+    Lists edited rules, thresholds and declarations, and generated cases on which the versions differ. Cases of a --suite have histories,
+    such as earlier proposals. Exit status: 0 nothing differs but the version and the description, 1 something else differs, 2 a document is
+    not valid.
     """
     from gavel_rules.authoring.diff import diff_rule_sets
 
@@ -37,14 +43,40 @@ def diff(
         raise InvalidInputError("standard input can be only one of the two versions; name a file for the other")
     older, newer = documents.read_compiled(old), documents.read_compiled(new)
     changes = diff_rule_sets(older, newer)
+    of_suites = [(file, change) for file in suites or () for change in _suite_changes(file, older, newer)]
     if as_json:
-        output.print_line(json.dumps(_as_json(older, newer, changes), ensure_ascii=False, indent=2))
+        data = {**_as_json(older, newer, changes), "suite_cases": [_suite_case_json(file, change) for file, change in of_suites]}
+        output.print_line(json.dumps(data, ensure_ascii=False, indent=2))
     else:
-        for line in _lines(changes):
+        for line in (*_lines(changes), *_suite_lines(of_suites)):
             output.print_line(line)
-        output.print_note(f"gavel: {_summary(changes)}")
-    if changes:
+        output.print_note(f"gavel: {_summary(changes, of_suites)}")
+    if changes or of_suites:
         raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _suite_changes(file: str, older: CompiledRuleSet, newer: CompiledRuleSet) -> list[SuiteCaseChange]:
+    """Return the cases of a suite that the versions decide differently. Raises InvalidInputError for a suite that is not valid."""
+    from gavel_rules.authoring.suites.versions import compare_versions
+
+    from gavel_server.cli.rule_files import SuiteFile, load_suite, mistake_lines
+
+    suite_file = load_suite(file, {})
+    if not isinstance(suite_file, SuiteFile):
+        raise InvalidInputError("\n".join(mistake_lines(suite_file)))
+    return list(compare_versions(suite_file.suite, older, newer, tuple(suite_file.others.values())))
+
+
+def _suite_case_json(file: str, change: SuiteCaseChange) -> dict[str, Any]:
+    decisions = {"before": change.before, "after": change.after}
+    return {"suite": file, "case": change.case, **{name: one and one._asdict() for name, one in decisions.items()}}
+
+
+def _suite_lines(changes: Sequence[tuple[str, SuiteCaseChange]]) -> Iterator[str]:
+    for file, change in changes:
+        yield f"case {change.case!r} of {file}"
+        for name, decision in (("before: ", change.before), ("after:  ", change.after)):
+            yield f"  {name}{_verdict(decision) if decision is not None else 'the case does not fit this version'}"
 
 
 def _as_json(older: CompiledRuleSet, newer: CompiledRuleSet, changes: RuleSetDiff) -> dict[str, Any]:
@@ -88,9 +120,10 @@ def _verdict(verdict: CaseDecision) -> str:
     return " ".join(filter(None, (verdict.outcome, verdict.reason_code, f"by {verdict.rule_id}" if verdict.rule_id else "")))
 
 
-def _summary(changes: RuleSetDiff) -> str:
-    if not changes:
+def _summary(changes: RuleSetDiff, of_suites: Sequence[tuple[str, SuiteCaseChange]]) -> str:
+    if not changes and not of_suites:
         return "the two versions make the same decisions"
-    if not changes.cases:
+    if not changes.cases and not of_suites:
         return "no case was found that the two decide differently"
-    return f"kinds of cases decided differently: {len(changes.cases)}"
+    more = f"; cases of suites: {len(of_suites)}" if of_suites else ""
+    return f"kinds of cases decided differently: {len(changes.cases)}{more}"
