@@ -6,9 +6,12 @@ and its entries are recorded. Decisions go on meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
+import structlog
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import EventAnswer, FillCounter, OpenCounters
 from gavel_rules.counter_backlog import CounterBacklog
@@ -18,6 +21,35 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.history.replay import pages
 from gavel_server.intake.event_ids import new_event_id
+
+_LOG: Final = structlog.get_logger(__name__)
+_Version = tuple[str, str, int]  # bus, policy_id, version
+
+
+class CounterFilling:
+    """The fills under way in this server.
+
+    A fill of a long log may outlast the call that began it. It goes on without the call, and later calls that activate the same version
+    wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._fills: Final[dict[_Version, asyncio.Task[None]]] = {}
+
+    async def fill(self, sequencer: Sequencer, rule_set: CompiledRuleSet) -> None:
+        """Fill the counters of a deployed rule set that lack their past. Raises ServiceError and LogError."""
+        version = sequencer.bus, rule_set.policy_id, rule_set.version
+        fill = self._fills.get(version)
+        if fill is None:
+            fill = self._fills[version] = asyncio.create_task(fill_counters(sequencer, rule_set))
+            fill.add_done_callback(partial(self._end, version))
+        await asyncio.shield(fill)
+
+    def _end(self, version: _Version, fill: asyncio.Task[None]) -> None:
+        del self._fills[version]
+        if not fill.cancelled() and (error := fill.exception()) is not None:
+            bus, policy_id, number = version
+            _LOG.warning("counters.fill_failed", bus=bus, policy_id=policy_id, version=number, problem=str(error))
 
 
 async def fill_counters(sequencer: Sequencer, rule_set: CompiledRuleSet) -> None:

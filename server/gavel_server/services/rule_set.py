@@ -36,7 +36,7 @@ from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplemente
 from gavel_rules.state.records import DeployedRuleSet
 from gavel_rules.state.state import State
 
-from gavel_server.bus.counter_filling import fill_counters
+from gavel_server.bus.counter_filling import CounterFilling
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler, ensure_compiled
 from gavel_server.errors import ServiceError, invalid
@@ -60,6 +60,7 @@ class RuleSetServicer:
         self._buses = buses
         self._compiler = compiler
         self._replay_slots = replay_slots
+        self._filling = CounterFilling()
 
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
         """Compile a document and report every mistake. The bus need not exist yet: a document is validated on its own."""
@@ -100,7 +101,7 @@ class RuleSetServicer:
         answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
         if isinstance(answer, UnfilledCounters) and deployed is not None:
             # The core has allowed the activation but for the counters' past.
-            await fill_counters(sequencer, deployed.rule_set)
+            await self._filling.fill(sequencer, deployed.rule_set)
             answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
         return ActivateRuleSetResponse(sequence_number=_position(command, answer).sequence_number)
 

@@ -28,6 +28,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from gavel_client.rpc import calls
 from gavel_client.rpc.calls.call import StreamCall, UnaryCall
 from gavel_client.rpc.deadlines import (
+    ACTIVATION_TIMEOUT_MS,
     AUDIT_TIMEOUT_MS,
     COMPILE_TIMEOUT_MS,
     PROOF_TIMEOUT_MS,
@@ -129,7 +130,7 @@ class SyncMethods(ABC):
     ) -> arbitration.PreflightResponse:
         """Return the decision that a proposal would get now. The server writes and counts nothing (constitution §6.4).
 
-        `rule_set_override` is a document that replaces the active one with its policy_id; `explain` adds every rule.
+        `rule_set_override` is a document that replaces the active one with its policy_id; `explain` adds the outcome of every rule.
         """
         return self._call(calls.preflight(envelope, rule_set_override=rule_set_override, explain=explain, bus=bus, timeout_ms=timeout_ms))
 
@@ -476,11 +477,12 @@ class SyncMethods(ABC):
         expected_active_version: int | None = None,
         reason: str = "",
         bus: str = "",
-        timeout_ms: int = COMPILE_TIMEOUT_MS,
+        timeout_ms: int = ACTIVATION_TIMEOUT_MS,
     ) -> rule_sets.ActivateRuleSetResponse:
         """Put a deployed version in force, or start it as a shadow, which decides nothing.
 
-        If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED.
+        If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED. A version with new counters
+        comes into force when the server has counted the log. If the call ends before, that goes on: call again.
         """
         return self._call(
             calls.activate_rule_set(

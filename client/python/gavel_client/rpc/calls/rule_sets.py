@@ -7,7 +7,7 @@ from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ActivationMode
 from gavel.v1.rule_set_service_pb2_grpc import RuleSetServiceStub
 
 from gavel_client.rpc.calls.call import StreamCall, UnaryCall, stream_call, unary_call
-from gavel_client.rpc.deadlines import COMPILE_TIMEOUT_MS, READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
+from gavel_client.rpc.deadlines import ACTIVATION_TIMEOUT_MS, COMPILE_TIMEOUT_MS, READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
 
 
 def validate_rule_set(
@@ -34,11 +34,12 @@ def activate_rule_set(
     expected_active_version: int | None = None,
     reason: str = "",
     bus: str = "",
-    timeout_ms: int = COMPILE_TIMEOUT_MS,
+    timeout_ms: int = ACTIVATION_TIMEOUT_MS,
 ) -> UnaryCall[rule_sets.ActivateRuleSetResponse]:
     """Put a deployed version in force, or start it as a shadow, which decides nothing.
 
-    If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED.
+    If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED. A version with new counters
+    comes into force when the server has counted the log. If the call ends before, that goes on: call again.
     """
     request = rule_sets.ActivateRuleSetRequest(
         bus=bus, policy_id=policy_id, version=version, mode=mode, expected_active_version=expected_active_version, reason=reason
