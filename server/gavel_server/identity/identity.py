@@ -52,7 +52,7 @@ class Identity:
             raise IdentityError(str(error)) from error
         except OSError as error:
             raise IdentityError(f"cannot read {error.filename}: {error.strerror}") from error
-        for problem in shared_names(settings.issuers):
+        for problem in shared_names(settings):
             _LOG.warning("identity.shared_names", problem=problem, consequence="a grant for one of these callers is also for the others")
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from typing import Final
 
 from gavel_rules.limits import PRINCIPAL_GROUP_LENGTH_MAX, PRINCIPAL_GROUPS_MAX
@@ -12,6 +14,8 @@ NAME_CHARACTERS_MAX: Final = PRINCIPAL_GROUP_LENGTH_MAX
 # `uid:` names users of this machine, `group:` stands for groups in grants, `gavel:` for the server itself.
 RESERVED_PREFIXES: Final = ("uid:", "group:", "gavel:")
 RESERVED_NAMES: Final = frozenset({"anonymous"})
+# Characters without a glyph that Python counts as printable (Unicode's Default_Ignorable_Code_Point): two names would look alike.
+_INVISIBLE: Final = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
 def name_problem(name: object) -> str:
@@ -20,8 +24,10 @@ def name_problem(name: object) -> str:
         return "is missing or not a text"
     if len(name) > NAME_CHARACTERS_MAX:
         return f"is longer than {NAME_CHARACTERS_MAX} characters"
-    if not name.isprintable() or name != name.strip():
-        return "has characters that cannot be printed, or spaces around it"
+    if not name.isprintable() or name != name.strip() or _INVISIBLE.search(name):
+        return "has characters that cannot be printed or seen, or spaces around it"
+    if not unicodedata.is_normalized("NFC", name):
+        return "is not in Unicode's normal form NFC"
     if name.startswith(RESERVED_PREFIXES) or name in RESERVED_NAMES:
         return f"is reserved; names must not begin with {', '.join(RESERVED_PREFIXES)} or be anonymous"
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -68,20 +68,6 @@ class JwtIssuer(BaseModel):
         return (self.audience,) if isinstance(self.audience, str) else self.audience
 
 
-def shared_names(issuers: Sequence[JwtIssuer]) -> list[str]:
-    """Return a warning for each kind of names, of callers and of groups, that several issuers can give to different callers."""
-    found: list[str] = []
-    for kind, key, prefixed in (
-        ("names", "name_prefix", [(issuer.name_prefix, issuer.issuer) for issuer in issuers]),
-        ("groups", "groups_prefix", [(issuer.groups_prefix, issuer.issuer) for issuer in issuers if issuer.groups_claim]),
-    ):
-        for prefix in sorted({prefix for prefix, _ in prefixed}):
-            sharing = [issuer for own, issuer in prefixed if own == prefix]
-            if len(sharing) > 1:
-                found.append(f"the issuers {', '.join(sharing)} share one space of {kind}; give each a {key} of its own")
-    return found
-
-
 class IdentitySettings(NamedTuple):
     """How callers are authenticated, and the server's own certificate."""
 
@@ -95,3 +81,33 @@ class IdentitySettings(NamedTuple):
     issuers: tuple[JwtIssuer, ...] = ()
     unix_users: Mapping[str, str] = {}
     """Names by user id or login name."""
+
+
+def shared_names(settings: IdentitySettings) -> list[str]:
+    """Return a warning for each kind of names, of callers and of groups, that different callers can have.
+
+    Several issuers give them, or an issuer beside client certificates, tokens and users of Unix sockets.
+    """
+    issuers = settings.issuers
+    found: list[str] = []
+    for kind, key, prefixed in (
+        ("names", "name_prefix", [(issuer.name_prefix, issuer.issuer) for issuer in issuers]),
+        ("groups", "groups_prefix", [(issuer.groups_prefix, issuer.issuer) for issuer in issuers if issuer.groups_claim]),
+    ):
+        for prefix in sorted({prefix for prefix, _ in prefixed}):
+            sharing = [issuer for own, issuer in prefixed if own == prefix]
+            if len(sharing) > 1:
+                found.append(f"the issuers {', '.join(sharing)} share one space of {kind}; give each a {key} of its own")
+    others = [
+        kind
+        for kind, is_accepted in (
+            ("client certificates", settings.tls_client_ca is not None),
+            ("tokens", settings.token_file is not None),
+            ("unix_users", bool(settings.unix_users)),
+        )
+        if is_accepted
+    ]
+    unprefixed = [issuer.issuer for issuer in issuers if not issuer.name_prefix]
+    if unprefixed and others:
+        found.append(f"{', '.join(unprefixed)} and {', '.join(others)} share one space of names; give issuers a name_prefix")
+    return found

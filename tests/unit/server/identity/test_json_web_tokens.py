@@ -14,6 +14,7 @@ from gavel_server.identity.identity import Identity
 from gavel_server.identity.json_web_tokens import ACTORS_MAX, JwtAuthenticator
 from gavel_server.identity.names import NAME_CHARACTERS_MAX
 from gavel_server.identity.settings import IdentitySettings, JwtIssuer
+from gavel_server.identity.tokens import add_token
 from structlog.testing import capture_logs
 
 from tests.support.identity.issuer import AUDIENCE, ISSUER, Issuer
@@ -99,6 +100,17 @@ def test_issuers_that_share_names(file: Path, first: dict[str, str], second: dic
     assert [] == logs
 
 
+@pytest.mark.parametrize(("prefix", "expected"), [("corp:", []), ("", ["https://one.example and tokens share one space of names"])])
+def test_an_issuer_that_shares_names_with_tokens(file: Path, tmp_path: Path, prefix: str, expected: list[str]) -> None:
+    """A server warns at its start if an issuer without a prefix can give the name of a token's caller."""
+    add_token(tmp_path / "tokens.toml", "alice", (), None)
+    fields = {"issuer": "https://one.example", "audience": AUDIENCE, "jwks_file": file, "name_prefix": prefix}
+    issuer = JwtIssuer.model_validate(fields)
+    with capture_logs() as logs:
+        Identity(IdentitySettings("required", token_file=tmp_path / "tokens.toml", issuers=(issuer,)))
+    assert expected == [line["problem"].partition(";")[0] for line in logs if line["event"] == "identity.shared_names"]
+
+
 @pytest.mark.parametrize(
     ("groups", "problem"),
     [
@@ -155,11 +167,14 @@ async def test_chains_of_actors_that_are_refused(issuer: Issuer, file: Path) -> 
     assert "is reserved" in await refusal(verified, issuer.token(act={"sub": "gavel:server"}))
 
 
+LIKE_OTHERS = ["a\u202eb", "alice\ufe0f", "ali\u034fce", "\u3164", "e\u0301ve"]
+
+
 @pytest.mark.parametrize(
-    "name", ["", " alice", "a\u202eb", "x" * (NAME_CHARACTERS_MAX + 1), "uid:0", "group:admins", "gavel:server", "anonymous", 7, None]
+    "name", ["", " alice", *LIKE_OTHERS, "x" * (NAME_CHARACTERS_MAX + 1), "uid:0", "group:admins", "gavel:server", "anonymous", 7, None]
 )
 async def test_names_that_are_refused(issuer: Issuer, file: Path, name: Any) -> None:
-    """A name that is missing, unprintable, too long or reserved is refused, also behind a prefix."""
+    """A name that is missing, unprintable, invisible in part, too long or reserved is refused, also behind a prefix."""
     for settings in ({}, {"name_claim": "email"}, {"name_prefix": "corp:"}):
         token = issuer.token(sub=name, email=name) if name is not None else issuer.token(sub=None)
         assert "claim" in await refusal(authenticator(file, **settings), token)
