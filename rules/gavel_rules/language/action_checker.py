@@ -15,6 +15,7 @@ from gavel.v1.decision_pb2 import RetryPolicy
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
 from gavel_rules.language.cel.cost import ACTION_STEPS_MAX, INLINE_STEPS_MAX, ITERATIONS_MAX, suggest_bounds
+from gavel_rules.language.cel.syntax_tree import MESSAGE_DEPTH_MAX
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import (
     DYN,
@@ -249,7 +250,9 @@ class _ActionChecker:
         steps = sum(condition.steps for condition in conditions)
         if 2 * elements > ITERATIONS_MAX or 2 * length > LIST_LENGTH_MAX or steps > INLINE_STEPS_MAX:
             environment.shared.clear()
-        if environment.shared and not environment.can_share([condition.source for condition in conditions]):
+        # Each shared value is bound around the list, and the test of an outcome (`sharing`) has two levels.
+        levels = len(environment.shared) + 2
+        if 2 * levels + max((condition.depth for condition in conditions), default=0) > MESSAGE_DEPTH_MAX:
             environment.shared.clear()
         if not environment.shared:
             return

@@ -90,6 +90,10 @@ _Reading = TypeVar("_Reading", bound=ReadingFunction)
 _Fact = TypeVar("_Fact", bound=FactFunction)
 
 
+def _is_met_by_observation(row: FactRequirement, tool_name: str) -> bool:
+    return row.required_trust_tier != TRUST_TIER_1_SYSTEM_FACT and (not row.sources or tool_name in row.sources)
+
+
 def _default_arguments(need: FactNeed) -> Mapping[str, object]:
     return {"subject": need.subject, "keys": list(need.keys)}
 
@@ -107,7 +111,7 @@ class ToolProvider:
 
     def suits(self, row: FactRequirement) -> bool:
         """Report whether an observation of this tool can meet the row."""
-        return row.required_trust_tier != TRUST_TIER_1_SYSTEM_FACT and (not row.sources or self.tool_name in row.sources)
+        return _is_met_by_observation(row, self.tool_name)
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class RuntimeProvider:
 
     def suits(self, row: FactRequirement) -> bool:
         """Report whether an observation of this tool can meet the row."""
-        return row.required_trust_tier != TRUST_TIER_1_SYSTEM_FACT and (not row.sources or self.tool_name in row.sources)
+        return _is_met_by_observation(row, self.tool_name)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from cel_expr_python import cel
+from google.protobuf.message import DecodeError
 
 from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost, suggest_bounds
 from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, CounterReads, ReadPlace
@@ -26,7 +27,7 @@ from gavel_rules.language.cel.inference import sum_kinds
 from gavel_rules.language.cel.library import BODIES, NESTED_TOO_DEEP, Report, library_config, report_complaint
 from gavel_rules.language.cel.name_analysis import ERRORS_PER_CONDITION_MAX, NameAnalysis
 from gavel_rules.language.cel.sharing import share
-from gavel_rules.language.cel.syntax_tree import Constant, Identifier, Node, decode, walk
+from gavel_rules.language.cel.syntax_tree import MESSAGE_DEPTH_MAX, Constant, Identifier, Node, decode, message_depth, walk
 from gavel_rules.language.cel.tokens import closing_offset
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY, PRESENCE_MAPS, ValueType, flatten_scope
@@ -49,6 +50,7 @@ class CheckedExpression:
     written: str
     result: str  # the library's name of its type: "BOOL", "DOUBLE", "STRING", "DYN", …
     steps: int  # the worst cost of one evaluation: see `cost`
+    depth: int  # with added functions expanded: see `message_depth`
     shared_steps: int = 0  # the same without the shared values that it reads
     elements: float = 0  # the most that its macros visit
     variables: tuple[tuple[int, int, str], ...] = ()  # the place of each variable's expansion in `text`, parentheses included, and its name
@@ -130,14 +132,6 @@ class Environment:
             return self.compile(source)
         values = [value.serialized for value in self.shared.values()]
         return self._library.deserialize(share(self._expand(self._library.compile(source)), values, as_outcomes=as_outcomes))
-
-    def can_share(self, sources: Sequence[str]) -> bool:
-        """Report whether conditions can be compiled together: each shared value that they read nests them once more."""
-        try:
-            self.compile_together(f"[{','.join(map(guarded_source, sources))}]", as_outcomes=True)
-        except RuntimeError:
-            return False
-        return True
 
     def share(self, name: str, source: str) -> None:
         """Share the value of a variable, given as it is written out in an expression that is known to compile."""
@@ -238,14 +232,17 @@ class _Check:
         if self._reports:
             return None
         tree = decode(compiled.serialize())
-        evaluated = self._environment.evaluated_tree(compiled)
+        evaluated = self._expanded(compiled, tree)
+        if evaluated is None:
+            self._note(0, "too-complex", *NESTED_TOO_DEEP)
+            return None
         steps = self._check_cost(evaluated)
         if self._reports:
             return None
         shared_steps, elements = self._share(source, shared, evaluated) if shared else (steps, math.inf)
         if not shared:
             elements = estimate_cost(evaluated, self._environment.types).elements
-        return CheckedExpression(text, source, tree, written, result_type, steps, shared_steps, elements)
+        return CheckedExpression(text, source, tree, written, result_type, steps, message_depth(evaluated), shared_steps, elements)
 
     def _share(self, source: str, shared: Sequence[tuple[int, str]], tree: Node) -> tuple[int, float]:
         """Share the variables at some places; return the steps without them, and the elements that macros visit with them."""
@@ -326,12 +323,22 @@ class _Check:
         self._key_steps += estimate_cost(self._environment.evaluated_tree(compiled), self._environment.types).steps
 
     def _nests(self, source: str) -> bool:
-        """Report whether the expression, with added functions expanded, still compiles inside the list and the guard of evaluation."""
+        """Report whether the expression still compiles inside the list and the guard of evaluation."""
         try:
-            self._environment.compile(f"[{guarded_source(source)}]")
+            self._environment.check_types(f"[true ? dyn(({source}\n)) : dyn(false)]")
         except RuntimeError:
             return False
         return True
+
+    def _expanded(self, compiled: Any, tree: Node) -> Node | None:
+        """Return the tree that is evaluated; None if expanded functions nest too deep for the library to read it back."""
+        if self._environment.version == 1:
+            return tree
+        try:
+            evaluated = self._environment.evaluated_tree(compiled)
+        except DecodeError:
+            return None
+        return None if evaluated != tree and message_depth(evaluated) > MESSAGE_DEPTH_MAX else evaluated
 
     def _check_cost(self, tree: Node) -> int:
         """Return the steps of an evaluation; report an expression over a limit. Without a sound schema, no limit applies."""
@@ -345,11 +352,6 @@ class _Check:
             elif cost.map_offset >= 0 and cost.elements > ITERATIONS_MAX and "execution" not in environment.scope:
                 self._note(cost.map_offset, *_unordered(cost.elements, names))
         return math.ceil(min(cost.steps + self._key_steps, EXPRESSION_STEPS_MAX))
-
-
-def guarded_source(source: str) -> str:
-    """Return an expression as it nests deepest in an evaluation: as a guard (`engines.cel.guard_source`)."""
-    return f"(true ? dyn(({source}\n)) : dyn(false))"
 
 
 def _encloses(source: str, outer: ReadPlace, inner: ReadPlace) -> bool:

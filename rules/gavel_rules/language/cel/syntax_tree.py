@@ -86,6 +86,10 @@ class Comprehension:
     offset: int = field(default=0, compare=False)
 
 
+# The library reads serialized expressions with at most 100 messages in each other. The whole, the list and the guard around an expression
+# take 7 of them.
+MESSAGE_DEPTH_MAX: Final = 93
+
 Node = Constant | Identifier | Select | Call | ListLiteral | MapLiteral | Comprehension
 
 
@@ -123,6 +127,12 @@ def children(node: Node) -> Iterator[Node]:
                 yield value
         case Comprehension():
             yield from (node.range, node.start, node.condition, node.step, node.result)
+
+
+def message_depth(node: Node) -> int:
+    """Return how deep the messages of a tree nest in its serialized form: two for each level, three for that of a map."""
+    own = 3 if isinstance(node, MapLiteral) else 2
+    return own + max(map(message_depth, children(node)), default=0)
 
 
 def walk(node: Node) -> Iterator[Node]:
