@@ -20,13 +20,11 @@ from gavel_rules.values import value_to_python
 
 from tests.scenarios import steps
 from tests.scenarios.comparison import NamedLog, compare_appended, compare_decision
-from tests.scenarios.layers import CallError, Layer
+from tests.scenarios.layers import ANSWER_MS_MAX, CallError, Layer
 from tests.scenarios.reader import Scenario, ScenarioError, patch_step
 from tests.scenarios.step_envelopes import StepEnvelopes, binding, contract, copy, executor
 from tests.support.driver import START_MS
 
-# Limit for an answer, which comes at once unless something is broken.
-ANSWER_SECONDS_MAX: Final = 100.0
 # Steps that do not fire timers themselves; a server fires them while it is idle.
 _STEPS_WITHOUT_TIMERS: Final = (steps.PreflightStep, steps.DecidedStep, steps.RepeatStep)
 
@@ -121,7 +119,7 @@ class Player:
         for trace_id, reading in part.traces.items():
             self._compare_trace(reading, trace_id, await self._layer.trace(trace_id))
         for name, future in self._contest_answers:
-            answer = await asyncio.wait_for(future, ANSWER_SECONDS_MAX)
+            answer = await asyncio.wait_for(future, ANSWER_MS_MAX / 1000)
             self._compare(f"the answer to {name}", f"{name}.decision", self.log.name(answer.event_id))
         if self._differences:
             where = f"tests/scenarios/{self._scenario.file} ({self._scenario.id})"
@@ -208,7 +206,7 @@ class Player:
     async def _answer(self, envelope: Envelope) -> Envelope:
         """Submit a proposal that does not compete, and return its decision."""
         try:
-            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            async with asyncio.timeout(ANSWER_MS_MAX / 1000):
                 return await self._layer.propose(copy(envelope))
         except TimeoutError:
             raise ScenarioError(f"{self._scenario.id}: {self.log.name(envelope.event_id)} waits for a contest; say `waits: true`") from None
@@ -216,7 +214,7 @@ class Player:
     async def _enter(self, name: str, envelope: Envelope) -> None:
         """Submit a proposal that competes, and return when it is in the log."""
         answer = asyncio.ensure_future(self._layer.propose(copy(envelope)))
-        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+        async with asyncio.timeout(ANSWER_MS_MAX / 1000):
             # The log has no notification of new events.
             while not answer.done() and not await self._is_recorded(envelope.event_id):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)

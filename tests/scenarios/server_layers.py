@@ -45,7 +45,7 @@ from gavel_server.intake.event_ids import new_event_id
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
-from tests.scenarios.layers import TIMERS_MAX, CallError
+from tests.scenarios.layers import ANSWER_MS_MAX, TIMERS_MAX, CallError
 from tests.scenarios.reader import RuleSet
 
 _MODE: Final = {False: ACTIVATION_MODE_ACTIVE, True: ACTIVATION_MODE_SHADOW}
@@ -221,8 +221,8 @@ class ClientLayer(_Remote):
         call = getattr(self._client, method)
         try:
             if isinstance(self._client, SyncGavelClient):
-                return await asyncio.to_thread(call, *arguments, bus=self.bus, **named)
-            return await call(*arguments, bus=self.bus, **named)
+                return await asyncio.to_thread(call, *arguments, bus=self.bus, timeout_ms=ANSWER_MS_MAX, **named)
+            return await call(*arguments, bus=self.bus, timeout_ms=ANSWER_MS_MAX, **named)
         except GavelError as error:
             raise CallError(error.reason, error.message) from error
 

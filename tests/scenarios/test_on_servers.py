@@ -30,15 +30,13 @@ from gavel_server.services.registration import register_services
 
 from tests.integration.services.world import Clock
 from tests.scenarios.comparison import normalize, normalize_as_text
-from tests.scenarios.layers import CoreLayer, Layer
+from tests.scenarios.layers import ANSWER_MS_MAX, CoreLayer, Layer
 from tests.scenarios.player import play, play_steps
 from tests.scenarios.reader import Scenario, load_scenarios
 from tests.scenarios.server_layers import ClientLayer, ServerLayer, StreamLayer
 from tests.support.driver import WEEK_MS
 from tests.support.redis.in_memory import redis_in_memory
 
-# Limit for an answer of Redis, which comes at once unless something is broken.
-ANSWER_MS_MAX: Final = 100_000
 KINDS: Final = ("requests", "client", "stream", "blocking-client")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
