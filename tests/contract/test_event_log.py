@@ -410,12 +410,12 @@ async def test_a_reported_loss_refuses_appends(open_log: OpenLog, bus: str) -> N
     with pytest.raises(LossReportedError):
         await other.append(head_of(first), entries_after(head_of(first), 1), NOW_MS, [])
     assert head_of(first) == await other.head()
-    assert lost[0] == other.reported_loss
+    assert lost[0] == other.lost_head
     (entry,) = entries_after(head_of(first), 1)
     await other.append(head_of(first), [accepting(entry)], NOW_MS, [])
     await log.report_loss(lost[1])  # accepted already, as a server that was away does not know
     assert head_of([entry]) == await log.head()
-    assert log.reported_loss is None
+    assert log.lost_head is None
     await log.append(head_of([entry]), entries_after(head_of([entry]), 1), NOW_MS, [])
 
 
@@ -423,7 +423,7 @@ async def test_an_empty_log_takes_no_report(log: EventLog, bus: str) -> None:
     """A loss that is reported of a log without events changes nothing: its next event is the first one of another bus."""
     await log.report_loss(Head(5, b"\x05" * 32))
     assert empty_head(bus) == await log.head()
-    assert log.reported_loss is None
+    assert log.lost_head is None
     await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
 
 
@@ -443,13 +443,13 @@ async def test_the_accepted_losses_are_bounded(log: EventLog, bus: str) -> None:
         head = head_of([entry])
         for one in accepted:
             await log.report_loss(one)
-        assert (head, None) == (await log.head(), log.reported_loss)
+        assert (head, None) == (await log.head(), log.lost_head)
     for one in lost:
         await log.report_loss(one)
-    assert (head, None) == (await log.head(), log.reported_loss)
+    assert (head, None) == (await log.head(), log.lost_head)
     other = Head(lost[-1].sequence_number, b"\xff" * 32)
     await log.report_loss(other)
-    assert (head, other) == (await log.head(), log.reported_loss)
+    assert (head, other) == (await log.head(), log.lost_head)
 
 
 async def test_reports_of_other_events_count_until_accepted(log: EventLog, bus: str) -> None:
@@ -462,4 +462,4 @@ async def test_reports_of_other_events_count_until_accepted(log: EventLog, bus: 
     await log.append(head, [accepting(entry)], NOW_MS, [])
     earlier = Head(5, b"\x05" * 32)
     await log.report_loss(earlier)
-    assert (head_of([entry]), earlier) == (await log.head(), log.reported_loss)
+    assert (head_of([entry]), earlier) == (await log.head(), log.lost_head)

@@ -91,13 +91,13 @@ class ArchivedLog:
         await self.live.publish_checkpoint(note)
 
     @property
-    def reported_loss(self) -> Head | None:
+    def lost_head(self) -> Head | None:
         """See EventLog."""
-        return self.live.reported_loss
+        return self.live.lost_head
 
-    async def report_loss(self, lost: Head) -> None:
+    async def report_loss(self, lost_head: Head) -> None:
         """See EventLog."""
-        await self.live.report_loss(lost)
+        await self.live.report_loss(lost_head)
 
     async def trim(self, before: int) -> None:
         """See EventLog."""

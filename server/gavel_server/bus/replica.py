@@ -141,8 +141,8 @@ class Replica:
         if checkpoint is not None and acknowledged is not None and not await has_event(self.log, acknowledged):
             self._block_regressed(head, acknowledged, f" (see {checkpoint.path})", has_diverged=False)
             self.acknowledged.suspend()
-        elif (lost := self._reported_loss) is not None:
-            self._block_reported(head, lost)
+        elif (lost_head := self._reported_lost_head) is not None:
+            self._block_reported(head, lost_head)
         elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
             note = "no checkpoint of this bus: only other servers can detect a loss of acknowledged events"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
@@ -177,10 +177,10 @@ class Replica:
                 await self._start_over(head)
             await self._read_on(head)
             self.acknowledged.note(self.head, self.incarnation)
-        if self._awaits_acceptance and self.log.reported_loss is None:
+        if self._awaits_acceptance and self.log.lost_head is None:
             self._end_loss()
-        elif (lost := self._reported_loss) is not None:
-            self._block_reported(head, lost)
+        elif (lost_head := self._reported_lost_head) is not None:
+            self._block_reported(head, lost_head)
         self.unblock_writes()
 
     def advance(self, batch: DecidedBatch) -> None:
@@ -242,19 +242,19 @@ class Replica:
             self.snapshots = self.snapshots.begin_anew(last.sequence_number)
         await self._restore(head)
 
-    async def _report_loss(self, lost: Head | None) -> None:
+    async def _report_loss(self, lost_head: Head | None) -> None:
         """Tell the servers that have no checkpoint, or another one, that the log has lost an event. May raise LogError."""
-        if lost is None or await has_event(self.log, lost):
+        if lost_head is None or await has_event(self.log, lost_head):
             return  # the lost events were not acknowledged yet
         try:
-            await self.log.report_loss(lost)
+            await self.log.report_loss(lost_head)
         except LogError as error:
             _LOG.warning("log.loss_not_reported", bus=self.bus, problem=str(error))
 
     @property
-    def _reported_loss(self) -> Head | None:
+    def _reported_lost_head(self) -> Head | None:
         """The event that another server has reported as lost, or None. The log refuses appends even if it has the event again."""
-        return self.log.reported_loss if self.lost_head is None else None
+        return self.log.lost_head if self.lost_head is None else None
 
     async def _read_on(self, head: Head) -> None:
         self._is_reading = True
@@ -364,7 +364,7 @@ class Replica:
             self.handle_log_error(error)
             return False
         # Reading on also unblocks writes after the log has come back.
-        if self.log.reported_loss is not None and self.lost_head is None:
+        if self.log.lost_head is not None and self.lost_head is None:
             return True
         return self.is_waiting_for_log or (head != known and known == self.head and not self.state.has_uncommitted_changes)
 
@@ -465,11 +465,11 @@ class Replica:
         message = regression(self.bus, head, acknowledged, source)
         return self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message, has_diverged=has_diverged)
 
-    def _block_reported(self, head: Head, lost: Head) -> None:
+    def _block_reported(self, head: Head, lost_head: Head) -> None:
         """Block writes because another server found that the log, which ends at `head`, lacked an event. The state is that of the log."""
-        self.lost_head = lost
+        self.lost_head = lost_head
         message = (
-            f"bus {self.bus} has lost acknowledged events: another server found that the log lacked event {lost.sequence_number} "
+            f"bus {self.bus} has lost acknowledged events: another server found that the log lacked event {lost_head.sequence_number} "
             f"(head: {head.sequence_number}). Writes are refused until the loss is accepted with "
             f"gavel accept-loss --at {head.sequence_number}"
         )

@@ -108,16 +108,16 @@ class MemoryLog:
         return self._clock()
 
     @property
-    def reported_loss(self) -> Head | None:
+    def lost_head(self) -> Head | None:
         """See EventLog."""
         return max(self._losses, default=None)
 
-    async def report_loss(self, lost: Head) -> None:
+    async def report_loss(self, lost_head: Head) -> None:
         """See EventLog."""
         accepted = self._accepted_losses
-        is_forgotten = len(accepted) == ACCEPTED_LOSSES_MAX and lost.sequence_number <= accepted[0].sequence_number
-        if self._head.sequence_number and lost not in accepted and not is_forgotten:
-            self._losses.add(lost)
+        is_forgotten = len(accepted) == ACCEPTED_LOSSES_MAX and lost_head.sequence_number <= accepted[0].sequence_number
+        if self._head.sequence_number and lost_head not in accepted and not is_forgotten:
+            self._losses.add(lost_head)
 
     async def trim(self, before: int) -> None:
         """See EventLog."""

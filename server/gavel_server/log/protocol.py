@@ -165,10 +165,10 @@ class EventLog(Protocol):
         """Return the store's clock. Servers compare their own with it."""
 
     @property
-    def reported_loss(self) -> Head | None:
+    def lost_head(self) -> Head | None:
         """The last of the acknowledged events that servers have reported as lost, or None; as of the last `head`."""
 
-    async def report_loss(self, lost: Head) -> None:
+    async def report_loss(self, lost_head: Head) -> None:
         """Let all servers know that the log has lost an acknowledged event: appends are refused until an entry accepts the loss.
 
         Nothing is reported about an event whose loss was accepted before, or about a log without events: its next event is the first one

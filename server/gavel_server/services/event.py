@@ -269,21 +269,21 @@ class EventServicer:
     async def AcceptLoss(self, request: AcceptLossRequest, context: CallContext) -> AcceptLossResponse:
         """Allow writes to a bus whose log has lost acknowledged events. They continue from the end of the log."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        lost = sequencer.replica.lost_head
-        if lost is None:
+        lost_head = sequencer.replica.lost_head
+        if lost_head is None:
             message = f"the log of bus {sequencer.bus} has every event that this server has acknowledged; nothing is lost"
             raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, message)
-        loss_acceptance(request, lost, sequencer.head, context.principal)  # the request is refused before anything is closed
+        loss_acceptance(request, lost_head, sequencer.head, context.principal)  # the request is refused before anything is closed
         if sequencer.replica.has_diverged:
             # The state has events that the log has not.
             await sequencer.replica.acknowledged.save()
             sequencer = await self._buses.reopen(request.bus)
             if self._index is not None:
                 self._index.forget(sequencer.bus)
-        lost = sequencer.replica.lost_head
-        if lost is None:
+        lost_head = sequencer.replica.lost_head
+        if lost_head is None:
             raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, f"the log of bus {sequencer.bus} has come back; nothing is lost")
-        command = loss_acceptance(request, lost, sequencer.head, context.principal)
+        command = loss_acceptance(request, lost_head, sequencer.head, context.principal)
         completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.caller, principal=context.principal)
         return AcceptLossResponse(envelope=committed_envelope(completed))
 

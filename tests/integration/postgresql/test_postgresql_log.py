@@ -248,11 +248,11 @@ async def test_acknowledgements_need_standbys(cluster: Cluster, log: PostgresqlL
         await PostgresqlLog.connect(cluster.url, log.bus, acknowledgement=Acknowledgement(1, is_synced=True))
 
 
-async def _refuses_another_event(log: PostgresqlLog, primary: Cluster, lost: Head, replicas: int) -> None:
+async def _refuses_another_event(log: PostgresqlLog, primary: Cluster, lost_head: Head, replicas: int) -> None:
     """Assert that an event that a failover has lost is not confirmed although the log has another one with its number."""
     survivor = await PostgresqlLog.connect(primary.url, log.bus, acknowledgement=Acknowledgement(replicas))
     with pytest.raises(LogUnavailableError, match="does not hold event 3"):
-        await survivor.confirm(lost)
+        await survivor.confirm(lost_head)
     assert not survivor.is_confirmed(3)
     await survivor.close()
 

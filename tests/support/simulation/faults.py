@@ -86,13 +86,13 @@ class FaultyLog:
         return await self._log.time_ms()
 
     @property
-    def reported_loss(self) -> Head | None:
+    def lost_head(self) -> Head | None:
         """See EventLog."""
-        return self._log.reported_loss
+        return self._log.lost_head
 
-    async def report_loss(self, lost: Head) -> None:
+    async def report_loss(self, lost_head: Head) -> None:
         """See EventLog."""
-        await self._log.report_loss(lost)
+        await self._log.report_loss(lost_head)
 
     async def trim(self, before: int) -> None:
         """See EventLog."""

@@ -116,7 +116,7 @@ class PostgresqlLog:
         self._confirmed = 0  # the last event that the standbys are known to have
         self._unconfirmed = 0  # the last event that they must confirm, or must have confirmed
         self._fence = 0
-        self.reported_loss: Head | None = None
+        self.lost_head: Head | None = None
         # Appends without a reply so far, and how many of them a later `head` has settled.
         self._doubts = 0
         self._doubts_settled = 0
@@ -191,7 +191,7 @@ class PostgresqlLog:
         ((number, chain_hash, first, fence, losses, *stored),) = await self._reads.read(_HEAD, (self.bus,))
         head = empty_head(self.bus) if number is None else Head(number, bytes(chain_hash))
         self._check_stored(head, first or 1, *stored)
-        self.reported_loss = max((Head(int.from_bytes(loss[:8]), loss[8:]) for loss in map(bytes, losses or ())), default=None)
+        self.lost_head = max((Head(int.from_bytes(loss[:8]), loss[8:]) for loss in map(bytes, losses or ())), default=None)
         self._fence = fence or 0
         self._confirmed = min(self._confirmed, head.sequence_number)  # a failover may have lost confirmed events
         self._doubts_settled = doubts
@@ -353,9 +353,9 @@ class PostgresqlLog:
         ((time_ms,),) = await self._reads.read(_TIME)
         return int(time_ms)
 
-    async def report_loss(self, lost: Head) -> None:
+    async def report_loss(self, lost_head: Head) -> None:
         """See EventLog."""
-        await self._reads.read(_REPORT_LOSS, (self.bus, *lost))
+        await self._reads.read(_REPORT_LOSS, (self.bus, *lost_head))
 
     async def trim(self, before: int) -> None:
         """See EventLog. Each transaction removes TRIM_EVENTS_MAX, so that appends never wait for long."""

@@ -111,7 +111,7 @@ class RedisLog:
         self._to_confirm = empty_head(bus)  # the last event that callers wait for
         self._confirming: asyncio.Future[None] | None = None
         self._fence = 0
-        self.reported_loss: Head | None = None
+        self.lost_head: Head | None = None
         # Appends without a reply so far, and how many of them a later `head` has settled.
         self._doubts = 0
         self._doubts_settled = 0
@@ -178,7 +178,7 @@ class RedisLog:
         if isinstance(fence, Exception):
             raise self._error_of(fence)
         head = self._checked_head(fields, stream)
-        self.reported_loss = _last_loss(fields[4] or b"")
+        self.lost_head = _last_loss(fields[4] or b"")
         self._fence = _number(fence or 0, f"{self._head_key} fence")
         self._confirmed = min(self._confirmed, head.sequence_number)  # a failover may have lost confirmed events
         self._doubts_settled = doubts
@@ -289,9 +289,9 @@ class RedisLog:
         seconds, microseconds = map(int, reply)
         return seconds * 1000 + microseconds // 1000
 
-    async def report_loss(self, lost: Head) -> None:
+    async def report_loss(self, lost_head: Head) -> None:
         """See EventLog."""
-        loss = f"{lost.sequence_number}:{lost.chain_hash.hex()}"
+        loss = f"{lost_head.sequence_number}:{lost_head.chain_hash.hex()}"
         self._answers(await _LOSS.run(self._appends.read, (1, self._head_key, loss, ACCEPTED_LOSSES_MAX)))
 
     async def trim(self, before: int) -> None:

@@ -20,12 +20,12 @@ class GateAgent(Agent):
         return await self.resume()
 
     async def resume(self) -> Turn:
-        """Make them again."""
+        """Make the calls again."""
         answers = await asyncio.gather(*map(self._run, self._calls))
         return Turn([text for text, _ in answers], any(paused for _, paused in answers))
 
     async def repeat(self) -> Turn:
-        """Make them again."""
+        """Make the calls again."""
         return await self.resume()
 
     async def _run(self, call: Call) -> tuple[str, bool]:
