@@ -108,6 +108,7 @@ class Vocabulary:
             "producer.version",
         ):
             yield Variable(name, STRING)
+        yield Variable("producer.groups", Type("list", element=STRING))
 
     def action(self) -> dict[str, Any]:
         """Return the vocabulary as an action of a rule set document."""

@@ -51,7 +51,7 @@ def suggest_fix(details: ErrorDetails) -> str:
     if details["input"] is None:
         return "the value is empty: write one, or remove the key"
     if details["type"] == "string_type" and details["loc"][-1] == "action" and isinstance(details["input"], list):
-        return "a rule has one action: repeat the rule for each of them"
+        return "for several actions write `actions`, which needs `gavel: v2`"
     if details["type"] == "list_type" and details["loc"][-1] in VersionsPart.model_fields:
         return "quote it"
     if details["type"].startswith("int_") and str(details["loc"][-1]).endswith("_ms"):
