@@ -73,7 +73,7 @@ def test_valid_document(refusals: Refusals) -> None:
         ("when: params.amount < 5", "when: ", "(the value is empty: write one, or remove the key)"),
         ("params.amount < 5", "params.amount < 1e400", "bad-number: the number is too large for a double (write one below 1.8e308)"),
         ("    params:", "    versions: {planner_version: 7}\n    params:", "input should be a valid list (quote it)"),
-        ("action: thing.do, priority: 10", "action: [thing.do], priority: 10", "(for several actions write `actions`, which needs `gavel: v2`)"),
+        ("action: thing.do, priority: 10", "action: [thing.do], priority: 10", "(for several actions write `actions`, which"),
         ("params.amount < 5", "has(params.x.y)", "unknown-name: params has no field x (did you mean params."),
         ("params.amount < 5", "now.getHours('Europe/Berlin') < 5", 'a named time zone reads the host\'s time zone files (write "UTC" or a'),
     ],
