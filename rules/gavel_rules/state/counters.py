@@ -206,14 +206,21 @@ class CounterTable:
         return len(self.entries) < counter.entries_max and (group in self.groups or len(self.groups) < counter.groups_max)
 
     def has_room_for_one(self, now_ms: int) -> bool:
-        """Return whether one more entry finds room, whatever its group."""
+        """Return whether one more entry finds room at `now_ms`, whatever its group."""
         counter = self.counter
-        return (
-            self.is_filled
-            and not self.is_full(ALL_GROUPS, now_ms)
-            and len(self.entries) < counter.entries_max
-            and len(self.groups) < counter.groups_max
-        )
+        if not self.is_filled or self.is_full(ALL_GROUPS, now_ms):
+            return False
+        if len(self.entries) < counter.entries_max and len(self.groups) < counter.groups_max:
+            return True
+        # It was full at the last event. What has lapsed since makes room.
+        lapsed: dict[str, int] = {}
+        for entry in self.lapses:
+            if entry.lapses_at_ms > now_ms:
+                break
+            lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
+        entries = len(self.entries) - sum(lapsed.values())
+        groups = len(self.groups) - sum([self.groups[group].entries == count for group, count in lapsed.items()])
+        return entries < counter.entries_max and groups < counter.groups_max
 
     def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:
         """Return when enough entries of a group will have lapsed for `amount` to fit under `limit`; 0 if that cannot be foreseen."""

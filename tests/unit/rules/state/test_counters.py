@@ -9,13 +9,15 @@ import pytest
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, FillCounter, RuleSetPosition
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, FillCounter, RuleSetPosition, SubmitProposal
+from gavel_rules.preflight import preflight as dry_run
 from gavel_rules.state.counters import FAULTY_GROUPS_MAX
 from gavel_rules.state.snapshot.encoding import state_sha256
 from gavel_rules.values import python_to_value
 
 from tests.support.counted_plays import FACTS, OK, PARAMS
-from tests.support.driver import Core, compile_cached, document
+from tests.support.driver import ACTION, Core, compile_cached, document
+from tests.support.histories.compensations import bus_with_compensation, compensation_of, report_partial
 from tests.support.state.snapshots import restore, tables
 
 DAY_MS = 86_400_000
@@ -148,6 +150,25 @@ def test_what_comes_to_nothing_is_released() -> None:
     orders.core.prove()
 
 
+def test_compensated_work_is_released() -> None:
+    """Partly done work counts until its compensation has succeeded."""
+    data = json.loads(bus_with_compensation())
+    counter = {key: value for key, value in RESERVED_CODES.items() if key != "by"}
+    rules = [{**NO_MORE, "action": ACTION, "priority": 900, "when": "history.spent() < 0.0"}, *data["rules"]]
+    core = Core(json.dumps({**data, "gavel": "v2", "counters": {"spent": counter}, "rules": rules}))
+    compensation = compensation_of(core, report_partial(core))
+    (table,) = core.state.counters.values()
+    values = []
+    for attempt in (None, core.start(compensation)):
+        if attempt is not None:
+            core.report(attempt, SUCCESS)
+        reading = table.read("", core.now_ms)
+        assert reading is not None
+        values.append(reading.value)
+    assert (True, 0.0) == (values[0] > 0.0, values[1])
+    core.prove()
+
+
 def test_settlement() -> None:
     """The report may say a smaller amount than was approved; it counts from then on, rounded up to the counter's scale."""
     orders = Orders(counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}))
@@ -237,6 +258,30 @@ def test_a_full_counter_refuses() -> None:
     reserved.approve(1)
     assert reason_codes.COUNTER_FULL == reserved.propose(1).reason_code
     reserved.core.prove()
+
+
+@pytest.mark.parametrize("limit", ["entries_max", "groups_max"])
+def test_a_full_counter_has_room_once_an_entry_lapses(limit: str) -> None:
+    """A counter has room from the very time at which an entry lapses, also if no event came since."""
+    orders = Orders(counted({**RESERVED_CODES, limit: 1}))
+    core = orders.core
+    carried_out(orders, orders.approve(1), SUCCESS)
+    lapses_at_ms = core.now_ms + DAY_MS
+    status = core.fact("order.status", "delivered", subject="order/late")
+    reasons = []
+    for now_ms in (lapses_at_ms - 1, lapses_at_ms):
+        core.now_ms = now_ms
+        params = {"amount": 1, "customer_id": "bob"}
+        decision = preflight(core, core.proposal([status], subject="order/late", params=params, max_fact_age_ms=10 * DAY_MS))
+        reasons.append(decision.reason_code)
+    assert [reason_codes.COUNTER_FULL, ""] == reasons
+
+
+def preflight(core: Core, command: SubmitProposal) -> Decision:
+    """Return the decision that a proposal would get now."""
+    decision = dry_run(core.state, command.proposal, core.references(command).cited_events, core.now_ms)
+    assert isinstance(decision, Decision)
+    return decision
 
 
 def test_a_snapshot_holds_counters() -> None:
