@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tests.support import grpc_log  # noqa: F401  # before the other imports load gRPC
+
+# isort: split
 import gc
 import os
 import runpy
