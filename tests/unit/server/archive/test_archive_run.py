@@ -12,7 +12,7 @@ from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.backups import read_backup, restore_log, write_backup
 from gavel_server.archive.storage import ArchiveError, Directory
-from gavel_server.log import Entry, LogUnavailableError, Record, chain, empty_head
+from gavel_server.log import Entry, Head, LogUnavailableError, NotReplicatedError, Record, chain, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.proofs.tiles import Tiles
 from gavel_server.proofs.tree import CompactRange, root
@@ -78,6 +78,25 @@ async def across(log: MemoryLog, path: Path, limit: int = 7) -> list[Record]:
         assert page, f"no event {len(records) + 1}"
         records += page
     return records
+
+
+class UnconfirmedLog(MemoryLog):
+    """A log whose replicas are away."""
+
+    async def confirm(self, head: Head) -> None:
+        """See EventLog."""
+        raise NotReplicatedError(f"events up to {head.sequence_number} are in the log, but it has no replica")
+
+
+async def test_unconfirmed_events_are_not_archived(tmp_path: Path) -> None:
+    """Events that replicas have not confirmed stay in the log alone: a failover may lose them, and the archive must be of the log."""
+    log = UnconfirmedLog(BUS, clock=lambda: NOW_MS)
+    await extend(log, EVENTS)
+    with pytest.raises(NotReplicatedError):
+        await archive_log(log, archive_in(tmp_path), 18 * DAY_MS, trims=True)
+    archive = archive_in(tmp_path)
+    await archive.refresh()
+    assert (0, EVENTS) == (archive.end.sequence_number, len(await all_records(log)))
 
 
 async def test_archived_and_trimmed(tmp_path: Path) -> None:
