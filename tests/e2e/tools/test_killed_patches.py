@@ -22,9 +22,17 @@ POINTS_MIN = 20
     ("tool", "arguments", "before", "after"),
     [
         ("fs.patch_text", {"path": PATCHED, "find": "one", "replace": "1", "all": True}, [BEFORE, None], [AFTER, None]),
-        ("fs.patch_text", {"path": PATCHED, "old": BEFORE, "new": AFTER}, [BEFORE, None], [AFTER, None]),
-        ("fs.write_text", {"path": PATCHED, "text": AFTER}, [BEFORE, None], [AFTER, None]),
-        ("fs.write_text", {"path": PATCHED, "text": AFTER, "mode": "append"}, [BEFORE, None], [BEFORE + AFTER, None]),
+        pytest.param(
+            "fs.patch_text", {"path": PATCHED, "old": BEFORE, "new": AFTER}, [BEFORE, None], [AFTER, None], marks=pytest.mark.long
+        ),
+        pytest.param("fs.write_text", {"path": PATCHED, "text": AFTER}, [BEFORE, None], [AFTER, None], marks=pytest.mark.long),
+        pytest.param(
+            "fs.write_text",
+            {"path": PATCHED, "text": AFTER, "mode": "append"},
+            [BEFORE, None],
+            [BEFORE + AFTER, None],
+            marks=pytest.mark.long,
+        ),
         ("fs.write_text", {"path": CREATED, "text": AFTER, "mode": "create"}, [BEFORE, None], [BEFORE, AFTER]),
     ],
 )
