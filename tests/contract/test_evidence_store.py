@@ -96,7 +96,7 @@ def test_altered_evidence_is_not_given_out(tmp_path: Path) -> None:
 def test_a_store_that_fails(tmp_path: Path) -> None:
     """A store that cannot be written to is an error that names no path of the process."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(EvidenceError, match="cannot be kept"):
+    with pytest.raises(EvidenceError, match="cannot be stored"):
         EvidenceStore(str(tmp_path / "file")).put(CONTENT)
     with pytest.raises(ValueError, match="no-such-scheme"):
         EvidenceStore("no-such-scheme://evidence")

@@ -86,8 +86,7 @@ class ExpressionChecker:
         """Check the variables that no expression uses, and record the mistakes in all variables."""
         self._unused = self._variables.unused()
         for name in self._unused:
-            if not is_literal(name):
-                self._check_unused(name)
+            self._check_unused(name)
         for (variable, offset, code, message), suggestions in self._variable_mistakes.items():
             actions = sorted(suggestions)
             suggestion = suggestions[actions[0]]

@@ -121,7 +121,7 @@ async def test_refused_checkpoints(world_with_rules: World) -> None:
     await world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(checkpoint=str(good)))
     wrong = {
         "the published checkpoint has 3 events": await checkpoint_of(world_with_rules, 2),
-        "the log has lost events": KEY.sign(Checkpoint("gavel/default", 1000, good.root)),
+        "events are lost": KEY.sign(Checkpoint("gavel/default", 1000, good.root)),
         "one of them was changed": KEY.sign(Checkpoint("gavel/default", 3, b"r" * 32)),
     }
     for reason, checkpoint in wrong.items():

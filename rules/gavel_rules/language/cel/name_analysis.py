@@ -122,9 +122,6 @@ class NameAnalysis:
                 self._visit_call(node, known, names)
             case Comprehension():
                 self._visit_comprehension(node, known, names)
-            case Constant(value=str(value)) if self._version > 1 and decode_zone(value) is not None:
-                hint = "pass it to a function of times, as in now.getHours(zones.NAME)"
-                self._note(node.offset, "not-a-value", "a zone is not a value", hint)
             case MapLiteral(message_name=message_name) if message_name:
                 self._note(node.offset, "not-supported", f"messages like {message_name} are not supported", "use timestamp() or duration()")
             case _:
@@ -193,8 +190,7 @@ class NameAnalysis:
             for argument in node.arguments:
                 self._visit(argument, known, names)
             return
-        is_clock = node.function in TIME_FIELDS or (node.function == "toDate" and self._version > 1)
-        if is_clock and node.arguments:
+        if (node.function in TIME_FIELDS or (node.function == "toDate" and self._version > 1)) and node.arguments:
             zone = node.arguments[0]
             if not (isinstance(zone, Constant) and isinstance(zone.value, str) and self._is_zone(zone.value)):
                 self._note(
@@ -216,8 +212,7 @@ class NameAnalysis:
             self._visit_read(node, known, names)
             return
         for child in children(node):
-            if not (is_clock and isinstance(child, Constant)):
-                self._visit(child, known, names)
+            self._visit(child, known, names)
 
     def _is_zone(self, text: str) -> bool:
         return _FIXED_ZONE.fullmatch(text) is not None or (self._version > 1 and decode_zone(text) is not None)

@@ -29,8 +29,8 @@ def test_targets(url: str, expected: RedisTarget) -> None:
     ("url", "message"),
     [
         ("redis+sentinel://h1,h2/", "the name of the master is missing"),
-        ("redis+sentinel://h1/m/0/1", "more than the database"),
-        ("redis+sentinel://h1/m/x", "more than the database"),
+        ("redis+sentinel://h1/m/0/1", "not the number of a database"),
+        ("redis+sentinel://h1/m/x", "not the number of a database"),
         ("redis+cluster://h1/1", "no database but 0"),
         ("redis+cluster://h1,,h2/", "not HOST or HOST:PORT"),
         ("redis+cluster://h1:99999/", "not HOST or HOST:PORT"),

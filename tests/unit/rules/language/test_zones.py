@@ -105,8 +105,6 @@ def test_zones_are_texts() -> None:
         (["now.getHours(zones.paris) == 1"], {}, "unknown-name"),
         (['now.getHours("Europe/Berlin") == 1'], {}, "hidden-input"),
         (["now.toDate(params.date) == ''"], {}, "hidden-input"),
-        (["zones.berlin != ''"], {}, "not-a-value"),
-        (["zones.berlin.size() > 1"], {}, "not-a-value"),
         (["true"], {"zones": {"berlin": {**ZONE, "offsets": OFFSETS[::-1]}}}, "out-of-range"),
         (["true"], {"zones": {"berlin": {**ZONE, "until": "2040-02-30T00:00:00Z"}}}, "out-of-range"),
         (["true"], {"zones": {"ber-lin": ZONE}}, "bad-name"),

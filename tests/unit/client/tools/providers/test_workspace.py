@@ -22,7 +22,7 @@ from gavel_client.tools.providers.workspace import FILE_BYTES_MAX, Workspace
 OUTSIDE = "the content of a file outside"
 ESCAPES = 10_000
 RACES = 2_000
-CHANGES = 300
+CHANGES = 100
 
 
 @pytest.fixture
