@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 import redis.exceptions
-from gavel_client import GavelError, fact_envelope
+from gavel_client import GavelClient, GavelError, fact_envelope
 from gavel_rules.redis_keys import log_key
 
 from tests.e2e.ledger import Ledger
@@ -123,12 +123,27 @@ async def wait_until_master(node: RedisOnTcp) -> None:
     await poll(is_master)
 
 
+async def wait_until_confirming(client: GavelClient) -> None:
+    """Return once an event is confirmed: a replica that has just copied everything may take longer than a call."""
+    fact = fact_envelope("parcel/first", DEPOT, key="parcel.status", value="ready")
+
+    async def is_confirmed() -> bool | None:
+        try:
+            await client.publish_event(fact)
+        except GavelError:
+            return None
+        return True
+
+    await poll(is_confirmed)
+
+
 async def start_loads(servers: list[Server], buses: list[str]) -> dict[str, Load]:
     """Open buses and start load on each at every server."""
     loads: dict[str, Load] = {}
     for bus in buses:
         clients = [server.client(bus, tries_max=1) for server in servers]
         await open_bus(clients[0])
+        await wait_until_confirming(clients[0])
         loads[bus] = Load(random.Random(1), await publish_status(clients[0], SUBJECTS))
         loads[bus].start(clients, (1, 7))
     return loads
