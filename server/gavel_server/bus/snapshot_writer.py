@@ -44,13 +44,13 @@ async def write_if_due(sequencer: Sequencer) -> None:
 
 async def _page_out(sequencer: Sequencer, state: State, pages: StatePages) -> None:
     """Leave the rows of paged tables that are in a snapshot of this state to its file, unless the bus closes or starts over."""
-    if sequencer.replica.closing or await sequencer.settled_state() is not state:
+    if await sequencer.settled_state() is not state or sequencer.replica.closing:
         return  # a thread may read the tables for the last snapshot
     state.store.use_pages(pages)
     for table in state.store.paged_tables:
         keys = iter(list(table.changes))
         while some := list(islice(keys, ROWS_AT_ONCE)):
-            if sequencer.replica.closing or await sequencer.settled_state() is not state:
+            if await sequencer.settled_state() is not state or sequencer.replica.closing:
                 return
             table.page_out(some)
             await asyncio.sleep(0)

@@ -36,7 +36,7 @@ OLDEST_MAX: Final = 100
 
 # Takes the state of a task's decision, and whether the task is cancelled. Makes the call that the decision approves, or gives it up.
 Resume = Callable[[WaitDecisionResponse, bool], Awaitable[CallToolResult | Pending | Refused]]
-# Returns the state of a task's decision; None if there is none.
+# Returns the state of the decision that a task waits for, or None if the log has no such decision.
 Find = Callable[[str], Awaitable[WaitDecisionResponse | None]]
 
 
