@@ -35,9 +35,13 @@ asyncio.run(main())
 """
 
 
+# Beside other tests a sync of the disk may take seconds.
+PATIENT_MS = 60_000
+
+
 async def append(url: str, bus: str, count: int) -> None:
     """Append `count` entries to the log of `bus`."""
-    log = await RedisLog.connect(url, bus)
+    log = await RedisLog.connect(url, bus, timeout_ms=PATIENT_MS)
     head = await log.head()
     await log.append(head, entries_after(head, count), NOW_MS, [])
     await log.close()
@@ -45,7 +49,7 @@ async def append(url: str, bus: str, count: int) -> None:
 
 async def assert_holds(url: str, bus: str, count: int) -> None:
     """Assert that the log of `bus` holds exactly the `count` entries that `append` wrote."""
-    log = await RedisLog.connect(url, bus)
+    log = await RedisLog.connect(url, bus, timeout_ms=PATIENT_MS)
     expected = entries_after(empty_head(bus), count)
     assert records_of(expected) == await log.read(1, 1000)
     assert head_of(expected) == await log.head()
