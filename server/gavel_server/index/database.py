@@ -23,6 +23,9 @@ FORMAT_VERSION: Final = 1
 # How long a reader waits for a lock, which a writer holds only when it opens or closes the database.
 _BUSY_SECONDS: Final = 5.0
 _CACHE_SIZE_KIB: Final = 32 * 1024
+# Pages of 4 KiB in the write-ahead log from which they are copied into the database. Subjects come in any order, so that a transaction
+# changes pages all over the database. A long write-ahead log holds many versions of a page, and only the last one is copied.
+_CHECKPOINT_PAGES: Final = 16_384
 
 _SCHEMA: Final = """
 CREATE TABLE events (
@@ -71,6 +74,7 @@ class IndexDatabase:
         # A power cut may lose the last rows, which are then read from the log again.
         execute("PRAGMA synchronous = NORMAL")
         execute(f"PRAGMA cache_size = -{_CACHE_SIZE_KIB}")
+        execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         (version,) = execute("PRAGMA user_version").fetchone()
         (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and version != FORMAT_VERSION:
