@@ -79,5 +79,5 @@ async def _list_pending(client: GavelClient, phase: PendingPhase.ValueType) -> t
 
 
 async def _list_lost(client: GavelClient, phase: PendingPhase.ValueType) -> list[PendingDecision]:
-    found = pages(client.list_pending_decisions, phases=[phase], lost_work=True, page_size=_PAGE_SIZE)
-    return [one async for page in found for one in page.decisions]
+    decision_pages = pages(client.list_pending_decisions, phases=[phase], lost_work=True, page_size=_PAGE_SIZE)
+    return [one async for page in decision_pages for one in page.decisions]

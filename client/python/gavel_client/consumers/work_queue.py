@@ -142,9 +142,9 @@ class WorkQueue:
         response = await self._run("XAUTOCLAIM", self.key, self.group, self.consumer, self.min_idle_ms, cursor, "COUNT", 1, "JUSTID")
         next_cursor = response[0].decode()
         for entry_id in response[1]:
-            found = await self._run("XRANGE", self.key, entry_id, entry_id)
-            if found:
-                return next_cursor, _entry(found[0])
+            messages = await self._run("XRANGE", self.key, entry_id, entry_id)
+            if messages:
+                return next_cursor, _entry(messages[0])
             await self.acknowledge(entry_id.decode())
         return next_cursor, None
 

@@ -100,12 +100,12 @@ class EvidenceStore:
         """Iterate over all evidence, by hash. Raises EvidenceError if the store fails."""
         folder = f"{self._root}/{_FOLDER}"
         try:
-            found = self._files.find(folder, detail=True)
+            files = self._files.find(folder, detail=True)
         except FileNotFoundError:
             return
         except Exception as error:
             raise EvidenceError(f"the store cannot be listed: {type(error).__name__}") from error
-        for path, details in sorted(found.items()):
+        for path, details in sorted(files.items()):
             name = _NAME.match(path[len(folder) + 1 :])
             if name is not None:
                 yield EvidenceEntry(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), _write_time(self._files, path))

@@ -86,8 +86,8 @@ def _text(meta: Mapping[str, Any], key: str) -> str:
 
 def _traced(meta: Mapping[str, Any]) -> str:
     parent = meta.get("traceparent")
-    found = _TRACEPARENT.fullmatch(parent) if isinstance(parent, str) else None
-    return found[1] if found else ""
+    match = _TRACEPARENT.fullmatch(parent) if isinstance(parent, str) else None
+    return match[1] if match else ""
 
 
 def _session(context: ServerRequestContext[Any, Any]) -> str:

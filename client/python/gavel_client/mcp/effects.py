@@ -241,7 +241,7 @@ class Effects:
         )
         try:
             outcome = await allowed.run(
-                lambda: self._runtime.invoke(call.definition.name, execution.params, context), lambda made: _report(made, call)
+                lambda: self._runtime.invoke(call.definition.name, execution.params, context), lambda result: _report(result, call)
             )
         except GavelError as error:
             return answers.unknown(error)

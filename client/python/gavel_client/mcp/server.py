@@ -136,7 +136,7 @@ class _Handlers:
                 caller.agent,
                 params.task_id,
                 state,
-                lambda found, cancelled: self._proxy.resume(found, caller, cancelled=cancelled),
+                lambda task, cancelled: self._proxy.resume(task, caller, cancelled=cancelled),
             )
         except GavelError as error:
             raise _unreachable(error) from None

@@ -97,9 +97,9 @@ class _Tokens:
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the agent of a token."""
-        given = token.encode(errors="replace")
+        presented_token = token.encode(errors="replace")
         agent = ""
         for expected, owner in self._tokens:
-            if hmac.compare_digest(given, expected):
+            if hmac.compare_digest(presented_token, expected):
                 agent = owner
         return AccessToken(token=token, client_id=agent, scopes=[]) if agent else None

@@ -84,9 +84,9 @@ class ClientCredentials:
     """The credentials of one client. Raises ValueError if they do not fit together or would be sent in the clear."""
 
     def __init__(self, target: object, tls: Tls | bool | None, credentials: Credential | Sequence[Credential] | None) -> None:
-        given = _as_sequence(credentials)
-        certificates = [one for one in given if isinstance(one, Certificate)]
-        tokens = [one for one in given if not isinstance(one, Certificate)]
+        all_credentials = _as_sequence(credentials)
+        certificates = [one for one in all_credentials if isinstance(one, Certificate)]
+        tokens = [one for one in all_credentials if not isinstance(one, Certificate)]
         if len(certificates) > 1 or len(tokens) > 1:
             raise ValueError("credentials has several tokens or several certificates; give at most one of each")
         self._certificate: Final = certificates[0] if certificates else None

@@ -83,7 +83,7 @@ class GavelError(GavelClientError):
                     reason, metadata = info.reason, dict(info.metadata)
                 case "google.rpc.BadRequest":
                     request = BadRequest.FromString(detail.value)
-                    violations = tuple(Violation(found.field, found.description) for found in request.field_violations)
+                    violations = tuple(Violation(violation.field, violation.description) for violation in request.field_violations)
                 case "google.rpc.RetryInfo":
                     retry_after_ms = RetryInfo.FromString(detail.value).retry_delay.ToMilliseconds()
         code = _CODE_OF_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)

@@ -34,13 +34,13 @@ class Schemas:
         """Return why `value`, called `name`, does not match a schema, without the values in it; "" if it does."""
         if not schema.fields:
             return ""
-        found: list[str] = []
+        problems: list[str] = []
         for error in self._of(schema).iter_errors(value):
             place = "".join(f"/{part}" for part in error.instance_path)
-            found.append(f"{name}{place}: {error.message}")
-            if len(found) == PROBLEMS_MAX:
+            problems.append(f"{name}{place}: {error.message}")
+            if len(problems) == PROBLEMS_MAX:
                 break
-        return "; ".join(found)
+        return "; ".join(problems)
 
     def _of(self, schema: Struct) -> Any:
         document = from_struct(schema)

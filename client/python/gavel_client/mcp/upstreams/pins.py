@@ -82,9 +82,9 @@ class Pins:
         registered = {contract.name: contract async for contract in self._contracts()}
         closed: dict[str, Closed] = {}
         for definition in definitions:
-            found = await self._check(definition, registered.get(definition.name))
-            if found is not None:
-                closed[definition.name] = found
+            closure = await self._check(definition, registered.get(definition.name))
+            if closure is not None:
+                closed[definition.name] = closure
         return closed
 
     async def check_one(self, definition: ToolDefinition) -> Closed | None:

@@ -70,10 +70,10 @@ class Jail:
         """Return whether there is an ordinary file at a path. Raises ToolError if there is something else."""
         with self._directory_of(path) as (directory, name), _translate_errors(path):
             try:
-                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             except FileNotFoundError:
                 return False
-            self._check_ordinary(found, path)
+            self._check_ordinary(status, path)
             return True
 
     def write(self, path: str, content: bytes, *, replaces: bool) -> None:
@@ -82,9 +82,9 @@ class Jail:
             mode = 0o644
             if replaces:
                 with suppress(FileNotFoundError):
-                    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    self._check_ordinary(found, path)
-                    mode = stat.S_IMODE(found.st_mode) & 0o777
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    self._check_ordinary(status, path)
+                    mode = stat.S_IMODE(status.st_mode) & 0o777
             temporary = f".{os.urandom(8).hex()}.tmp"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=directory)
             try:
