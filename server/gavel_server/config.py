@@ -266,10 +266,10 @@ class Settings(BaseSettings):
     def _identifies_callers(self) -> Settings:
         """Refuse settings of authentication that contradict each other, or that would have no effect."""
         methods = ("tls_client_ca", "token_file", "issuers", "unix_users", "admins")
-        given = [name for name in methods if getattr(self, name)]
-        if self.authentication == "none" and given:
-            raise ValueError(f'{", ".join(given)} would have no effect without authentication; set authentication = "required" as well')
-        can_meet = self.listen.startswith(_UNIX) or {"tls_client_ca", "token_file", "issuers"} & {*given}
+        present = [name for name in methods if getattr(self, name)]
+        if self.authentication == "none" and present:
+            raise ValueError(f'{", ".join(present)} would have no effect without authentication; set authentication = "required" as well')
+        can_meet = self.listen.startswith(_UNIX) or {"tls_client_ca", "token_file", "issuers"} & {*present}
         if self.authentication == "required" and not can_meet:
             raise ValueError(
                 "authentication is required, and no caller could meet it: set token_file (gavel token create), issuers, or "
@@ -297,8 +297,8 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
-def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings; `given` holds those of the command line, by field name.
+def load(config: Path | None = None, options: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings; `options` holds those of the command line, by field name.
 
     Raises SettingsError, which names every invalid setting.
     """
@@ -309,7 +309,7 @@ def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> 
     try:
         if config is not None and not config.is_file():
             raise SettingsError(f"settings file {config} does not exist; give another one with --config")
-        settings = Configured(**(given or {}))
+        settings = Configured(**(options or {}))
     except ValidationError as error:
         raise SettingsError("\n".join(_sentence(problem, config) for problem in error.errors())) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

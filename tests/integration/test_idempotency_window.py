@@ -15,7 +15,7 @@ async def test_the_bus_keeps_its_own_idempotency_window(redis_url: str, bus: str
     """A server with another setting applies the bus's window; a shorter one would accept repeated ids that replay refuses."""
     logs = RedisLogs(redis_url)
     for setting in (7, 1, 30):
-        settings = load(given={"idempotency_window_days": setting})
+        settings = load(options={"idempotency_window_days": setting})
         sequencer = await open_sequencer(settings, logs, bus, GuardedClock())
         await complete_opening(sequencer)
         log = sequencer.log

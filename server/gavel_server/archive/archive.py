@@ -98,12 +98,12 @@ class Archive:
 
     async def read_many(self, numbers: Sequence[int]) -> dict[int, Record]:
         """Return the events with these numbers; those that the archive does not have are absent."""
-        found = {}
+        records = {}
         for number in sorted(numbers):
             if 0 < number <= self.end.sequence_number:
                 segment = await self._segment(number)
-                found[number] = segment[number - segment[0].sequence_number]
-        return found
+                records[number] = segment[number - segment[0].sequence_number]
+        return records
 
     async def _segment(self, number: int) -> list[Record]:
         manifest = self._manifests[bisect_left(self._manifests, number, key=lambda one: one.last)]

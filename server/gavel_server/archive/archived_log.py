@@ -45,16 +45,16 @@ class ArchivedLog:
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
-        found = await self.live.read_many(sequence_numbers)
-        missing = [number for number in sequence_numbers if number > 0 and number not in found]
+        records = await self.live.read_many(sequence_numbers)
+        missing = [number for number in sequence_numbers if number > 0 and number not in records]
         if not missing:
-            return found
+            return records
         try:
             if min(missing) <= self.archive.end.sequence_number:
-                found |= await self.archive.read_many(missing)
+                records |= await self.archive.read_many(missing)
         except ArchiveError as error:
             raise LogUnavailableError(str(error)) from error
-        return found
+        return records
 
     async def head(self) -> Head:
         """See EventLog."""

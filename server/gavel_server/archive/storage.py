@@ -115,12 +115,12 @@ class ObjectStore:
     def names(self, folder: str) -> list[str]:
         """See Storage."""
         try:
-            found = self._file_system.ls(f"{self._path}/{folder}", detail=False, refresh=True)
+            paths = self._file_system.ls(f"{self._path}/{folder}", detail=False, refresh=True)
         except FileNotFoundError:
             return []
         except Exception as error:  # each implementation of fsspec raises the errors of its own client
             raise _failure(self.place, error) from error
-        return sorted(name for name in (one.rstrip("/").rpartition("/")[2] for one in found) if name and name != folder)
+        return sorted(name for name in (one.rstrip("/").rpartition("/")[2] for one in paths) if name and name != folder)
 
     def read(self, name: str) -> bytes | None:
         """See Storage."""

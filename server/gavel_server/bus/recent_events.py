@@ -96,12 +96,12 @@ class RecentEvents:
 
     async def read_citable(self, sequence_numbers: Sequence[int]) -> dict[int, CitedEvent]:
         """Read events to cite from the log; numbers that it does not hold are absent."""
-        found: dict[int, CitedEvent] = {}
+        events: dict[int, CitedEvent] = {}
         numbers = list(dict.fromkeys(sequence_numbers))
         for first in range(0, len(numbers), CITED_READ_MAX):
             for number, record in (await self._log.read_many(numbers[first : first + CITED_READ_MAX])).items():
-                found[number] = cited_event(Envelope.FromString(record.envelope))
-        return found
+                events[number] = cited_event(Envelope.FromString(record.envelope))
+        return events
 
     async def find_location(self, event_id: str, now_ms: int) -> EventLocation | None:
         """Return the location of an event, from memory or from the log.

@@ -56,8 +56,8 @@ def selected_name(name: str | None) -> str:
     """
     if name is not None:
         return name
-    given = os.environ.get(CONTEXT_VARIABLE, "")
-    return given if given and "/" not in given else load_contexts().current
+    setting = os.environ.get(CONTEXT_VARIABLE, "")
+    return setting if setting and "/" not in setting else load_contexts().current
 
 
 def selected_context(name: str | None) -> Context:
@@ -77,9 +77,9 @@ def check_name(name: str) -> str:
 
 def contexts_file() -> Path:
     """Return the path of the file of contexts. Raises CommandError."""
-    given = os.environ.get(CONTEXT_VARIABLE, "")
-    if "/" in given:
-        return Path(given)
+    setting = os.environ.get(CONTEXT_VARIABLE, "")
+    if "/" in setting:
+        return Path(setting)
     configuration = os.environ.get("XDG_CONFIG_HOME", "")
     if configuration.startswith("/"):  # a relative one is invalid and ignored, as the XDG specification says
         return Path(configuration) / "gavel/contexts.toml"

@@ -104,12 +104,12 @@ def find_grant_suites(paths: Iterable[str]) -> list[str]:
     """
     files: dict[str, None] = {}
     for path in paths:
-        found = [path] if not Path(path).is_dir() else [file for file in _files_below(path, SUITE_SUFFIXES) if is_suite_of_grants(file)]
-        if not found:
+        suites = [path] if not Path(path).is_dir() else [file for file in _files_below(path, SUITE_SUFFIXES) if is_suite_of_grants(file)]
+        if not suites:
             raise InvalidInputError(
                 f"there is no suite of grants below {path}: no *{SUITE_SUFFIXES[0]} names a grants document under tests"
             )
-        files.update(dict.fromkeys(found))
+        files.update(dict.fromkeys(suites))
     return list(files)
 
 
@@ -120,8 +120,8 @@ def is_suite_of_grants(file: str) -> bool:
         data = _json_object(text)
         tested = data.get("tests") if data is not None else None
     else:
-        found = _TESTS_LINE.search(text)
-        tested = next(filter(None, found.groups())) if found is not None else None
+        match = _TESTS_LINE.search(text)
+        tested = next(filter(None, match.groups())) if match is not None else None
     return isinstance(tested, str) and _is_grants(_text_of(str(Path(file).parent / tested)))
 
 

@@ -122,12 +122,12 @@ class Quotas:
     def throttled_accounts(self, is_visible: Callable[[Principal], bool] | None = None) -> list[ThrottledAccount]:
         """Return the callers that were refused lately, the most refused first. `is_visible` selects them by principal; default: all."""
         now = self._monotonic()
-        found = [
+        accounts = [
             ThrottledAccount(caller, account.refused_quota, account.refused, now - account.refused_at, account.principal)
             for caller, account in self._accounts.items()
             if now - account.refused_at < THROTTLED_SECONDS and (is_visible is None or is_visible(account.principal))
         ]
-        return sorted(found, key=lambda one: (-one.refused, one.caller))[:THROTTLED_CALLERS_MAX]
+        return sorted(accounts, key=lambda one: (-one.refused, one.caller))[:THROTTLED_CALLERS_MAX]
 
     def _open(self, caller: str, now: float) -> Account:
         accounts = self._accounts

@@ -82,10 +82,10 @@ _TURNS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]] = WeakKeyDict
 def turns() -> Turns:
     """Return the turns at the running loop."""
     loop = asyncio.get_running_loop()
-    found = _TURNS.get(loop)
-    if found is None:
-        found = _TURNS[loop] = Turns(loop)
-    return found
+    turns_of_loop = _TURNS.get(loop)
+    if turns_of_loop is None:
+        turns_of_loop = _TURNS[loop] = Turns(loop)
+    return turns_of_loop
 
 
 async def take_turn(caller: str) -> None:

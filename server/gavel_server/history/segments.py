@@ -106,9 +106,9 @@ def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | None]]) -
 async def _check(place: int, first: int, last: int, log: EventLog) -> IntegrityPart:
     start = None
     if first > 1:
-        found = await log.read_many([1, first - 1])
-        opened = decode(1, found[1].envelope).fact.bus_opened
-        before = found[first - 1]
+        records = await log.read_many([1, first - 1])
+        opened = decode(1, records[1].envelope).fact.bus_opened
+        before = records[first - 1]
         recorded_at_ms = milliseconds(decode(first - 1, before.envelope).recorded_at)
         start = IntegrityStart(first - 1, before.chain_hash, recorded_at_ms, opened.idempotency_window_ms)
     integrity = Integrity(log.bus, start)
@@ -152,8 +152,8 @@ async def _cite(log: EventLog, recomputation: Recomputation, record: Record) -> 
     """Read the events from before the segment that the next event cites."""
     missing = recomputation.missing_citations(record.envelope)
     if missing:
-        for found in (await log.read_many(missing)).values():
-            recomputation.cite(decode(found.sequence_number, found.envelope))
+        for cited_record in (await log.read_many(missing)).values():
+            recomputation.cite(decode(cited_record.sequence_number, cited_record.envelope))
 
 
 async def _read(log: EventLog, place: int, first: int, last: int, feed: Callable[[Record], object]) -> None:

@@ -153,12 +153,12 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
         return None
     if path in claims:
         return claims[path]
-    found: Any = claims
+    value: Any = claims
     for name in path.split("."):
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             return None
-        found = found.get(name)
-    return found
+        value = value.get(name)
+    return value
 
 
 def _actors(act: Any, name_prefix: str) -> tuple[str, ...]:

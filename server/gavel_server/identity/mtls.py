@@ -87,13 +87,13 @@ class CertificateAuthenticator:
         except x509.ExtensionNotFound:
             names = None
         for kind in self._names:
-            found = _names_of(kind, certificate, names)
-            if len(found) > 1 and kind == "spiffe":
+            subjects = _names_of(kind, certificate, names)
+            if len(subjects) > 1 and kind == "spiffe":
                 raise unauthenticated("the client certificate has several SPIFFE ids; it must have one")
-            if found and kind != "spiffe" and found[0].startswith(_SPIFFE):
+            if subjects and kind != "spiffe" and subjects[0].startswith(_SPIFFE):
                 raise unauthenticated(f"the client certificate's {kind} has the form of a SPIFFE id, which only a URI name may have")
-            if found:
-                return checked_name(found[0], "the name in the client certificate")
+            if subjects:
+                return checked_name(subjects[0], "the name in the client certificate")
         raise unauthenticated(f"the client certificate has no name of the kinds that the server accepts: {', '.join(self._names)}")
 
 

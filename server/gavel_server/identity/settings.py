@@ -89,7 +89,7 @@ def shared_names(settings: IdentitySettings) -> list[str]:
     Several issuers give them, or an issuer beside client certificates, tokens and users of Unix sockets.
     """
     issuers = settings.issuers
-    found: list[str] = []
+    problems: list[str] = []
     for kind, key, prefixed in (
         ("names", "name_prefix", [(issuer.name_prefix, issuer.issuer) for issuer in issuers]),
         ("groups", "groups_prefix", [(issuer.groups_prefix, issuer.issuer) for issuer in issuers if issuer.groups_claim]),
@@ -97,7 +97,7 @@ def shared_names(settings: IdentitySettings) -> list[str]:
         for prefix in sorted({prefix for prefix, _ in prefixed}):
             sharing = [issuer for own, issuer in prefixed if own == prefix]
             if len(sharing) > 1:
-                found.append(f"the issuers {', '.join(sharing)} share one space of {kind}; give each a {key} of its own")
+                problems.append(f"the issuers {', '.join(sharing)} share one space of {kind}; give each a {key} of its own")
     others = [
         kind
         for kind, is_accepted in (
@@ -109,5 +109,5 @@ def shared_names(settings: IdentitySettings) -> list[str]:
     ]
     unprefixed = [issuer.issuer for issuer in issuers if not issuer.name_prefix]
     if unprefixed and others:
-        found.append(f"{', '.join(unprefixed)} and {', '.join(others)} share one space of names; give issuers a name_prefix")
-    return found
+        problems.append(f"{', '.join(unprefixed)} and {', '.join(others)} share one space of names; give issuers a name_prefix")
+    return problems

@@ -80,11 +80,11 @@ class TokenAuthenticator:
         return ""
 
     def _find(self, digest: bytes) -> TokenEntry | None:
-        found = None
+        match = None
         for entry in self._entries:  # to the end: the time tells nothing about the place
             if hmac.compare_digest(entry.digest, digest):
-                found = entry
-        return found
+                match = entry
+        return match
 
 
 def token_digest(token: str) -> bytes:

@@ -65,22 +65,22 @@ class _Measurement:
 
     def run(self) -> None:
         """Visit every place that a value may have. Raises _TooMuchWorkError."""
-        seen: set[frozenset[tuple[int, int]]] = set()
+        visits: set[frozenset[tuple[int, int]]] = set()
         waiting = [self._note(Counter(), self._root, 1)]
         while waiting:
             counts = waiting.pop()
             key = frozenset(counts.items())
-            if key in seen:
+            if key in visits:
                 continue
-            seen.add(key)
+            visits.add(key)
             waiting.extend(self._below(self._at_place(counts)))
 
     def _at_place(self, counts: _Counts) -> _Counts:
         """Return how often each schema is evaluated at a place, with those that apply to the same value."""
-        found: _Counts = Counter()
+        evaluations: _Counts = Counter()
         for number, times in counts.items():
-            self._apply(self._schemas[number], times, frozenset(), found)
-        return found
+            self._apply(self._schemas[number], times, frozenset(), evaluations)
+        return evaluations
 
     def _apply(self, schema: object, times: int, ancestors: frozenset[int], counts: _Counts) -> None:
         if not isinstance(schema, dict) or id(schema) in ancestors:
@@ -120,7 +120,7 @@ class _Measurement:
                     self._spend()
                     self._note(places.setdefault(place, Counter()), part, times)
         others = places.get(_ANY, Counter())
-        return [found + others if place.startswith("/") else found for place, found in places.items()]
+        return [counts_of_place + others if place.startswith("/") else counts_of_place for place, counts_of_place in places.items()]
 
     def _target(self, reference: object) -> object:
         if isinstance(reference, str) and unquote(reference) in self._named:

@@ -62,8 +62,8 @@ class MemoryLog:
             raise LossReportedError(self.bus)
         if date_ms is not None and not is_timely(date_ms, self._clock()):
             raise UntimelyError(date_ms, self._clock())
-        if taken := self._known_ids(idempotency_keys, recorded_at_ms):
-            raise EventIdTakenError(taken)
+        if known_ids := self._known_ids(idempotency_keys, recorded_at_ms):
+            raise EventIdTakenError(known_ids)
         self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)
         self.work.add(entries)
         self.grants_number = max([self.grants_number, *(entry.sequence_number for entry in entries if entry.deploys_grants)])

@@ -33,17 +33,17 @@ async def report_forever(supervisor: Supervisor, set_health: Callable[[bool], Aw
     problems: dict[SupervisedTask, str] = {}
     while True:
         tasks = supervisor.tasks
-        found = {task: task.problem for task in tasks}
-        for task, problem in found.items():
+        current_problems = {task: task.problem for task in tasks}
+        for task, problem in current_problems.items():
             HEALTHY.labels(task.name, task.bus).set(0 if problem else 1)
             if problem and not problems.get(task):
                 _LOG.warning("background.unwell", task=task.name, bus=task.bus, problem=problem)
             elif problems.get(task) and not problem:
                 _LOG.info("background.well", task=task.name, bus=task.bus)
-        for ended in problems.keys() - found.keys():
+        for ended in problems.keys() - current_problems.keys():
             HEALTHY.remove(ended.name, ended.bus)
-        problems = found
-        await set_health(not any(found.values()))
+        problems = current_problems
+        await set_health(not any(current_problems.values()))
         await asyncio.sleep(REPORT_INTERVAL_SECONDS)
 
 

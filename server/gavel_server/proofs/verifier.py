@@ -347,8 +347,8 @@ def check_events(proof: Proof) -> list[str]:
     if proposed.message(_PROPOSAL) is None or proposed.text(_EVENT_ID) != decision.text(_PROPOSAL_ID):
         raise NotVerifiedError(f"the second event is not the proposal {decision.text(_PROPOSAL_ID)} that the decision answers")
     pinned = {(fact.number(_PINNED_SEQUENCE_NUMBER), fact.text(_PINNED_EVENT_ID)): fact for fact in decision.messages(_PINNED_FACTS)}
-    given = [(fact.number(_SEQUENCE_NUMBER), fact.text(_EVENT_ID)) for fact in facts]
-    if sorted(pinned) != sorted(given):
+    facts_in_proof = [(fact.number(_SEQUENCE_NUMBER), fact.text(_EVENT_ID)) for fact in facts]
+    if sorted(pinned) != sorted(facts_in_proof):
         raise NotVerifiedError("the other events are not the facts that the decision pins")
     outcome = decision.number(_OUTCOME)
     return [
@@ -357,7 +357,7 @@ def check_events(proof: Proof) -> list[str]:
         f"action     {decision.text(_ACTION_TYPE)} of {decided.text(_SUBJECT)}",
         f"recorded   {decided.time(_RECORDED_AT)}",
         f"proposal   event {proposed.number(_SEQUENCE_NUMBER)} {proposed.text(_EVENT_ID)}",
-        *(f"fact       event {number} {event_id} {pinned[number, event_id].text(_PINNED_KEY)}" for number, event_id in given),
+        *(f"fact       event {number} {event_id} {pinned[number, event_id].text(_PINNED_KEY)}" for number, event_id in facts_in_proof),
     ]
 
 
@@ -488,8 +488,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--key", action="append", required=True, metavar="VKEY", help="the notary's key, or a file with it; repeatable")
     parser.add_argument("--witness-key", action="append", default=[], metavar="VKEY", help="a witness's key; repeatable")
     parser.add_argument("--witnesses", type=int, metavar="N", help="how many of the witnesses must have signed; default: all")
-    given = parser.parse_args(arguments)
-    status, lines = verify_file(given.file, given.key, given.witness_key, given.witnesses)
+    options = parser.parse_args(arguments)
+    status, lines = verify_file(options.file, options.key, options.witness_key, options.witnesses)
     print("\n".join(lines), file=sys.stderr if status else sys.stdout)
     return status
 

@@ -114,9 +114,11 @@ class AdministrationServicer:
         self._buses.check_name(request.bus)
         grants, report = await self._check(request.document, request.bus or BUS_DEFAULT)
         if grants is None:
-            found = [(f"document:{error.line}:{error.column}", _sentence(error)) for error in report.errors]
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise ServiceError(error_pb2.ERROR_REASON_INVALID_GRANTS, f"{found[0][0]}: {found[0][1]}{more}", found)
+            document_errors = [(f"document:{error.line}:{error.column}", _sentence(error)) for error in report.errors]
+            more = f" (and {len(document_errors) - 1} more)" if len(document_errors) > 1 else ""
+            raise ServiceError(
+                error_pb2.ERROR_REASON_INVALID_GRANTS, f"{document_errors[0][0]}: {document_errors[0][1]}{more}", document_errors
+            )
         expected = request.expected_version if request.HasField("expected_version") else None
         command = DeployGrants(new_event_id(), grants, request.document, request.reason, expected, context.traceparent)
         sequencer = await self._buses.open(request.bus, context.bus_incarnation)

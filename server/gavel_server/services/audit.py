@@ -102,9 +102,9 @@ async def _record(sequencer: Sequencer, index: EventIndex | None, trace_id: str,
     last = (await sequencer.log.head()).sequence_number
     await sequencer.confirm(last)
     async with aclosing(search(sequencer.log, index, EventFilter(trace_id=trace_id), 1, last, caller)) as history:
-        async for found in history:
-            if found.events:
-                await asyncio.to_thread(record.add, [event.content for event in found.events])
+        async for result in history:
+            if result.events:
+                await asyncio.to_thread(record.add, [event.content for event in result.events])
             if record.truncated:
                 break
     return record
@@ -174,8 +174,8 @@ async def _add_facts(sequencer: Sequencer, record: TraceRecord, audit: Audit, de
     for one, event in zip(audit.decisions, decisions, strict=True):
         numbers = list(dict.fromkeys(findings.cited_numbers(event, record)))
         for first in range(0, min(len(numbers), room), FACTS_READ_MAX):
-            found = await sequencer.log.read_many(numbers[first : min(first + FACTS_READ_MAX, room)])
-            one.facts.extend(await asyncio.to_thread(findings.fact_uses, event, found.values()))
+            records = await sequencer.log.read_many(numbers[first : min(first + FACTS_READ_MAX, room)])
+            one.facts.extend(await asyncio.to_thread(findings.fact_uses, event, records.values()))
         room -= len(numbers)
         if room < 0:
             return False

@@ -307,16 +307,16 @@ async def _list(
     parts: list[bytes] = []
     size_bytes = events_read = bytes_read = 0
     async with aclosing(search(log, index, event_filter, first, last, caller)) as history:
-        async for found in history:
-            for event in found.events:
+        async for result in history:
+            for event in result.events:
                 size_bytes += len(event.content)
                 if parts and (len(parts) == page.size or size_bytes > PAGE_BYTES_MAX):
                     return _page(parts, page.token((event.envelope.sequence_number, last)))
                 parts.append(LIST_ENVELOPES.content(event.content))
-            events_read += found.events_read
-            bytes_read += found.bytes_read
-            if found.reached < last and (events_read >= SCAN_EVENTS_MAX or bytes_read >= SCAN_BYTES_MAX):
-                return _page(parts, page.token((found.reached + 1, last)))
+            events_read += result.events_read
+            bytes_read += result.bytes_read
+            if result.reached < last and (events_read >= SCAN_EVENTS_MAX or bytes_read >= SCAN_BYTES_MAX):
+                return _page(parts, page.token((result.reached + 1, last)))
     return _page(parts, "")
 
 
@@ -333,8 +333,8 @@ async def _trace(
     size_bytes = 0
     truncated = False
     async with aclosing(search(sequencer.log, index, EventFilter(trace_id=trace_id), 1, last, caller)) as history:
-        async for found in history:
-            for event in found.events:
+        async for result in history:
+            for event in result.events:
                 size_bytes += len(event.content)
                 truncated = len(parts) == TRACE_EVENTS_MAX or size_bytes > TRACE_BYTES_MAX
                 if truncated:

@@ -183,11 +183,11 @@ class WorkGroup:
         examined = 0
         while examined < SWEEP_ITEMS_MAX and (stream := self._roomiest()) is not None:
             count = self._share(stream)
-            found = await self._work.idle(self.queue, self.name, SILENCE_MS_MAX, self._cursor, SWEEP_ITEMS_MAX - examined)
-            idle_numbers = [number for number in found if number not in numbers_of_streams and number not in self._unwanted][:count]
-            examined += len(found)
+            page = await self._work.idle(self.queue, self.name, SILENCE_MS_MAX, self._cursor, SWEEP_ITEMS_MAX - examined)
+            idle_numbers = [number for number in page if number not in numbers_of_streams and number not in self._unwanted][:count]
+            examined += len(page)
             if not idle_numbers:
-                self._cursor = found[-1] if len(found) == SWEEP_ITEMS_MAX else 0
+                self._cursor = page[-1] if len(page) == SWEEP_ITEMS_MAX else 0
                 break
             self._cursor = idle_numbers[-1]
             await self._deliver(stream, await self._work.claim(self.queue, self.name, stream.consumer, idle_numbers, SILENCE_MS_MAX))

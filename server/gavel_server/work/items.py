@@ -36,10 +36,10 @@ async def find_lost(work: WorkQueues, decisions: Sequence[LiveDecision]) -> set[
         if not missing:
             continue
         after, last = min(missing) - 1, max(missing)
-        while after < last and (found := await work.numbers(queue, after, STEP_NUMBERS)):
-            for number in found:
+        while after < last and (page := await work.numbers(queue, after, STEP_NUMBERS)):
+            for number in page:
                 missing.pop(number, None)
-            after = found[-1]
+            after = page[-1]
         lost.update(missing.values())
     return lost
 

@@ -52,37 +52,37 @@ def test_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_cross_check(mode: str, expected: CrossCheck) -> None:
     """The text of a cross-check mode is parsed into the contract's message."""
-    assert expected == load(given={"cross_check": mode}).cross_check_of_new_bus
+    assert expected == load(options={"cross_check": mode}).cross_check_of_new_bus
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:9090", "localhost:1", "unix:/run/gavel.sock", "unix:gavel.sock"])
 def test_local_addresses(listen: str) -> None:
     """Loopback and unix sockets need no permission."""
     assert is_local(listen)
-    assert listen == load(given={"listen": listen}).listen
+    assert listen == load(options={"listen": listen}).listen
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:9090", "[::]:9090", "10.0.0.1:1", "gavel.example:9090", "localhost.example:1"])
 def test_network_needs_an_explicit_option(listen: str) -> None:
     """A server listens beyond this machine only with --allow-unauthenticated-network."""
     with pytest.raises(SettingsError, match=r"no authentication is configured.*--allow-unauthenticated-network"):
-        load(given={"listen": listen})
-    assert listen == load(given={"listen": listen, "allow_unauthenticated_network": True}).listen
+        load(options={"listen": listen})
+    assert listen == load(options={"listen": listen, "allow_unauthenticated_network": True}).listen
 
 
 def test_metrics_bind_like_the_server() -> None:
     """Metrics are served beyond this machine only with --allow-unauthenticated-network."""
     with pytest.raises(SettingsError, match=r"metrics is 0\.0\.0\.0:9091.*--allow-unauthenticated-network"):
-        load(given={"metrics": "0.0.0.0:9091"})
-    assert "127.0.0.1:9091" == load(given={"metrics": "127.0.0.1:9091"}).metrics
-    assert "0.0.0.0:9091" == load(given={"metrics": "0.0.0.0:9091", "allow_unauthenticated_network": True}).metrics
+        load(options={"metrics": "0.0.0.0:9091"})
+    assert "127.0.0.1:9091" == load(options={"metrics": "127.0.0.1:9091"}).metrics
+    assert "0.0.0.0:9091" == load(options={"metrics": "0.0.0.0:9091", "allow_unauthenticated_network": True}).metrics
 
 
 @pytest.mark.parametrize("listen", ["", "9090", ":9090", "host:", "host:65536", "host:-1", "::1:9090", "host:port", "unix:"])
 def test_invalid_addresses(listen: str) -> None:
     """An invalid address is refused with the valid forms."""
     with pytest.raises(SettingsError, match="use HOST:PORT"):
-        load(given={"listen": listen})
+        load(options={"listen": listen})
 
 
 @pytest.mark.parametrize("storage", ['redis = "redis://elsewhere:6379/0"', 'data = "/dev/gavel"'], ids=["redis", "volume"])
@@ -99,7 +99,7 @@ def test_container_with_storage(storage: str, tmp_path: Path) -> None:
 def test_container_without_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container without storage the server stays on loopback and logs the reason."""
     monkeypatch.setattr(Path, "is_mount", lambda path: path == Path("/"))
-    settings = load(given={"container": True})
+    settings = load(options={"container": True})
     assert ("127.0.0.1:9090", False, True) == (settings.listen, settings.allow_unauthenticated_network, settings.is_unreachable)
 
 
@@ -117,7 +117,7 @@ def test_explicit_address_in_a_container(tmp_path: Path, monkeypatch: pytest.Mon
 def test_all_invalid_settings_at_once() -> None:
     """All invalid settings are reported at once, each with its sources."""
     with pytest.raises(SettingsError) as refusal:
-        load(given={"ack": "all", "cross_check": "sample 0", "idempotency_window_days": 0, "log_level": "loud"})
+        load(options={"ack": "all", "cross_check": "sample 0", "idempotency_window_days": 0, "log_level": "loud"})
     named = [line.split(":")[0] for line in str(refusal.value).splitlines()]
     window = "idempotency_window_days"
     assert [
@@ -168,25 +168,25 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_invalid_redis_urls(url: str) -> None:
     """An invalid Redis URL is refused, also one whose database is not a number, which would select database 0."""
     with pytest.raises(SettingsError, match=r"setting redis \(--redis, .* the Redis URL .* is malformed; use redis://host:6379/0"):
-        load(given={"redis": url})
+        load(options={"redis": url})
 
 
 def test_one_store() -> None:
     """`log` names a PostgreSQL or a Redis and `redis` a Redis; both together are refused, and without them the server has its own."""
     url = "postgresql://gavel_server@db/logs"
     assert (url, "redis://host", "redis://host", None) == (
-        load(given={"log": url}).store,
-        load(given={"log": "redis://host"}).store,
-        load(given={"redis": "redis://host"}).store,
+        load(options={"log": url}).store,
+        load(options={"log": "redis://host"}).store,
+        load(options={"redis": "redis://host"}).store,
         load().store,
     )
     with pytest.raises(SettingsError, match="log and redis name two stores; set one of them"):
-        load(given={"log": url, "redis": "redis://host"})
+        load(options={"log": url, "redis": "redis://host"})
     with pytest.raises(SettingsError, match=r"setting redis \(--redis"):
-        load(given={"redis": url})
+        load(options={"redis": url})
 
 
 @pytest.mark.parametrize("url", ["redis://host", "redis://host/", "rediss://:secret@host:6379/15", "unix:///run/redis.sock?db=1"])
 def test_valid_redis_urls(url: str) -> None:
     """A valid Redis URL is unchanged."""
-    assert url == load(given={"redis": url}).redis
+    assert url == load(options={"redis": url}).redis

@@ -97,9 +97,9 @@ class PendingAppend:
         actual = await self._log.head()
         if actual != self.batch.expected_head:
             raise HeadMovedError(self.batch.expected_head, actual)
-        taken = await self._log.find(idempotency_keys, self.batch.recorded_at_ms) if idempotency_keys else {}
-        if taken:
-            raise EventIdTakenError(taken)
+        known_ids = await self._log.find(idempotency_keys, self.batch.recorded_at_ms) if idempotency_keys else {}
+        if known_ids:
+            raise EventIdTakenError(known_ids)
         await self._log.confirm(actual)
 
     async def _settle(self, first: LogError, on_unknown: OnUnknownOutcome | None) -> tuple[AppendOutcome, LogError | None]:

@@ -131,7 +131,7 @@ def fact_uses(decision: Envelope, records: Iterable[Record]) -> list[FactUse]:
     evaluated_at_ms = milliseconds(decision.decision.evaluated_at)
     pins = {(pin.sequence_number, pin.key): pin for pin in decision.decision.pinned_facts}
     numbers = {number for number, _ in pins}
-    found = []
+    uses = []
     for record in records:
         event = Envelope.FromString(record.envelope)
         stated_at_ms = milliseconds(event.occurred_at)
@@ -156,8 +156,8 @@ def fact_uses(decision: Envelope, records: Iterable[Record]) -> list[FactUse]:
             )
             if values[key].ByteSize() <= VALUE_BYTES_MAX:
                 use.value.CopyFrom(values[key])
-            found.append(use)
-    return found
+            uses.append(use)
+    return uses
 
 
 def _person_act(act: Envelope) -> PersonAct:

@@ -295,8 +295,8 @@ class ConnectionPool:
         if not self._appends:
             await connection.execute(_ASYNCHRONOUS)
             return
-        found = self._note(await _execute(connection, [(STATEMENT, ())]))
-        problem = "" if self._accept_volatile else volatility(found)
+        durability = self._note(await _execute(connection, [(STATEMENT, ())]))
+        problem = "" if self._accept_volatile else volatility(durability)
         if problem:
             raise LogVolatileError(f"PostgreSQL at {self.address}: {problem}")
 
@@ -305,9 +305,9 @@ class ConnectionPool:
         return self._note(await self.read(STATEMENT))
 
     def _note(self, rows: list[Row]) -> Durability:
-        found = Durability(*rows[0])
-        self._server.synchronous_standbys = found.synchronous_standbys
-        return found
+        durability = Durability(*rows[0])
+        self._server.synchronous_standbys = durability.synchronous_standbys
+        return durability
 
 
 class Connections:

@@ -226,7 +226,7 @@ class PostgresqlLog:
         arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys, date_ms)
         for _ in range(FENCED_MAX):
             row, is_replicated = await self._run_append((self.bus, *expected, self._fence, self._genesis, *arguments))
-            status, number, chain_hash, *taken = row
+            status, number, chain_hash, *known_ids = row
             if status != "FENCED":
                 break
             # Another server has raised the fence. This append was refused, so sending it again is safe.
@@ -234,7 +234,7 @@ class PostgresqlLog:
         if status == "UNTIMELY" and date_ms is not None:
             raise UntimelyError(date_ms, number)
         if status != "OK":
-            raise self._refusal(expected, status, Head(number, bytes(chain_hash)), taken, idempotency_keys)
+            raise self._refusal(expected, status, Head(number, bytes(chain_hash)), known_ids, idempotency_keys)
         last = entries[-1].sequence_number
         self._announcements.announce(self.bus, last)
         self._note_confirmed(last, is_replicated=is_replicated)

@@ -267,21 +267,21 @@ class RedisLog:
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
-        found: dict[int, Record] = {}
+        records: dict[int, Record] = {}
         for numbers in chunks([number for number in sequence_numbers if number > 0]):
             replies = await self._reads.read(*(("XRANGE", self._log_key, f"{number}-0", f"{number}-0") for number in numbers))
             for rows in self._answers(replies):
-                found.update((record.sequence_number, record) for record in map(self._record, rows))
-        return found
+                records.update((record.sequence_number, record) for record in map(self._record, rows))
+        return records
 
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """See EventLog."""
-        found: dict[str, IdEntry] = {}
+        id_entries: dict[str, IdEntry] = {}
         days = [event_ids_key(self.bus, day) for day in window_days(now_ms, self.idempotency_window_ms)]
         for ids in chunks(event_ids):
             for values in self._answers(await self._reads.read(*(("HMGET", day, *ids) for day in days))):
-                found.update((event_id, _id_entry(value)) for event_id, value in zip(ids, values, strict=True) if value is not None)
-        return found
+                id_entries.update((event_id, _id_entry(value)) for event_id, value in zip(ids, values, strict=True) if value is not None)
+        return id_entries
 
     async def time_ms(self) -> int:
         """Return the clock of Redis."""
@@ -424,8 +424,8 @@ class RedisLog:
         if status == b"LOST":
             return LossReportedError(self.bus)
         if status == b"TAKEN":
-            taken = pairs(details)
-            return EventIdTakenError({event_id.decode(): _id_entry(value) for event_id, value in taken.items()})
+            known_ids = pairs(details)
+            return EventIdTakenError({event_id.decode(): _id_entry(value) for event_id, value in known_ids.items()})
         if status == b"FORMAT":
             return self._other_format(details[0])
         if status == b"CORRUPT":
@@ -433,9 +433,9 @@ class RedisLog:
         return LogUnavailableError(f"Redis at {self._reads.address} lost the replies to {FENCED_MAX} servers in a row; try again")
 
     def _other_format(self, version: bytes) -> LogUnavailableError:
-        found = version.decode(errors="replace")
+        format_version = version.decode(errors="replace")
         return LogUnavailableError(
-            f"the log of bus {self.bus} has format {found}, but this build knows {FORMAT_VERSION}; use the build that wrote it"
+            f"the log of bus {self.bus} has format {format_version}, but this build knows {FORMAT_VERSION}; use the build that wrote it"
         )
 
     def _record(self, row: Any) -> Record:
@@ -457,8 +457,8 @@ def _id_entry(value: bytes) -> IdEntry:
 
 def _last_loss(losses: bytes) -> Head | None:
     """Return the last of the lost events that servers have reported. A value that no server can have written counts as event 0."""
-    found = [re.fullmatch(rb"(\d{1,18}):([0-9a-f]{64})", loss) for loss in losses.split()]
-    return max((Head(int(loss[1]), bytes.fromhex(loss[2].decode())) if loss else Head(0, b"") for loss in found), default=None)
+    matches = [re.fullmatch(rb"(\d{1,18}):([0-9a-f]{64})", loss) for loss in losses.split()]
+    return max((Head(int(loss[1]), bytes.fromhex(loss[2].decode())) if loss else Head(0, b"") for loss in matches), default=None)
 
 
 def _number(value: bytes | int, name: str) -> int:

@@ -74,32 +74,32 @@ class RedisLogs:
         return Growth(grown & known.keys(), failures, pending)
 
     async def _grown_on(self, node: Connections, buses: Sequence[str], commands: Sequence[_GrowthCommand]) -> Growth:
-        found: set[str] = set()
+        bus_names: set[str] = set()
         try:
             for part in chunks(commands):
                 replies = await node.watch.probe(*(command for _, command in part))
                 for (bus_of_key, _), reply in zip(part, replies, strict=True):
                     if isinstance(reply, Exception):
                         # One key that is not a stream fails the command for all: each log then reports its own fault.
-                        found.update(bus_of_key.values())
+                        bus_names.update(bus_of_key.values())
                     elif reply is not None:
-                        found.update(bus_of_key[key] for key, _ in reply)
+                        bus_names.update(bus_of_key[key] for key, _ in reply)
         except LogUnavailableError as error:
             self._topology.suspect(node)
             return Growth((), dict.fromkeys(buses, error))
-        return Growth(found)
+        return Growth(bus_names)
 
     async def durability(self, buses: Sequence[str]) -> dict[str, list[str]]:
         """Return `EventLog.durability` of each bus. Buses whose Redis does not answer are absent."""
         placement, _ = await self._topology.placement(buses)
         answers = await asyncio.gather(*(node.reads.read(*COMMANDS) for node in placement), return_exceptions=True)
-        found: dict[str, list[str]] = {}
+        problems: dict[str, list[str]] = {}
         for node_buses, replies in zip(placement.values(), answers, strict=True):
             if not isinstance(replies, BaseException):
-                found.update(dict.fromkeys(node_buses, judge(replies)))
+                problems.update(dict.fromkeys(node_buses, judge(replies)))
             elif not isinstance(replies, LogUnavailableError):
                 raise replies
-        return found
+        return problems
 
     async def ping(self) -> None:
         """Check that Redis answers, or that the cluster tells where logs are. Raises LogUnreachableError."""
@@ -158,22 +158,22 @@ class RedisLogs:
 
     async def names(self) -> list[str]:
         """Return the names of the buses that have a log. Reads the names of all keys of every master. Raises LogUnavailableError."""
-        found: set[str] = set()
+        buses: set[str] = set()
         for node in await self._topology.masters():
-            found |= await self._names_on(node)
-        return [name for name in sorted(found) if await self.exists(name)]
+            buses |= await self._names_on(node)
+        return [name for name in sorted(buses) if await self.exists(name)]
 
     async def _names_on(self, node: Connections) -> set[str]:
-        found: set[str] = set()
+        buses: set[str] = set()
         cursor: bytes | str | int = b"0"
         while True:
             (reply,) = await node.reads.read(("SCAN", cursor, "MATCH", HEAD_KEYS, "COUNT", SCAN_KEYS))
             if isinstance(reply, Exception):
                 raise LogUnavailableError(f"Redis at {node.reads.address} refuses: {reason(reply)}")
             cursor, keys = reply
-            found.update(match[1] for key in keys if (match := _HEAD_KEY.fullmatch(key.decode(errors="replace"))))
+            buses.update(match[1] for key in keys if (match := _HEAD_KEY.fullmatch(key.decode(errors="replace"))))
             if cursor in (b"0", 0, "0"):
-                return found
+                return buses
 
     async def open(
         self,

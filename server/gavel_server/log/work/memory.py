@@ -193,11 +193,11 @@ class MemoryWorkQueues:
 
     async def groups(self) -> list[ConsumerGroup]:
         """See WorkQueues."""
-        found = []
+        groups = []
         for (queue, name), one in self._groups.items():
             lag = sum(number > one.last for number in self._entries[queue])
-            found.append(ConsumerGroup(name, queue, lag, len(one.pending) + len(one.delayed), len(one.members), len(one.parked)))
-        return sort_groups(found)
+            groups.append(ConsumerGroup(name, queue, lag, len(one.pending) + len(one.delayed), len(one.members), len(one.parked)))
+        return sort_groups(groups)
 
     async def leave(self, queue: QueueName, group: str, consumer: str) -> None:
         """See WorkQueues."""

@@ -128,7 +128,7 @@ class RedisWorkQueues:
         Redis before version 7, and any Redis after entries were deleted, does not know a group's lag. The lag is then the number of
         entries in the queue minus the group's pending ones, which includes entries that are acknowledged and not trimmed yet.
         """
-        found: list[ConsumerGroup] = []
+        consumer_groups: list[ConsumerGroup] = []
         for queue in QUEUES:
             key = work_key(self._bus, queue)
             stream, rows = await self._pool.read(("XINFO", "STREAM", key), ("XINFO", "GROUPS", key))
@@ -149,8 +149,8 @@ class RedisWorkQueues:
                 elif lag is None:
                     lag = max(int(queue_info[b"length"]) - pending, 0)
                 delayed, parked = int(sizes[index]), int(sizes[len(names) + index])
-                found.append(ConsumerGroup(name, queue, int(lag), pending + delayed, int(group[b"consumers"]), parked))
-        return sort_groups(found)
+                consumer_groups.append(ConsumerGroup(name, queue, int(lag), pending + delayed, int(group[b"consumers"]), parked))
+        return sort_groups(consumer_groups)
 
     async def leave(self, queue: QueueName, group: str, consumer: str) -> None:
         """See WorkQueues."""
@@ -167,8 +167,8 @@ class RedisWorkQueues:
 
     async def numbers(self, queue: QueueName, after: int, count: int) -> list[int]:
         """See WorkQueues."""
-        (found,) = await _NUMBERS.run(self._pool.read, (1, work_key(self._bus, queue), after, count))
-        return [] if _is_missing(found) else [int(number) for number in self._check([found])[0]]
+        (reply,) = await _NUMBERS.run(self._pool.read, (1, work_key(self._bus, queue), after, count))
+        return [] if _is_missing(reply) else [int(number) for number in self._check([reply])[0]]
 
     async def remove(self, queue: QueueName, numbers: Sequence[int]) -> None:
         """See WorkQueues."""

@@ -38,8 +38,8 @@ async def search(
     """Yield the events from `first` to `last` that pass, in order. Raises the errors of `read_chunks`."""
     if index is not None and not event_filter.selects_all:
         indexed = min(last, await index.head_in(log))
-        async with aclosing(_search_index(log, index, event_filter, first, indexed, caller)) as found:
-            async for part in found:
+        async with aclosing(_search_index(log, index, event_filter, first, indexed, caller)) as results:
+            async for part in results:
                 first = part.reached + 1
                 yield part
     async with aclosing(read_chunks(log, first, last, caller)) as history:
@@ -70,8 +70,8 @@ def _select(event_filter: EventFilter, records: list[Record], reached: int) -> S
 
 
 async def _read(log: EventLog, numbers: list[int]) -> list[Record]:
-    found = await log.read_many(numbers)
-    missing = [number for number in numbers if number not in found]
+    records = await log.read_many(numbers)
+    missing = [number for number in numbers if number not in records]
     if missing:
         raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"the log of bus {log.bus} has lost event {missing[0]}; restore the log")
-    return [found[number] for number in numbers]
+    return [records[number] for number in numbers]

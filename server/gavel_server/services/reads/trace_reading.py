@@ -35,10 +35,10 @@ class TraceReading(NamedTuple):
 
     def drifts(self, state: State) -> list[Drift]:
         """Return the drift, compared with a state of the bus."""
-        found = trace_drifts(state, self.versions)
+        drifts = trace_drifts(state, self.versions)
         for number, decision in self.decisions:
-            found += rule_set_drifts(state, decision, number)
-        return found[:DRIFTS_MAX]
+            drifts += rule_set_drifts(state, decision, number)
+        return drifts[:DRIFTS_MAX]
 
 
 def read_trace(events: Sequence[Envelope]) -> TraceReading:

@@ -56,7 +56,7 @@ async def _accept(names: list[str], configuration: Configuration, folder: Path, 
         pins = Pins(client, configuration, PRODUCER_ID)
         try:
             closed = await pins.check(definitions[name] for name in names or sorted(definitions))
-            drifted = [definitions[name] for name, found in closed.items() if found.drifted]
+            drifted = [definitions[name] for name, closure in closed.items() if closure.drifted]
             for definition in drifted:
                 output.print_line(_describe(definition))
                 for line in pins.changes(definition):

@@ -57,8 +57,8 @@ def proxy(
             logging.getLogger(__name__).info("gavel=%s bus=%s decides about the calls", server, bus)
             with configuration_errors():
                 clients = await _agent_clients(stack, configuration, config.parent, server, bus)
-                made = Proxy(configuration, config.parent, client, agent_clients=clients, observe=observe)
-            await _serve(await stack.enter_async_context(made), tokens, listener)
+                mcp_proxy = Proxy(configuration, config.parent, client, agent_clients=clients, observe=observe)
+            await _serve(await stack.enter_async_context(mcp_proxy), tokens, listener)
 
     run_until_signal(run)
 

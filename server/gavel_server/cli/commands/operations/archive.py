@@ -90,10 +90,10 @@ def restore(
         from gavel_server.history.replay import verify
 
         source = _archive(from_, bus)
-        found = await read_backup(source)
+        backup = await read_backup(source)
         async with _open_target(data, log, bus) as opened:
-            await restore_log(opened, source, found, lambda number: None)
-            output.print_line(f"restored {found.head.sequence_number} events of bus {bus}, chain hash {found.head.chain_hash.hex()}")
+            await restore_log(opened, source, backup, lambda number: None)
+            output.print_line(f"restored {backup.head.sequence_number} events of bus {bus}, chain hash {backup.head.chain_hash.hex()}")
             if prove:
                 verdict = await read_verdict(verify(opened))
                 output.print_line(verdict.message)

@@ -110,15 +110,17 @@ def load_handlers(name: str) -> Handlers:
     from gavel_client.handlers import Handlers
 
     module_name, _, handlers_name = name.partition(":")
-    found = {key: value for key, value in vars(_import(module_name)).items() if isinstance(value, Handlers)}
-    if handlers_name and handlers_name not in found:
+    candidates = {key: value for key, value in vars(_import(module_name)).items() if isinstance(value, Handlers)}
+    if handlers_name and handlers_name not in candidates:
         raise InvalidInputError(
-            f"{module_name} has no gavel_client.handlers.Handlers named {handlers_name}; it has {', '.join(found) or 'none'}"
+            f"{module_name} has no gavel_client.handlers.Handlers named {handlers_name}; it has {', '.join(candidates) or 'none'}"
         )
-    if not handlers_name and len(found) != 1:
-        problem = f"has {len(found)} ({', '.join(found)}); name one as {module_name}:NAME" if found else "has none; declare one"
+    if not handlers_name and len(candidates) != 1:
+        problem = (
+            f"has {len(candidates)} ({', '.join(candidates)}); name one as {module_name}:NAME" if candidates else "has none; declare one"
+        )
         raise InvalidInputError(f"{module_name} must have one gavel_client.handlers.Handlers; it {problem}")
-    handlers = found[handlers_name] if handlers_name else next(iter(found.values()))
+    handlers = candidates[handlers_name] if handlers_name else next(iter(candidates.values()))
     if not handlers:
         raise InvalidInputError(f"{module_name} registers no action; decorate a function with @handlers.action(…)")
     return handlers
