@@ -346,8 +346,8 @@ def _disagreement_fault(state: State, deployed: DeployedRuleSet) -> Fault | None
     """Return a fault if the rule set's settings of a shared action differ from those of the active rule sets."""
     if not any(action_type in state.active_actions for action_type in deployed.action_types):
         return None
-    found = find_disagreements(deployed.rule_set, (active.rule_set for active in state.active_rule_sets.values()))
-    return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(found)) if found else None
+    disagreements = find_disagreements(deployed.rule_set, (active.rule_set for active in state.active_rule_sets.values()))
+    return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements)) if disagreements else None
 
 
 def _review_fault(state: State, policy_id: str, deployed: DeployedRuleSet) -> Fault | None:

@@ -71,9 +71,9 @@ def actions_with(state: State, override: CompiledRuleSet, action_type: str) -> t
     Returns a fault if the override disagrees with another active rule set about a shared action.
     """
     active = {policy_id: active.rule_set for policy_id, active in state.active_rule_sets.items()}
-    found = find_disagreements(override, active.values())
-    if found:
-        return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(found))
+    disagreements = find_disagreements(override, active.values())
+    if disagreements:
+        return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements))
     return actions_by_type({**active, override.policy_id: override}.values()).get(action_type, ())
 
 

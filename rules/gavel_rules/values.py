@@ -72,9 +72,9 @@ def problems(value: object, path: str, depth: int = 0) -> list[tuple[str, str]]:
 
     `depth` counts the containers around the value. The first path is exact; further ones are cut to PATH_LENGTH_MAX characters.
     """
-    found: list[tuple[str, str]] = []
-    _find_problems(value, _Place(None, path), depth, found)
-    return found
+    problems: list[tuple[str, str]] = []
+    _find_problems(value, _Place(None, path), depth, problems)
+    return problems
 
 
 class _Place:

@@ -45,7 +45,7 @@ def trace_drifts(state: State, versions: TraceVersions) -> list[Drift]:
 
 def schema_drifts(state: State, tools: Iterable[ToolSchemas]) -> list[Drift]:
     """Return a drift for every schema that differs from that of the registered contract. Tools without a contract have none."""
-    found = []
+    drifts = []
     for tool in tools:
         registered = state.tools.contracts.get(tool.tool_name)
         if registered is None:
@@ -60,7 +60,7 @@ def schema_drifts(state: State, tools: Iterable[ToolSchemas]) -> list[Drift]:
                     f"the {what} schema of {tool.tool_name} was {recorded[:_DIGITS]}{version}, and is {current[:_DIGITS]} in version "
                     f"{registered.contract.version}"
                 )
-                found.append(
+                drifts.append(
                     Drift(
                         code=SCHEMA_DRIFT,
                         name=tool.tool_name,
@@ -71,20 +71,20 @@ def schema_drifts(state: State, tools: Iterable[ToolSchemas]) -> list[Drift]:
                         message=message,
                     )
                 )
-    return found
+    return drifts
 
 
 def model_drifts(state: State, answers: Iterable[ModelAnswer]) -> list[Drift]:
     """Return a drift for every answer by another model than the requested one, and for every prompt whose last answer differs from this
     one.
     """
-    found = []
+    drifts = []
     for answer in answers:
         number = answer.sequence_number
         model = f"{answer.llm_provider} {answer.llm_model}"
         if answer.requested_model and answer.requested_model != answer.llm_model:
             message = f"{model} answered instead of {answer.requested_model}"
-            found.append(_model_drift(answer.requested_model, answer.llm_model, answer, number, message))
+            drifts.append(_model_drift(answer.requested_model, answer.llm_model, answer, number, message))
         last = state.answers.get(answer.prompt_hash)
         if last is None or last.sequence_number <= number:
             continue
@@ -92,11 +92,11 @@ def model_drifts(state: State, answers: Iterable[ModelAnswer]) -> list[Drift]:
         last_model = f"{last.llm_provider} {last.llm_model}"
         if last_model != model:
             message = f"{model} answered {prompt}; the last answer is by {last_model}"
-            found.append(_model_drift(model, last_model, answer, last.sequence_number, message))
+            drifts.append(_model_drift(model, last_model, answer, last.sequence_number, message))
         elif last.output_hash and answer.output_hash and last.output_hash != answer.output_hash:
             message = f"{model} answered {prompt} differently the last time"
-            found.append(_model_drift(answer.output_hash, last.output_hash, answer, last.sequence_number, message))
-    return found
+            drifts.append(_model_drift(answer.output_hash, last.output_hash, answer, last.sequence_number, message))
+    return drifts
 
 
 def mismatch_drift(mismatch: VersionMismatch) -> Drift:
@@ -117,7 +117,7 @@ def rule_set_drifts(state: State, decision: Decision, sequence_number: int) -> l
     """Return a drift for every rule set that decided and no longer governs the action, or that governs it now and did not."""
     recorded = {reference.policy_id: reference.version for reference in decision.active_rule_sets}
     active = {action.policy_id: action.version for action in state.active_actions.get(decision.action_type, ())}
-    found = []
+    drifts = []
     for policy_id in sorted(recorded.keys() | active.keys()):
         before, now = recorded.get(policy_id), active.get(policy_id)
         if before == now:
@@ -128,7 +128,7 @@ def rule_set_drifts(state: State, decision: Decision, sequence_number: int) -> l
             what = "no version of it governs the action" if now is None else f"version {now} is active"
             message = f"{policy_id} version {before} decided {decision.action_type}; now {what}"
         current = state.active_rule_sets.get(policy_id)
-        found.append(
+        drifts.append(
             Drift(
                 code=RULE_SET_DRIFT,
                 name=policy_id,
@@ -139,7 +139,7 @@ def rule_set_drifts(state: State, decision: Decision, sequence_number: int) -> l
                 message=message,
             )
         )
-    return found
+    return drifts
 
 
 def refuses(action: CompiledAction, mismatches: Iterable[VersionMismatch]) -> bool:

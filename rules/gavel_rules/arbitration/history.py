@@ -38,12 +38,12 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
             if key is None:
                 continue
             table = counters.get(place.digest)
-            found = table.read(key, now_ms, proposal_id) if table is not None else None
-            if found is None:
+            counter_reading = table.read(key, now_ms, proposal_id) if table is not None else None
+            if counter_reading is None:
                 reading.full.append(place.counter)
                 continue
-            numbers[place.variable] = found.value
-            reading.fragments[encode_reading(place.fragment, key, found.value, found.frees_at_ms)] = None
+            numbers[place.variable] = counter_reading.value
+            reading.fragments[encode_reading(place.fragment, key, counter_reading.value, counter_reading.frees_at_ms)] = None
     for counter in action.reserving_counters:
         table = state.counters.get(counter.digest)
         if table is None or not table.has_room_for_one(now_ms):

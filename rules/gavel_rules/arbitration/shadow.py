@@ -38,7 +38,7 @@ def find_differences(
 
     Call it before the decision is recorded: the shadows need the state that the decision was made on.
     """
-    found: list[ShadowDifference] = []
+    differences: list[ShadowDifference] = []
     for shadow in state.shadows_by_action.get(proposal.action_type, ()):
         try:
             if shadow.disagrees:
@@ -47,8 +47,8 @@ def find_differences(
                 alternative = arbitrate(state, proposal, cited_events, now_ms, evaluate, shadow.actions)
         except Exception:  # noqa: BLE001  # an engine's bug under a shadow must not cost the decision
             alternative = failed_decision(state)
-        found.extend(compare(shadow, decision, alternative))
-    return found
+        differences.extend(compare(shadow, decision, alternative))
+    return differences
 
 
 def compare(shadow: ActionShadow, decision: Decision, alternative: Decision) -> list[ShadowDifference]:

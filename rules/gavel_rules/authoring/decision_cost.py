@@ -29,7 +29,7 @@ class CostlyAction(NamedTuple):
 
 def find_costly_actions(rule_set: CompiledRuleSet) -> list[CostlyAction]:
     """Return the actions of a rule set whose expressions may take more than DECISION_STEPS_MAX in all."""
-    found = []
+    actions = []
     for name, action in sorted(rule_set.actions.items()):
         steps = total_steps([action])
         if steps > DECISION_STEPS_MAX:
@@ -38,8 +38,8 @@ def find_costly_actions(rule_set: CompiledRuleSet) -> list[CostlyAction]:
                 f"one decision of {name} may take {steps:,} steps, {most.steps:,} of them in {most.name}; "
                 f"a server deploys at most {DECISION_STEPS_MAX:,}"
             )
-            found.append(CostlyAction(most.path, message, most.suggestion or _GENERAL_SUGGESTION))
-    return found
+            actions.append(CostlyAction(most.path, message, most.suggestion or _GENERAL_SUGGESTION))
+    return actions
 
 
 def total_steps(actions: Iterable[CompiledAction]) -> int:

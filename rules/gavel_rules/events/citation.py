@@ -43,12 +43,12 @@ def resolve_citations(citations: list[Citation], known: Mapping[int, CitedEvent]
 
     `known` holds cited events by sequence number. A citation is known if its event_id matches and the event states a fact key.
     """
-    found: list[CitedEvent] = []
+    events: list[CitedEvent] = []
     unknown: list[Citation] = []
     for number, event_id in citations:
         event = known.get(number)
         if event is None or event.event_id != event_id or not event.keys:
             unknown.append((number, event_id))
         else:
-            found.append(event)
-    return found, unknown
+            events.append(event)
+    return events, unknown

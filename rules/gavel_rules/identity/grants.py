@@ -64,24 +64,24 @@ class CompiledGrants:
     def of(self, principal: Principal) -> tuple[Grant, ...]:
         """Return the grants of a principal."""
         key = (principal.name, principal.method, principal.groups)
-        found = self._of_caller.get(key)
-        if found is None:
-            found = tuple(grant for grant in self.grants if grant.is_for(principal))
+        grants = self._of_caller.get(key)
+        if grants is None:
+            grants = tuple(grant for grant in self.grants if grant.is_for(principal))
             if len(self._of_caller) >= _PRINCIPALS_MAX:
                 self._of_caller.clear()
-            self._of_caller[key] = found
-        return found
+            self._of_caller[key] = grants
+        return grants
 
     def rights_of(self, principal: Principal, bus: str) -> frozenset[Right]:
         """Return the rights of a principal on a bus, whatever else its grants require."""
         key = (principal.name, principal.method, principal.groups, bus)
-        found = self._rights.get(key)
-        if found is None:
-            found = frozenset(right for grant in self.of(principal) if is_any(grant.buses, bus) for right in grant.rights)
+        rights = self._rights.get(key)
+        if rights is None:
+            rights = frozenset(right for grant in self.of(principal) if is_any(grant.buses, bus) for right in grant.rights)
             if len(self._rights) >= _PRINCIPALS_MAX:
                 self._rights.clear()
-            self._rights[key] = found
-        return found
+            self._rights[key] = rights
+        return rights
 
 
 def names(callers: Sequence[str], principal: Principal) -> bool:

@@ -20,10 +20,10 @@ def matches(pattern: str, text: str) -> bool:
     place, end = len(first), len(text) - len(last)
     for part in middle:
         # The leftmost place leaves the most room for the parts that follow.
-        found = text.find(part, place, end)
-        if found < 0:
+        index = text.find(part, place, end)
+        if index < 0:
             return False
-        place = found + len(part)
+        place = index + len(part)
     return True
 
 

@@ -34,10 +34,10 @@ class Details:
 
     def values(self, case: Case) -> dict[str, object]:
         """Return the values by name, None for one that fails or is not a finite number below 2^53. Long texts are cut."""
-        given = self._reader.read(case)
-        answers = self._program.evaluate_all(given)
+        variables = self._reader.read(case)
+        answers = self._program.evaluate_all(variables)
         if answers is None:
-            answers = self._program.evaluate_each(given)
+            answers = self._program.evaluate_each(variables)
         return {name: _value(answer) for name, answer in zip(self._names, answers, strict=True)}
 
 

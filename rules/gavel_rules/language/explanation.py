@@ -28,12 +28,12 @@ def explain(
 ) -> RuleExplanation:
     """Return the terms of a rule's condition with their values in a case."""
     explanation = RuleExplanation(policy_id=policy_id, rule_id=rule_id)
-    seen: set[str] = set()
+    sources: set[str] = set()
     for low, high in _spans(condition.tree, (0, len(condition.source)), condition.source):
         source = condition.source[low:high].strip()
-        if not source or source in seen:
+        if not source or source in sources:
             continue
-        seen.add(source)
+        sources.add(source)
         try:
             expression = environment.compile(source)
         except RuntimeError:
@@ -49,13 +49,13 @@ def explain(
 
 def branches(condition: CheckedExpression, environment: Environment) -> tuple[str, ...]:
     """Return the operands of a condition's logic that have no logic of their own, in the words of `explain`, each once."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for low, high in _leaves(condition.tree, (0, len(condition.source)), condition.source):
         source = condition.source[low:high].strip()
         text = condition.written.strip() if (low, high) == (0, len(condition.source)) else condition.by_name(low, high)
-        if source not in found and _compiles(environment, source):
-            found[source] = text
-    return tuple(found.values())
+        if source not in texts and _compiles(environment, source):
+            texts[source] = text
+    return tuple(texts.values())
 
 
 class Threshold(NamedTuple):

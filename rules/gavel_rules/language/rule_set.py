@@ -236,8 +236,8 @@ class CompiledAction:
         reader, program, variables = self._key_programs
         values = reader.read(case)
         if program is None:
-            found = [values.get(name) if name else "" for name in variables]
-            return [key if isinstance(key, str) else None for key in found]
+            field_values = [values.get(name) if name else "" for name in variables]
+            return [key if isinstance(key, str) else None for key in field_values]
         keys = program.evaluate_all(values)
         if keys is None:
             keys = program.evaluate_each(values)

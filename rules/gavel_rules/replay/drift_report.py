@@ -66,16 +66,16 @@ class DriftReport:
 
     def drifts(self, state: State) -> list[Drift]:
         """Return the drifts, compared with a state, with the number of events that have each; at most DRIFTS_MAX."""
-        found: list[Drift] = []
+        drifts: list[Drift] = []
         for key, tool in self._tools.items():
-            found += self._counted(key, schema_drifts(state, [tool]))
+            drifts += self._counted(key, schema_drifts(state, [tool]))
         for key, answer in self._answers.items():
-            found += self._counted(key, model_drifts(state, [answer]))
+            drifts += self._counted(key, model_drifts(state, [answer]))
         for key, mismatch in self._mismatches.items():
-            found += self._counted(key, [mismatch_drift(mismatch)])
+            drifts += self._counted(key, [mismatch_drift(mismatch)])
         for key, (number, decision) in self._decisions.items():
-            found += self._counted(key, rule_set_drifts(state, decision, number))
-        return found[:DRIFTS_MAX]
+            drifts += self._counted(key, rule_set_drifts(state, decision, number))
+        return drifts[:DRIFTS_MAX]
 
     def _add(self, table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], record: object) -> None:
         if key not in table:

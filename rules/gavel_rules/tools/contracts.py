@@ -40,11 +40,11 @@ def schema_hash(contract: ToolContract) -> str:
 
 def breaking_changes(before: ToolContract, after: ToolContract) -> list[str]:
     """Return where the schemas of `after` break the promises of `before`, e.g. "argument_schema.properties.path"; [] if nowhere."""
-    found: list[str] = []
+    changes: list[str] = []
     for field, may_widen in (("argument_schema", True), ("result_schema", False)):
         old, new = (struct_to_dict(getattr(contract, field)) for contract in (before, after))
-        _compare(old, new, field, found, may_widen=may_widen)
-    return found
+        _compare(old, new, field, changes, may_widen=may_widen)
+    return changes
 
 
 def _compare(before: Any, after: Any, path: str, differences: list[str], *, may_widen: bool) -> None:

@@ -42,13 +42,13 @@ def lint_grants(text: str, grants: CompiledGrants, rule_sets: Sequence[CompiledR
     """
     messages = Messages()
     source = read_source(text, Messages())
-    found: list[tuple[Path, str, str, str]] = []
+    warnings: list[tuple[Path, str, str, str]] = []
     for grant in grants.grants:
         path: Path = ("grants", grant.number - 1)
-        found += [(path, *warning) for warning in _own_warnings(grant)]
-    found += [(("grants", grant.number - 1), *_unreachable(other)) for grant, other in _covered_grants(grants.grants)]
+        warnings += [(path, *warning) for warning in _own_warnings(grant)]
+    warnings += [(("grants", grant.number - 1), *_unreachable(other)) for grant, other in _covered_grants(grants.grants)]
     if not any("grant" in grant.rights for grant in grants.grants):
-        found.append(
+        warnings.append(
             (
                 ("grants",),
                 "nobody-may-grant",
@@ -58,42 +58,44 @@ def lint_grants(text: str, grants: CompiledGrants, rule_sets: Sequence[CompiledR
         )
     on_bus = [grant for grant in grants.grants if not bus or is_any(grant.buses, bus)]
     for rule_set in rule_sets:
-        found += [(("grants",), *warning) for check in (_missing_callers, _missing_reviewers) for warning in check(on_bus, rule_set)]
-    for place, code, message, hint in found:
+        warnings += [(("grants",), *warning) for check in (_missing_callers, _missing_reviewers) for warning in check(on_bus, rule_set)]
+    for place, code, message, hint in warnings:
         messages.add(source.locate_key(place), code, message, hint)
     return messages.sorted()
 
 
 def _own_warnings(grant: Grant) -> list[tuple[str, str, str]]:
-    found: list[tuple[str, str, str]] = []
+    warnings: list[tuple[str, str, str]] = []
     number, rights = grant.number, grant.rights
     if not any(RPCS_OF_RIGHT[right] for right in rights):
         message = f"grant {number} permits nothing: no call of this release needs {' or '.join(sorted(rights))}"
-        found.append(("permits-nothing", message, "remove it, or add rights"))
+        warnings.append(("permits-nothing", message, "remove it, or add rights"))
     producing = rights & PRODUCING_RIGHTS - {"preflight"}
     if producing and grant.producer_types is None and grant.producer_ids is None:
         message = f"grant {number} lets its callers {' and '.join(sorted(producing))} in the name of every producer"
-        found.append(("any-producer", message, "add produce: {types: [...], ids: [...]}"))
-    for key, given, needed in (
+        warnings.append(("any-producer", message, "add produce: {types: [...], ids: [...]}"))
+    for key, restricts, needed in (
         ("produce", grant.producer_types is not None or grant.producer_ids is not None, PRODUCING_RIGHTS),
         ("actions", grant.actions is not None, _WITH_ACTIONS),
         ("subjects", grant.subjects is not None, _WITH_SUBJECTS),
         ("facts", grant.facts is not None, _WITH_FACTS),
     ):
-        if given and not rights & needed:
+        if restricts and not rights & needed:
             message = f"grant {number}: {key} restricts none of its rights ({', '.join(sorted(rights))})"
-            found.append(("restricts-nothing", message, f"remove {key}, or grant one of {', '.join(sorted(needed))}"))
-    found += _never_matching(grant)
+            warnings.append(("restricts-nothing", message, f"remove {key}, or grant one of {', '.join(sorted(needed))}"))
+    warnings += _never_matching(grant)
     reading = sorted(rights & _READ_RIGHTS)
     if reading and grant.subjects is not None and rights & _WITH_SUBJECTS:
         message = f"grant {number}: subjects do not restrict {' and '.join(reading)}; its callers see the events of all subjects"
-        found.append(("reads-all-subjects", message, f"remove {' and '.join(reading)}, or give it in a grant of its own without subjects"))
-    return found
+        warnings.append(
+            ("reads-all-subjects", message, f"remove {' and '.join(reading)}, or give it in a grant of its own without subjects")
+        )
+    return warnings
 
 
 def _never_matching(grant: Grant) -> list[tuple[str, str, str]]:
     """Return warnings of names that no caller has, and of patterns that no bus and no subject matches."""
-    found: list[tuple[str, str, str]] = []
+    warnings: list[tuple[str, str, str]] = []
     for key, callers in (("to", grant.to), ("joins", grant.joins)):
         for name in callers:
             hint = ""
@@ -104,17 +106,17 @@ def _never_matching(grant: Grant) -> list[tuple[str, str, str]]:
             elif ANY in name and name != ANYONE:
                 hint = "names of callers and groups are not patterns; list them, or name a group"
             if hint:
-                found.append(("no-such-caller", f"grant {grant.number}: {key} names {name!r}, which is no caller", hint))
+                warnings.append(("no-such-caller", f"grant {grant.number}: {key} names {name!r}, which is no caller", hint))
     for key, patterns, form, meaning in (
         ("buses", grant.buses, _BUS_PATTERN, "names of buses have a-z, 0-9 and hyphens"),
         ("subjects", grant.subjects, _SUBJECT_PATTERN, "subjects are TYPE/ID, e.g. order/*"),
     ):
-        found += [
+        warnings += [
             ("matches-nothing", f"grant {grant.number}: {key} has {pattern!r}, which matches nothing", meaning)
             for pattern in patterns or ()
             if not form.fullmatch(pattern)
         ]
-    return found
+    return warnings
 
 
 def _missing_callers(grants: Sequence[Grant], rule_set: CompiledRuleSet) -> Iterator[tuple[str, str, str]]:
@@ -123,14 +125,14 @@ def _missing_callers(grants: Sequence[Grant], rule_set: CompiledRuleSet) -> Iter
     Reviews that name groups are left to `_missing_reviewers`.
     """
     for action_type, action in rule_set.actions.items():
-        given = {right for grant in grants if is_any(grant.actions, action_type) for right in grant.rights}
+        rights = {right for grant in grants if is_any(grant.actions, action_type) for right in grant.rights}
         effects = {rule.effect for rule in action.rules}
         needed: list[Right] = ["propose"]
         if effects & {"approve", "review"}:
             needed.append("execute")
         if "review" in effects and not any(policy.groups for policy in _review_policies(action)):
             needed.append("review")
-        missing = [right for right in needed if right not in given]
+        missing = [right for right in needed if right not in rights]
         if missing:
             message = (
                 f"no grant lets anybody {' or '.join(missing)} {action_type}, an action of rule set {rule_set.policy_id} version "
@@ -173,17 +175,17 @@ def _unreachable(other: Grant) -> tuple[str, str, str]:
 
 def _covered_grants(grants: Sequence[Grant]) -> list[tuple[Grant, Grant]]:
     """Return the grants that another one covers, each with the first such one. Of equal grants the later one is covered."""
-    found: list[tuple[Grant, Grant]] = []
+    covered_grants: list[tuple[Grant, Grant]] = []
     pairs = 0
     for grant in grants:
         for other in grants:
             pairs += 1
             if pairs > PAIRS_MAX:
-                return found
+                return covered_grants
             if other is not grant and _covers(other, grant) and not (_covers(grant, other) and other.number > grant.number):
-                found.append((grant, other))
+                covered_grants.append((grant, other))
                 break
-    return found
+    return covered_grants
 
 
 def _covers(wide: Grant, narrow: Grant) -> bool:

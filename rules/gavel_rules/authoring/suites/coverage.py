@@ -132,7 +132,7 @@ class Coverage:
 
     def consequences(self) -> list[ConsequenceCoverage]:
         """Return the coverage of every derivation and compensation."""
-        return [ConsequenceCoverage(name, made, self._failed[name]) for name, made in self._made.items()]
+        return [ConsequenceCoverage(name, results, self._failed[name]) for name, results in self._made.items()]
 
     def rule_ratio(self) -> Ratio:
         """Return how many of the rules decided a case."""

@@ -371,14 +371,14 @@ class _Walk:
             self._spend(node, math.inf)
         return _flow(_SCALAR, times)
 
-    def _text(self, node: Call, given: _Flow, times: float) -> _Flow:
+    def _text(self, node: Call, operand: _Flow, times: float) -> _Flow:
         """Return the results of a text function. They are no longer than its texts, or than a number or a time written as text."""
-        self._spend(node, _TEXT_FUNCTIONS[node.function] * times + _TEXT_BUILD * given.text)
-        longest = max(given.shape.text, _SHOWN_BYTES)
+        self._spend(node, _TEXT_FUNCTIONS[node.function] * times + _TEXT_BUILD * operand.text)
+        longest = max(operand.shape.text, _SHOWN_BYTES)
         match node:
             case Call("substring", _, (Constant(value=int(start)), Constant(value=int(end)))):
                 longest = min(longest, max(end - start, 0) * CODE_POINT_BYTES)
-        return _Flow(Shape(longest), times, min(times * longest, given.text + times * _SHOWN_BYTES), 0, 0)
+        return _Flow(Shape(longest), times, min(times * longest, operand.text + times * _SHOWN_BYTES), 0, 0)
 
     def _replace(self, node: Call, flows: list[_Flow], times: float) -> _Flow:
         """Return the results of `replace`: at worst, the new text stands before and after each byte of the old one."""

@@ -297,9 +297,9 @@ def _explain(names: Collection[str], message: str, *, is_call: bool, reported: b
 
 def _explain_overload(function: str, types: str) -> tuple[str, str]:
     operator = function.strip("_@").replace("_?_:", "?:").replace("[_", "[]")
-    given = types.removeprefix("(").removesuffix(")")
-    message = f"{operator} cannot be applied to {given}"
-    kinds = set(given.split(", "))
+    operand_types = types.removeprefix("(").removesuffix(")")
+    message = f"{operator} cannot be applied to {operand_types}"
+    kinds = set(operand_types.split(", "))
     if function in ("_+_", "_-_", "_*_", "_/_", "_%_") and kinds <= set(_NUMBERS):
         return message, "arithmetic needs one type: write 2.0 instead of 2, or double(x)"
     if "null_type" in kinds:
@@ -319,8 +319,8 @@ def _explain_syntax(message: str) -> tuple[str, str]:
     if missing := _MISSING.fullmatch(message):
         what, before = missing.groups()
         return f"{what} is missing {'at the end' if before == _END else f'before {before}'}", "add it"
-    if found := _UNEXPECTED.fullmatch(message):
-        text, expected = found.groups()
+    if unexpected := _UNEXPECTED.fullmatch(message):
+        text, expected = unexpected.groups()
         if text == _END:
             return f"the expression ends too early{f': {expected} is missing' if expected else ''}", "complete it"
         is_word = text.strip("'").isalpha()

@@ -154,12 +154,12 @@ class _CounterChecker:
         declared = sorted(self._schemas)
         matched: dict[str, None] = {}
         for index, pattern in enumerate(getattr(self._part, "action", None) or ()):
-            found = [name for name in declared if matches_action(pattern, name)]
-            if not found:
+            names = [name for name in declared if matches_action(pattern, name)]
+            if not names:
                 message = f"no action under `actions` is {pattern}, so the counter could not read its params"
                 place = self._source.locate_key((*self._path, "action", index))
                 self._messages.add(place, "undeclared-action", message, suggestion(pattern, declared, len(self._messages)))
-            matched.update(dict.fromkeys(found))
+            matched.update(dict.fromkeys(names))
         return list(matched)
 
     def _fact_type(self) -> ValueType:

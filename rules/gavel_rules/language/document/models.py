@@ -412,13 +412,13 @@ class RuleSetPart(Part):
 
 def zones_of(document: RuleSetPart) -> dict[str, ZonePart]:
     """Return the sound zones of a document. Its attributes may be missing, and its parts unread: see `read_document`."""
-    found: dict[str, ZonePart] = {}
+    zones: dict[str, ZonePart] = {}
     for name, zone in getattr(document, "zones", {}).items():
         try:
-            found[name] = ZonePart.model_validate(zone)
+            zones[name] = ZonePart.model_validate(zone)
         except ValidationError:
             continue  # reported with the document's form
-    return found
+    return zones
 
 
 def matches_action(pattern: str, action: str) -> bool:

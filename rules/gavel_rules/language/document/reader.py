@@ -194,13 +194,13 @@ def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> Non
     """Refuse the keys of the second version in documents of the first."""
     if getattr(part, "gavel", "v2") != "v1":
         return
-    found: list[Path] = [(key,) for key in _ADDED_KEYS if key in part.model_fields_set]
+    paths: list[Path] = [(key,) for key in _ADDED_KEYS if key in part.model_fields_set]
     for name, action in _actions(part).items():
-        found.extend(("actions", name, key) for key in _ADDED_ACTION_KEYS if key in action.model_fields_set)
+        paths.extend(("actions", name, key) for key in _ADDED_ACTION_KEYS if key in action.model_fields_set)
     for index, rule in enumerate(getattr(part, "rules", ())):
         if rule is not None:
-            found.extend(("rules", index, key) for key in _ADDED_RULE_KEYS if key in rule.model_fields_set)
-    for path in found:
+            paths.extend(("rules", index, key) for key in _ADDED_RULE_KEYS if key in rule.model_fields_set)
+    for path in paths:
         message = f"no such key here: {path[-1]} needs the language's second version"
         messages.add(source.locate_key(path), "unknown-key", message, "write `gavel: v2`")
 

@@ -133,11 +133,11 @@ def _check_keywords(schema: object, path: Path, note: Report) -> None:
 
 def _check_meta_schema(schema: dict[str, Any], note: Report) -> None:
     """Report violations of the specification's meta-schema."""
-    seen = set()
+    reported_paths = set()
     for error in _META_SCHEMA.iter_errors(schema):
         path = tuple(error.instance_path)
-        if path not in seen:
-            seen.add(path)
+        if path not in reported_paths:
+            reported_paths.add(path)
             note(path, "schema-invalid", *_describe_violation(error, str(path[-1]) if path else "the schema"))
 
 

@@ -208,12 +208,12 @@ class CaseReader:
         for name, attribute, kind in self._attributes:
             values[name] = _convert(getattr(case, attribute), kind, name)
         for name, steps, kind in self._nested:
-            found, value = _find(params, steps)
-            if found:
+            exists, value = _find(params, steps)
+            if exists:
                 values[name] = _convert(value, kind, name)
         for name, steps, kind in self._nested_facts:
-            found, value = _find(facts, steps)
-            if found:
+            exists, value = _find(facts, steps)
+            if exists:
                 values[name] = _convert(value, kind, name)
         for name in self._subject_parts:
             kind_of_subject, _, identity = case.subject.partition("/")
