@@ -159,15 +159,15 @@ class Attack:
         call: Any = getattr(channel, kind)(f"/{rpc}")
         argument = iter([body] * self._random.choice((0, 1, 3))) if kind == "stream_stream" else body
         try:
-            made = call(argument, metadata=self._metadata(), timeout=self._random.choice((0.05, 2.0, CALL_SECONDS_MAX)))
+            answer = call(argument, metadata=self._metadata(), timeout=self._random.choice((0.05, 2.0, CALL_SECONDS_MAX)))
             if kind == "unary_unary":
-                await made
+                await answer
             else:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.2):  # a subscription or a watch has no end
-                        async for _ in made:
+                        async for _ in answer:
                             pass
-                made.cancel()
+                answer.cancel()
             self.codes["OK"] += 1
         except grpc.RpcError as error:
             if error.details() in LOCAL:

@@ -40,8 +40,8 @@ class Installation:
 
     def environment(self) -> dict[str, str]:
         """The variables of its programs: no compiler, and no packages but its own."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "GAVEL_", "OTEL_"))}
-        return {**kept, "PATH": str(self.directory / "bin"), "CC": "/bin/false"}
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "GAVEL_", "OTEL_"))}
+        return {**variables, "PATH": str(self.directory / "bin"), "CC": "/bin/false"}
 
     def install(self, requirements: Sequence[str], constraints: Sequence[str], *further: str) -> None:
         """Install from wheels alone. `constraints` are "name==version"."""
@@ -76,8 +76,8 @@ class Installation:
         program = (
             "import importlib.metadata as m, json; print(json.dumps({one.metadata['Name']: one.version for one in m.distributions()}))"
         )
-        found: dict[str, str] = json.loads(self.run(str(self.python), "-c", program))
-        return {canonicalize_name(name): version for name, version in found.items()}
+        versions: dict[str, str] = json.loads(self.run(str(self.python), "-c", program))
+        return {canonicalize_name(name): version for name, version in versions.items()}
 
     def gavel(self, *arguments: str | Path) -> str:
         """Run its command `gavel` and return what it prints."""

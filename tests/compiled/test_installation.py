@@ -136,10 +136,10 @@ def test_the_other_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12"])
 def test_the_client_alone(version: str, wheels: dict[str, Path], address: str, tmp_path: Path) -> None:
     """gavel-client with its least versions needs no compiler, no Redis and no rules, and governs a refund on every Python it supports."""
-    found = interpreter(version)
-    if found is None:
+    python = interpreter(version)
+    if python is None:
         pytest.skip(f"no Python {version} with venv on PATH or below pyenv")
-    client = new_installation(tmp_path / "venv", found)
+    client = new_installation(tmp_path / "venv", python)
     client.install([str(wheels["gavel_client"])], floors("client/python"))
     packages = {*client.packages()} - {"pip", "setuptools"}
     assert packages - CLIENT_FURTHER == CLIENT_PACKAGES

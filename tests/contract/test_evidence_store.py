@@ -55,7 +55,7 @@ def test_content_is_stored_by_its_hash(url: str) -> None:
     store = EvidenceStore(url)
     assert CONTENT == store.get(HASH)
     store.put(CONTENT)
-    assert [(HASH, uri, len(CONTENT))] == [(kept.hash, kept.uri, kept.size_bytes) for kept in store]
+    assert [(HASH, uri, len(CONTENT))] == [(entry.hash, entry.uri, entry.size_bytes) for entry in store]
 
 
 def test_missing_evidence(url: str) -> None:
@@ -75,9 +75,9 @@ def test_pruning_keeps_what_is_recent(url: str) -> None:
     store.put(CONTENT)
     now = datetime.now(UTC)
     assert [] == list(prune(store, now - timedelta(days=1)))
-    assert [HASH] == [kept.hash for kept in prune(store, now + timedelta(days=1), dry_run=True)]
+    assert [HASH] == [entry.hash for entry in prune(store, now + timedelta(days=1), dry_run=True)]
     assert CONTENT == store.get(HASH)
-    assert [HASH] == [kept.hash for kept in prune(store, now + timedelta(days=1))]
+    assert [HASH] == [entry.hash for entry in prune(store, now + timedelta(days=1))]
     assert [] == list(store)
 
 

@@ -166,11 +166,11 @@ async def test_commands(commands: Provider, arguments: dict[str, Any], expected:
 async def test_output_is_passed_on_while_the_command_runs(commands: Provider) -> None:
     """Each part of the output reaches `emit` before the command ends."""
     parts: list[tuple[str, str]] = []
-    seen = asyncio.Event()
+    arrival = asyncio.Event()
 
     def emit(stream: str, text: str) -> None:
         parts.append((stream, text))
-        seen.set()
+        arrival.set()
         raise RuntimeError("a receiver that fails must not matter")
 
     arguments = {"commandId": "process.script", "argv": ["echo one; echo two >&2; sleep 3600"]}
@@ -178,8 +178,8 @@ async def test_output_is_passed_on_while_the_command_runs(commands: Provider) ->
     call = ToolInvocation("bash", CONTRACTS["command.run"], commands.provider_id, "exec_000000000000", arguments, context)
     calling = asyncio.create_task(commands.invoke(call))
     while len(parts) < 2:
-        seen.clear()
-        await seen.wait()
+        arrival.clear()
+        await arrival.wait()
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling

@@ -145,9 +145,9 @@ async def test_parked_entries_wait_for_an_operator(log: EventLog, work: WorkQueu
     before_ms = await log.time_ms()
     for number in (3, 1, 2):
         assert await work.park("decisions", GROUP, "a", read_parked(number, f"reason of {number}: ü  x", number))
-    found = await work.read_parked("decisions", GROUP, 0, 9)
-    assert [read_parked(n, f"reason of {n}: ü  x", n) for n in (1, 2, 3)] == [one._replace(parked_at_ms=0) for one in found]
-    assert all(before_ms <= one.parked_at_ms <= before_ms + LONG_MS for one in found)
+    items = await work.read_parked("decisions", GROUP, 0, 9)
+    assert [read_parked(n, f"reason of {n}: ü  x", n) for n in (1, 2, 3)] == [one._replace(parked_at_ms=0) for one in items]
+    assert all(before_ms <= one.parked_at_ms <= before_ms + LONG_MS for one in items)
     assert [2] == [one.sequence_number for one in await work.read_parked("decisions", GROUP, 1, 1)]
     assert [] == await work.read_parked("decisions", "other", 0, 9)
     assert ([4], []) == (await work.idle("decisions", GROUP, 0, 0, 9), await work.take_due("decisions", GROUP, "a", 9))
@@ -189,10 +189,10 @@ async def test_requests_are_bounded(log: EventLog, work: WorkQueues, monkeypatch
     monkeypatch.setattr("gavel_server.log.postgresql.log.REQUESTS_MAX", 100)
     requests: tuple[Work, ...] = ("requests",) * 400
     await fill(log, *requests, *("decisions",) * 400)
-    kept = await work.numbers("requests", 0, 1_000)
+    numbers = await work.numbers("requests", 0, 1_000)
     # Redis trims whole nodes of a stream.
-    assert 100 <= len(kept) <= 200
-    assert list(range(401 - len(kept), 401)) == kept
+    assert 100 <= len(numbers) <= 200
+    assert list(range(401 - len(numbers), 401)) == numbers
     assert 400 == len(await work.numbers("decisions", 0, 1_000))
 
 

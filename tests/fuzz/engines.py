@@ -130,11 +130,11 @@ def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verd
     violations = action.violations(case.params)
     verdicts: dict[str, object] = {"expected": expected} if expected is not None else {}
     try:
-        given = case.with_params(action.typed_params(case.params), facts)
-        verdicts["both"] = action.evaluate(given, cross_check=True)
-        verdicts["rete"] = action.evaluate(given, cross_check=False)
-        verdicts["cel"] = action.evaluate_reference(given)
-        unexpected = _unexpected_details(trial, action, sample, given)
+        typed_case = case.with_params(action.typed_params(case.params), facts)
+        verdicts["both"] = action.evaluate(typed_case, cross_check=True)
+        verdicts["rete"] = action.evaluate(typed_case, cross_check=False)
+        verdicts["cel"] = action.evaluate_reference(typed_case)
+        unexpected = _unexpected_details(trial, action, sample, typed_case)
     except GavelRulesError as error:
         verdicts["raised"] = repr(error)
         unexpected = {}
@@ -158,7 +158,7 @@ def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verd
 
 def _unexpected_details(trial: Trial, action: CompiledAction, sample: Sample, case: Case) -> dict[str, Any]:
     """Return the details of rules that differ from what their expressions mean: by rule and name, (meaning, value)."""
-    found = {}
+    differences = {}
     for number, expressions in enumerate(trial.details):
         if not expressions:
             continue
@@ -166,8 +166,8 @@ def _unexpected_details(trial: Trial, action: CompiledAction, sample: Sample, ca
         for name, expression in expressions.items():
             outcome = expression.meaning(sample.values)
             if outcome is not UNKNOWN and (shown := _shown(outcome)) != values[name]:
-                found[f"r{number}.{name}"] = (shown, values[name])
-    return found
+                differences[f"r{number}.{name}"] = (shown, values[name])
+    return differences
 
 
 def _shown(outcome: Any) -> Any:

@@ -283,8 +283,8 @@ def outcomes_of(items: Meaning, name: str, body: Meaning) -> Meaning:
     """Return the outcome of a macro's body for each item."""
 
     def meaning(values: Values) -> Any:
-        found = items(values)
-        return found if isinstance(found, Outcome) else [body({**values, name: item}) for item in found]
+        elements = items(values)
+        return elements if isinstance(elements, Outcome) else [body({**values, name: item}) for item in elements]
 
     return meaning
 
@@ -293,14 +293,14 @@ def quantify(macro: str, outcomes: Meaning) -> Meaning:
     """Return the meaning of all, exists or exists_one. Only the last one does not absorb errors."""
 
     def meaning(values: Values) -> Any:
-        found = outcomes(values)
-        if isinstance(found, Outcome):
-            return found
+        answers = outcomes(values)
+        if isinstance(answers, Outcome):
+            return answers
         if macro == "all":
-            return conjunction(found)
+            return conjunction(answers)
         if macro == "exists":
-            return disjunction(found)
-        return _worst(found) or found.count(True) == 1
+            return disjunction(answers)
+        return _worst(answers) or answers.count(True) == 1
 
     return meaning
 
@@ -309,10 +309,10 @@ def matching_items(items: Meaning, outcomes: Meaning) -> Meaning:
     """Return the meaning of filter."""
 
     def meaning(values: Values) -> Any:
-        found = outcomes(values)
-        if isinstance(found, Outcome):
-            return found
-        return _worst(found) or [item for item, kept in zip(items(values), found, strict=True) if kept]
+        answers = outcomes(values)
+        if isinstance(answers, Outcome):
+            return answers
+        return _worst(answers) or [item for item, is_match in zip(items(values), answers, strict=True) if is_match]
 
     return meaning
 
@@ -321,14 +321,14 @@ def map_items(outcomes: Meaning) -> Meaning:
     """Return the meaning of map."""
 
     def meaning(values: Values) -> Any:
-        found = outcomes(values)
-        return found if isinstance(found, Outcome) else _worst(found) or found
+        answers = outcomes(values)
+        return answers if isinstance(answers, Outcome) else _worst(answers) or answers
 
     return meaning
 
 
-def _worst(found: Sequence[Any]) -> Outcome | None:
-    return next((outcome for outcome in (UNKNOWN, ERROR) if any(one is outcome for one in found)), None)
+def _worst(answers: Sequence[Any]) -> Outcome | None:
+    return next((outcome for outcome in (UNKNOWN, ERROR) if any(one is outcome for one in answers)), None)
 
 
 def parse_int(text: str) -> int:

@@ -227,8 +227,8 @@ class Writer:
                 return f"({self.write(kind + 's', depth, names)} + {self.write(kind + 's', depth - 1, names)})"
             case 2:
                 name = self._name()
-                kept = self.write("bool", depth, (*names, (name, kind)))
-                return f"{self.write(kind + 's', depth - 1, names)}.filter({name}, {kept})"
+                condition = self.write("bool", depth, (*names, (name, kind)))
+                return f"{self.write(kind + 's', depth - 1, names)}.filter({name}, {condition})"
         source, of = self._list(depth, names)
         one, two = self._name(), self._name()
         if self._number(1):
@@ -239,9 +239,9 @@ class Writer:
         items = [(name, of) for name, of in names if of in ("item", "sized")]
         if items and self._number(1):
             name, of = self._draw(st.sampled_from(items))
-            found = _fields(name, is_sized=of == "sized").get(kind, ())
-            if found:
-                return f"({self._pick(*found)})"
+            fields = _fields(name, is_sized=of == "sized").get(kind, ())
+            if fields:
+                return f"({self._pick(*fields)})"
         if kind == "int" and self._number(2) == 0:
             return str(self._number(5) - 1)
         if kind == "text" and self._number(2) == 0:

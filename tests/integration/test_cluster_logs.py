@@ -73,11 +73,11 @@ async def test_durability_is_that_of_the_own_master(redis_cluster: RunningCluste
     async with redis.asyncio.Redis(port=redis_cluster.masters[1].port) as admin:
         await admin.config_set("appendfsync", "everysec")
         try:
-            found = await logs.durability(buses)
+            problems = await logs.durability(buses)
         finally:
             await admin.config_set("appendfsync", "always")
-    assert ["appendfsync is everysec, so a crash may lose up to 1 s of acknowledged events; set it to always"] == found.pop(buses[1])
-    assert {buses[0]: [], buses[2]: []} == found
+    assert ["appendfsync is everysec, so a crash may lose up to 1 s of acknowledged events; set it to always"] == problems.pop(buses[1])
+    assert {buses[0]: [], buses[2]: []} == problems
 
 
 async def test_a_slot_moves_under_an_open_log(redis_cluster: RunningCluster, cluster_url: str, bus: str) -> None:

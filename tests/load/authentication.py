@@ -158,8 +158,10 @@ def ratios(cells: Mapping[str, Cell], target: str) -> list[float]:
 
 def verdicts(cells: Mapping[str, Cell]) -> list[Verdict]:
     """Return the gates of the three kinds of credentials."""
-    found = {name: ratios(cells, name) for name in GATED}
-    return [Verdict(name, round(median(turns), 3), round(min(turns), 3), round(max(turns), 3), GATE) for name, turns in found.items()]
+    ratios_by_name = {name: ratios(cells, name) for name in GATED}
+    return [
+        Verdict(name, round(median(turns), 3), round(min(turns), 3), round(max(turns), 3), GATE) for name, turns in ratios_by_name.items()
+    ]
 
 
 def show(cells: Mapping[str, Cell], console: Console) -> None:
@@ -169,9 +171,9 @@ def show(cells: Mapping[str, Cell], console: Console) -> None:
         table.add_column(column, justify="left" if column == "callers" else "right", no_wrap=True)
     for name, cell in cells.items():
         medians = (f"{cell.median('decisions_per_second'):,.0f}", f"{cell.median('p50_ms'):.2f}", f"{cell.median('p99_ms'):.2f}")
-        found = ratios(cells, name)
+        turns = ratios(cells, name)
         table.add_row(
-            name, *medians, f"{cell.median('server_cpu_us_per_decision'):.0f}", *(f"{of(found):.2f}" for of in (median, min, max))
+            name, *medians, f"{cell.median('server_cpu_us_per_decision'):.0f}", *(f"{of(turns):.2f}" for of in (median, min, max))
         )
     console.print(table)
     for verdict in verdicts(cells):

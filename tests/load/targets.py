@@ -164,10 +164,10 @@ def _descendants_cpu_seconds() -> float:
         except OSError:
             continue  # the process ended meanwhile
         children[int(fields[1])].append(int(status.parent.name))
-    found = list(children[os.getpid()])
-    for process in found:
-        found += children[process]
-    return sum(map(_cpu_seconds_if_alive, found))
+    processes = list(children[os.getpid()])
+    for process in processes:
+        processes += children[process]
+    return sum(map(_cpu_seconds_if_alive, processes))
 
 
 def _cpu_seconds_if_alive(process: int) -> float:

@@ -142,8 +142,8 @@ class _FileReader:
             return None
         verbs = [verb for verb in data if verb in STEPS]
         if len(verbs) > 1 or (not verbs and data.keys() - {"at", "before", "then"}):
-            found = " and ".join(verbs) if verbs else "none"
-            self._add(place, "unknown-verb", f"a step has one verb, this one has {found}", f"known: {', '.join(sorted(STEPS))}")
+            names = " and ".join(verbs) if verbs else "none"
+            self._add(place, "unknown-verb", f"a step has one verb, this one has {names}", f"known: {', '.join(sorted(STEPS))}")
             return None
         model = STEPS[verbs[0]] if verbs else Wait
         return self._model(model, data, place)  # type: ignore[return-value]  # STEPS holds the members of AnyStep
@@ -174,7 +174,7 @@ class _FileReader:
                 self._add((*place, "finally"), "unknown-name", f"no step is named {name}", suggestion(name, sorted(names)))
 
     def _rule_sets(self, items: list[Any], place: Place) -> tuple[RuleSet, ...]:
-        found = []
+        rule_sets = []
         for index, item in enumerate(items):
             at = (*place, index)
             if not isinstance(item, dict):
@@ -186,11 +186,11 @@ class _FileReader:
                 continue
             text = (SHIPPED / str(item["file"])).read_text() if item.keys() == {"file"} else json.dumps(item)
             try:
-                found.append(RuleSet(text, _compiled(text)))
+                rule_sets.append(RuleSet(text, _compiled(text)))
             except DocumentError as error:
                 for message in error.messages:
                     self._add(at, message.code, message.message, message.suggestion)
-        return tuple(found)
+        return tuple(rule_sets)
 
     def _model(self, model: type[Model], data: object, place: Place) -> Model | None:
         try:

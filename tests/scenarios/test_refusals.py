@@ -64,9 +64,9 @@ class Agent:
         self.core.publish(Envelope(tool_call=ToolCall(tool_name=source, execution_id=execution_id), **shared))  # type: ignore[arg-type]
         answer = ToolResult(tool_name=source, execution_id=execution_id, content_hash=sha256_of(execution_id))
         result = self.core.publish(Envelope(tool_result=answer, **shared))  # type: ignore[arg-type]
-        seen = Observation(source_tool=source, evidence_ref=result.event_id, evidence_hash=answer.content_hash, confidence=0.9)
-        seen.extracted_fields[row.key].CopyFrom(value)
-        return self.core.publish(Envelope(observation=seen, **shared))  # type: ignore[arg-type]
+        observation = Observation(source_tool=source, evidence_ref=result.event_id, evidence_hash=answer.content_hash, confidence=0.9)
+        observation.extracted_fields[row.key].CopyFrom(value)
+        return self.core.publish(Envelope(observation=observation, **shared))  # type: ignore[arg-type]
 
     def propose_again(self, evidence: list[Envelope]) -> Decision | None:
         """Propose the same, citing new evidence and whatever cited evidence it does not replace."""

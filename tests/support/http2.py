@@ -42,8 +42,8 @@ def message(data: bytes, *, compressed: bool = False, length: int | None = None)
 def grpc_status(block: bytes) -> int | None:
     """Return the status in a block of trailers, whose texts are plain or Huffman coded (RFC 7541 appendix B); None: it has none."""
     for name in (b"\x0bgrpc-status", bytes((0x80 | len(_STATUS_NAME),)) + _STATUS_NAME):
-        _, found, rest = block.partition(name)
-        if found:
+        _, separator, rest = block.partition(name)
+        if separator:
             is_huffman, value = rest[0] & 0x80, rest[1 : 1 + (rest[0] & 0x7F)]
             return int(_digits(value) if is_huffman else value)
     return None

@@ -185,10 +185,10 @@ def test_the_map_of_the_code_names_what_exists() -> None:
     folders = [ROOT, *(ROOT / name for name in ("rules/gavel_rules", "server/gavel_server", "client/python/gavel_client", "tests"))]
     missing = []
     for path, name in re.findall(r"`([\w./*-]+(?:/|\.py|\.go|\.lua|\.proto))(?:: ([\w.]+))?`", _text("architecture.md")):
-        found = [file for folder in folders for file in (*folder.glob(path), *folder.glob(f"*/{path}"), *folder.glob(f"*/*/{path}"))]
-        sources = [file.read_text(encoding="utf-8") for file in found if file.is_file() and name]
+        files = [file for folder in folders for file in (*folder.glob(path), *folder.glob(f"*/{path}"), *folder.glob(f"*/*/{path}"))]
+        sources = [file.read_text(encoding="utf-8") for file in files if file.is_file() and name]
         defined = [all(re.search(rf"\b(?:class|def|func|type)\b.*\b{part}\b", source) for part in name.split(".")) for source in sources]
-        if not found or (name and not any(defined)):
+        if not files or (name and not any(defined)):
             missing.append((path, name))
     assert missing == []
 
@@ -235,24 +235,24 @@ def test_limits_of_documents_are_listed_with_their_values() -> None:
 def _modules_of_the_compiler() -> set[Path]:
     """Return the compiler's modules: `language.rule_set`, `authoring.lint`, all modules of the core that these import, and the worker."""
     package = ROOT / "rules/gavel_rules"
-    found: set[Path] = set()
+    modules: set[Path] = set()
     waiting = {package / "language/rule_set.py", package / "authoring/lint.py"}
     while waiting:
         module = waiting.pop()
-        found.add(module)
+        modules.add(module)
         imported = re.findall(r"^from gavel_rules\.([\w.]+) import", module.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        waiting.update({path for name in imported if (path := package / f"{name.replace('.', '/')}.py").is_file()} - found)
-    return found | {ROOT / "server/gavel_server/compile/worker.py"}
+        waiting.update({path for name in imported if (path := package / f"{name.replace('.', '/')}.py").is_file()} - modules)
+    return modules | {ROOT / "server/gavel_server/compile/worker.py"}
 
 
 def _codes_of_the_compiler() -> set[str]:
     """Return every kebab-case text of the compiler's modules. These are its codes; no other text there has this form."""
-    found = {"not-bool", "not-double", "not-scalar", "not-string"}  # built from the type that an expression should have
+    codes = {"not-bool", "not-double", "not-scalar", "not-string"}  # built from the type that an expression should have
     for module in _modules_of_the_compiler():
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value):
-                found.add(node.value)
-    return found - {kinds.FACT_DERIVATION_REACTOR}
+                codes.add(node.value)
+    return codes - {kinds.FACT_DERIVATION_REACTOR}
 
 
 def test_the_table_of_codes_is_complete() -> None:
@@ -296,9 +296,9 @@ def test_every_code_has_an_example() -> None:
 
 
 def _sample() -> str:
-    found = re.search(r"```yaml\n(.*?)```", _text("rule-language.md"), flags=re.DOTALL)
-    assert found is not None
-    return found.group(1)
+    match = re.search(r"```yaml\n(.*?)```", _text("rule-language.md"), flags=re.DOTALL)
+    assert match is not None
+    return match.group(1)
 
 
 def _examples() -> list[tuple[str, str, str, str]]:
@@ -322,14 +322,14 @@ def test_example_of_a_mistake(code: str, old: str, new: str, message: str) -> No
     """The change that the page describes gives the code and the message that the page shows."""
     document = _sample()
     assert old in document
-    found: tuple[DocumentMessage, ...]
+    messages: tuple[DocumentMessage, ...]
     try:
         compiled = compile_rule_set(document.replace(old, new, 1))
-        found = (*compiled.warnings, *lint_rule_set(compiled))
+        messages = (*compiled.warnings, *lint_rule_set(compiled))
     except DocumentError as error:
-        found = error.messages
-    said = [f"{one.code}: {one.message}" + (f" ({one.suggestion})" if one.suggestion else "") for one in found]
-    assert f"{code}: {message}" in said
+        messages = error.messages
+    texts = [f"{one.code}: {one.message}" + (f" ({one.suggestion})" if one.suggestion else "") for one in messages]
+    assert f"{code}: {message}" in texts
 
 
 def test_settings_are_listed() -> None:
@@ -403,9 +403,9 @@ def test_limits_of_calls_have_their_values() -> None:
     wrong = []
     for cells in _rows(section):
         for name in re.findall(r"`([A-Z_]{4,})`", cells[0]):
-            found = [getattr(importlib.import_module(module), name) for module, name in places[name]]
-            if not any(_is_quoted(name, value, cells[1]) for value in found):
-                wrong.append((name, found))
+            values = [getattr(importlib.import_module(module), name) for module, name in places[name]]
+            if not any(_is_quoted(name, value, cells[1]) for value in values):
+                wrong.append((name, values))
     assert wrong == []
 
 

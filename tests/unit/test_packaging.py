@@ -232,9 +232,9 @@ def declared() -> list[Requirement]:
 def pins() -> dict[str, Requirement]:
     """Return the pins of requirements.lock by name, with their markers."""
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    found = [Requirement(line.removesuffix("\\").strip()) for line in lines if re.match(r"[a-z0-9]", line)]
-    assert len(found) == len({one.name for one in found})
-    return {one.name: one for one in found}
+    requirements = [Requirement(line.removesuffix("\\").strip()) for line in lines if re.match(r"[a-z0-9]", line)]
+    assert len(requirements) == len({one.name for one in requirements})
+    return {one.name: one for one in requirements}
 
 
 def pinned_version(name: str) -> Version:
@@ -256,15 +256,15 @@ def test_lock_is_complete() -> None:
     needed: dict[str, Version] = {}
     waiting = [(one.name, "") for one in declared() if one.marker is None or one.marker.evaluate()]
     waiting += [(one.name, extra) for one in declared() for extra in one.extras]
-    seen = set(waiting)
+    visited = set(waiting)
     while waiting:
         name, extra = waiting.pop()
         package = importlib.metadata.distribution(name)
         needed[canonicalize_name(name)] = Version(package.version)
         for required in map(Requirement, package.requires or ()):
             if required.marker is None or required.marker.evaluate({"extra": extra}):
-                further = {(required.name, one) for one in ("", *required.extras)} - seen
-                seen |= further
+                further = {(required.name, one) for one in ("", *required.extras)} - visited
+                visited |= further
                 waiting += further
     here = {name for name, one in pins().items() if one.marker is None or one.marker.evaluate()}
     assert {*needed} == here, "run make lock, and then make setup"

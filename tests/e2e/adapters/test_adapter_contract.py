@@ -99,9 +99,9 @@ async def world(request: pytest.FixtureRequest, client: GavelClient, sync_client
         agent: Agent = kind(gate, depot, task, *more)
         return agent
 
-    made = World(client, make)
-    yield made
-    for agent in made.agents:
+    new_world = World(client, make)
+    yield new_world
+    for agent in new_world.agents:
         await agent.close()
     for other in others:
         await other.close()

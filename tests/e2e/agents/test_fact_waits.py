@@ -29,6 +29,6 @@ async def test_only_facts_that_meet_the_need_end_the_wait(clients: tuple[GavelCl
     other = await publish("parcel/1", "parcel.status", "lost", Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="stranger"))
     assert not waiting.done()
     size = await publish("parcel/1", "parcel.size", 5)
-    found = {event.event_id for event in await asyncio.wait_for(waiting, WAIT_SECONDS_MAX)}
-    assert {status, size} == found
-    assert found.isdisjoint({stale, other})
+    event_ids = {event.event_id for event in await asyncio.wait_for(waiting, WAIT_SECONDS_MAX)}
+    assert {status, size} == event_ids
+    assert event_ids.isdisjoint({stale, other})

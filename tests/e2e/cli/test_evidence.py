@@ -65,12 +65,12 @@ async def test_evidence_of_a_call(shop: Server, bus: str, profile: Path) -> None
     expected = [{"hash": report["evidence_hash"], "pinned_by": pinned_by, "state": "verified"}]
     assert (0, expected) == (verified.returncode, json.loads(verified.stdout))
 
-    kept = next((profile.parent / "evidence/sha256").rglob("*/*"))
-    kept.write_text("forged")
+    file = next((profile.parent / "evidence/sha256").rglob("*/*"))
+    file.write_text("forged")
     altered = gavel("evidence", "verify", "t-1", *store, *at)
     assert (1, True) == (altered.returncode, "altered" in altered.stdout)
     assert 1 == gavel("evidence", "get", report["evidence_hash"], *store).returncode
-    kept.unlink()
+    file.unlink()
     missing = gavel("evidence", "verify", "t-1", *store, *at)
     assert (1, True) == (missing.returncode, "missing" in missing.stdout)
     assert 1 == gavel("evidence", "verify", "no-such-trace", *store, *at).returncode

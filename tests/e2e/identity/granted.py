@@ -99,14 +99,14 @@ class GrantedServer:
 
     def await_refusal(self, check: Callable[[AccessRefused], bool]) -> AccessRefused:
         """Wait until the log has an event about refused calls that passes a check, and return the event."""
-        found: list[AccessRefused] = []
+        matches: list[AccessRefused] = []
 
         def has() -> bool:
-            found[:] = [one for one in self.refusals() if check(one)]
-            return bool(found)
+            matches[:] = [one for one in self.refusals() if check(one)]
+            return bool(matches)
 
         wait_until(has, "the log has no such AccessRefused")
-        return found[0]
+        return matches[0]
 
 
 class Methods:

@@ -59,23 +59,23 @@ def test_denied_calls(granted: GrantedServer) -> None:
     """Calls of an authenticated caller without the right are recorded with its name and the producer that it named."""
     request = SubmitProposalRequest(envelope=proposal()).SerializeToString()
     assert [grpc.StatusCode.PERMISSION_DENIED] * 3 == codes(granted, SUBMIT, granted.by("may-read"), request, times=3)
-    found = granted.await_refusal(lambda one: one.principal == "may-read")
+    refusal = granted.await_refusal(lambda one: one.principal == "may-read")
     assert ("token", "RIGHT_LACKING", SUBMIT, AGENT.id, common_pb2.EVENT_CATEGORY_PROPOSAL_EVENT) == (
-        found.method,
-        found.reason,
-        found.rpc,
-        found.producer.id,
-        found.category,
+        refusal.method,
+        refusal.reason,
+        refusal.rpc,
+        refusal.producer.id,
+        refusal.category,
     )
-    assert 0 < found.first_at.ToNanoseconds() <= found.last_at.ToNanoseconds()
+    assert 0 < refusal.first_at.ToNanoseconds() <= refusal.last_at.ToNanoseconds()
 
 
 def test_forwarded_calls(granted: GrantedServer) -> None:
     """So are calls that the front forwards."""
     request = PublishEventRequest(envelope=FACT).SerializeToString()
     assert [grpc.StatusCode.PERMISSION_DENIED] == codes(granted, PUBLISH, granted.by("may-deploy"), request)
-    found = granted.await_refusal(lambda one: one.principal == "may-deploy")
-    assert (PUBLISH, DEPOT.id, common_pb2.EVENT_CATEGORY_FACT_EVENT) == (found.rpc, found.producer.id, found.category)
+    refusal = granted.await_refusal(lambda one: one.principal == "may-deploy")
+    assert (PUBLISH, DEPOT.id, common_pb2.EVENT_CATEGORY_FACT_EVENT) == (refusal.rpc, refusal.producer.id, refusal.category)
 
 
 def test_streams(granted: GrantedServer) -> None:
@@ -114,8 +114,8 @@ def test_unauthenticated_calls(tmp_path: Path, front: FrontSetting) -> None:
             assert [grpc.StatusCode.UNAUTHENTICATED] * 5 == codes(granted, SUBMIT, metadata, request, times=5)
             assert [grpc.StatusCode.UNAUTHENTICATED] * 5 == codes(granted, PUBLISH, metadata, times=5)
             assert [grpc.StatusCode.UNAUTHENTICATED] * 5 == codes(granted, LIST, metadata, times=5)
-        found = granted.await_refusal(lambda one: one.reason == "UNAUTHENTICATED")
-        assert ("", "", False) == (found.principal, found.method, found.HasField("producer"))
+        refusal = granted.await_refusal(lambda one: one.reason == "UNAUTHENTICATED")
+        assert ("", "", False) == (refusal.principal, refusal.method, refusal.HasField("producer"))
         with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=CALL_SECONDS_MAX) as answer:
             assert 'gavel_refusals_total{principal="anonymous",reason="UNAUTHENTICATED"} 45.0' in answer.read().decode()
         assert 0 == granted.server.terminate()

@@ -58,8 +58,8 @@ class Program:
         """Return the peers of its connections: "tcp:PORT" of the other side, or "unix"."""
         inodes = set()
         for descriptor in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            if found := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
-                inodes.add(found[1])
+            if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
+                inodes.add(match[1])
         peers = set()
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.process.pid}/net/{table}").read_text().splitlines()[1:]:

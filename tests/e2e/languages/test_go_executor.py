@@ -139,9 +139,9 @@ async def test_poison_is_parked(
 
     with run_program(broken, tmp_path / "broken.log") as program:
         assert ["1", "2", "3"] == [program.await_line(f"rejected {item}")[2] for _ in range(3)]
-        [found] = await poll(parked)
+        [parked_item] = await poll(parked)
         assert (item, poison.event_id, 3, "the parcel is broken") == tuple(
-            found[key] for key in ("itemId", "eventId", "deliveries", "reason")
+            parked_item[key] for key in ("itemId", "eventId", "deliveries", "reason")
         )
         assert re.search(r"decisions +executors +0 +\d +1 +1", work("list")), work("list")
         assert "1 items" in work("retry", "decisions", "executors", item)
@@ -158,8 +158,8 @@ async def test_poison_is_parked(
 
     other = await approve(clients[0], "parcel/poison")
     with run_program(broken, tmp_path / "broken.log") as program:
-        [found] = await poll(parked)
-        assert str(other.sequence_number) == found["itemId"]
+        [parked_item] = await poll(parked)
+        assert str(other.sequence_number) == parked_item["itemId"]
         assert "1 items" in work("discard", "decisions", "executors", "--all")
         program.terminate()
     assert "No item is parked" in work("parked", "decisions", "executors")

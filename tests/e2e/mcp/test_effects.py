@@ -57,7 +57,7 @@ async def test_a_refusal_teaches(world: World) -> None:
         await world.client.publish_event(fact_envelope(SUBJECT, OFFICE, key="ledger.open", value=False))
         rejected = await client.call_tool("ledger__append", {"text": "one"})
         await world.client.publish_event(fact_envelope(SUBJECT, OFFICE, key="ledger.open", value=True))
-        made = await client.call_tool("ledger__append", {"text": "one"})
+        answer = await client.call_tool("ledger__append", {"text": "one"})
 
     assert refused.is_error
     assert "Needs ledger.open of mcp-server/ledger: missing" in text_of(refused)
@@ -65,7 +65,7 @@ async def test_a_refusal_teaches(world: World) -> None:
     assert ("NEED_MORE_FACTS", ["ledger.open"]) == (hint["reason_code"], hint["missing_fact_keys"])
     assert "ledger.open" == hint["fact_requirements"][0]["key"]
     assert (True, "LEDGER_CLOSED") == (rejected.is_error, rejected.structured_content["reason_code"])
-    assert ("appended", ["one"]) == (text_of(made), world.lines)
+    assert ("appended", ["one"]) == (text_of(answer), world.lines)
 
 
 @pytest.mark.long
@@ -86,7 +86,7 @@ async def test_a_review_resumes(world: World) -> None:
 
     # Another run of the proxy, as an editor starts one for each session.
     async with world.connect() as client:
-        made = await client.call_tool(*call)
+        answer = await client.call_tool(*call)
         done = await client.call_tool("gavel_decision_status", {"decision_id": decision_id})
         next_one = await client.call_tool(*call)
 
@@ -94,7 +94,7 @@ async def test_a_review_resumes(world: World) -> None:
     assert pending.is_error
     assert "OUTCOME_NEEDS_HUMAN_REVIEW" == waits.structured_content["outcome"]
     assert "OUTCOME_APPROVED" == approved.structured_content["outcome"]
-    assert ("appended", ["careful"]) == (text_of(made), world.lines)
+    assert ("appended", ["careful"]) == (text_of(answer), world.lines)
     assert "SUCCESS" == done.structured_content["execution"]
     assert "PENDING" == next_one.structured_content["status"]
     assert decision_id != next_one.structured_content["decision_id"]
@@ -184,13 +184,13 @@ async def test_a_call_behind_a_slow_one(world: World) -> None:
         waited_ms = (time.monotonic() - began_at) * 1000
         lines = world.lines
         (world.folder / "hold").unlink()
-        made = await slow
+        answer = await slow
         again = await client.call_tool("ledger__append", {"text": "late"})
 
     assert (True, ["slow"]) == (late.is_error, lines), text_of(late)
     # Two budgets would be twice the limit; the margin is for a busy machine.
     assert waited_ms < 1.8 * DECISION_MS_MAX
-    assert ["appended"] * 2 == [text_of(made), text_of(again)]
+    assert ["appended"] * 2 == [text_of(answer), text_of(again)]
     assert ["slow", "late"] == world.lines
 
 
@@ -204,10 +204,10 @@ async def test_an_error_of_the_tool(world: World) -> None:
     async with world.connect() as client:
         failed = await client.call_tool("ledger__append", {"text": "one"})
         (world.folder / "broken").unlink()
-        made = await client.call_tool("ledger__append", {"text": "one"})
+        answer = await client.call_tool("ledger__append", {"text": "one"})
 
     assert (True, "the ledger is full") == (failed.is_error, text_of(failed))
-    assert ("appended", ["one"]) == (text_of(made), world.lines)
+    assert ("appended", ["one"]) == (text_of(answer), world.lines)
     statuses = [event.execution.status for event in await world.events("execution")]
     assert [EXECUTION_STATUS_STARTED, EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS] == statuses
 
@@ -253,11 +253,11 @@ rules:
 
     async with world.connect() as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        made = await client.call_tool("fs__write_file", {"path": str(world.folder / "a.md"), "content": "a"})
+        answer = await client.call_tool("fs__write_file", {"path": str(world.folder / "a.md"), "content": "a"})
         refused = await client.call_tool("fs__write_file", {"path": str(world.folder / "a.py"), "content": "a"})
 
     assert tools["fs__write_file"].output_schema is None, "refusals have structured content of their own"
-    assert (False, True) == (made.is_error, refused.is_error)
+    assert (False, True) == (answer.is_error, refused.is_error)
     assert ["a.md"] == sorted(path.name for path in world.folder.iterdir() if path.name.startswith("a."))
     assert "NO_RULE_MATCHED" == refused.structured_content["reason_code"]
     assert text_of(refused).startswith("The call was not made.\nfs.write_file on file/~/"), text_of(refused)

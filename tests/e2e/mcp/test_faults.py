@@ -130,24 +130,24 @@ async def test_a_proxy_killed_after_the_report(world: World) -> None:
     await world.deploy(LEDGER_RULES)
     (world.folder / "hold").touch()
     open_calls = world.folder / "gavel-mcp-state/open-calls"
-    kept: list[tuple[Path, bytes]] = []
+    copies: list[tuple[Path, bytes]] = []
 
     async def keep_open_call() -> None:
         await until(lambda: world.lines == ["one"], "the call has no effect")
-        kept.extend((path, path.read_bytes()) for path in open_calls.rglob("*.json"))
+        copies.extend((path, path.read_bytes()) for path in open_calls.rglob("*.json"))
         (world.folder / "hold").unlink()
 
     async with world.connect() as client, together(keep_open_call):
-        made = await client.call_tool("ledger__append", {"text": "one"})
+        answer = await client.call_tool("ledger__append", {"text": "one"})
     assert [] == list(open_calls.rglob("*.json"))
     # What a proxy leaves that is killed between the report and the answer.
-    ((path, content),) = kept
+    ((path, content),) = copies
     path.write_bytes(content)
     async with world.connect() as client:
         again = await client.call_tool("ledger__append", {"text": "one"})
         anew = await client.call_tool("ledger__append", {"text": "one"})
 
-    assert (text_of(made), made.structured_content) == (text_of(again), again.structured_content)
+    assert (text_of(answer), answer.structured_content) == (text_of(again), again.structured_content)
     assert {"lines": 2} == anew.structured_content
     assert ["one", "one"] == world.lines
 
@@ -167,9 +167,9 @@ async def test_a_cancelled_call_that_has_not_begun(world: World, mode: str) -> N
                 await client.call_tool("ledger__append", {"text": "one"})
         await until(lambda: has_status(world, EXECUTION_STATUS_ABORTED), "the call is not given up")
         assert [] == world.lines
-        made = await client.call_tool("ledger__append", {"text": "one"})
+        answer = await client.call_tool("ledger__append", {"text": "one"})
 
-    assert {"lines": 1} == made.structured_content
+    assert {"lines": 1} == answer.structured_content
     assert [] == await open_tool_calls(world)
 
 
@@ -234,12 +234,12 @@ async def has_status(world: World, status: ExecutionStatus.ValueType) -> bool:
 
 def process_of(*words: str) -> int:
     """Return the id of the process whose command line has all words."""
-    found = []
+    process_ids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if all(word in path.read_bytes().decode(errors="replace") for word in words):
-                found.append(int(path.parent.name))
-    (process_id,) = found
+                process_ids.append(int(path.parent.name))
+    (process_id,) = process_ids
     return process_id
 
 

@@ -65,11 +65,11 @@ async def test_clients_over_http(world: World, mode: str) -> None:
     with _serving(world) as url:
         async with _connected(url, mode) as client:
             tools = [tool.name for tool in (await client.list_tools()).tools]
-            made = await client.call_tool("ledger__append", {"text": "one"})
+            answer = await client.call_tool("ledger__append", {"text": "one"})
             pending = await client.call_tool("ledger__append", {"text": "careful"})
 
     assert ["ledger__append", "ledger__peek", "gavel_decision_status"] == tools
-    assert ("appended", ["one"]) == (text_of(made), world.lines)
+    assert ("appended", ["one"]) == (text_of(answer), world.lines)
     assert "PENDING" == pending.structured_content["status"]
 
 
@@ -121,10 +121,10 @@ async def test_decisions_of_other_agents(world: World) -> None:
                         await bob.session.send_request(request(params=TaskParams(task_id=decision_id)), TaskResult)
             before = world.lines
             own = await ann.call_tool("gavel_decision_status", {"decision_id": decision_id})
-            made = await ann.call_tool("ledger__append", {"text": "careful"})
+            answer = await ann.call_tool("ledger__append", {"text": "careful"})
 
     assert (True, "There is no such decision about a call of this proxy.", []) == (status.is_error, text_of(status), before)
-    assert ("OUTCOME_APPROVED", "appended", ["careful"]) == (own.structured_content["outcome"], text_of(made), world.lines)
+    assert ("OUTCOME_APPROVED", "appended", ["careful"]) == (own.structured_content["outcome"], text_of(answer), world.lines)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])

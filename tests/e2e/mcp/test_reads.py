@@ -41,8 +41,8 @@ async def test_reads_are_witnessed(world: World, npm_servers: Path, mode: str) -
     (call,), (answer,), (observation,) = [await world.events(payload) for payload in ("tool_call", "tool_result", "observation")]
     assert ("fs.read_text_file", PRODUCER_TYPE_TOOL_RUNTIME) == (call.tool_call.tool_name, call.producer.type)
     assert call.tool_call.execution_id == answer.tool_result.execution_id
-    kept = EvidenceStore(str(world.folder / "gavel-mcp-state/evidence")).get(answer.tool_result.evidence_hash)
-    assert "hello" == json.loads(kept)["content"][0]["text"]
+    content = EvidenceStore(str(world.folder / "gavel-mcp-state/evidence")).get(answer.tool_result.evidence_hash)
+    assert "hello" == json.loads(content)["content"][0]["text"]
     assert (PRODUCER_TYPE_AGENT, AGENT) == (observation.producer.type, observation.producer.id)
     assert observation.subject == call.subject == answer.subject
     assert observation.subject.startswith("file/~/")

@@ -108,13 +108,13 @@ async def test_observing(world: World) -> None:
     await world.deploy(LEDGER_RULES)
 
     async with world.connect("--observe") as client:
-        made = [await client.call_tool("ledger__append", {"text": text}) for text in ("one", "careful", "careful")]
+        answers = [await client.call_tool("ledger__append", {"text": text}) for text in ("one", "careful", "careful")]
         read = await client.call_tool("ledger__peek", {})
     rules = world.folder / "rules.yaml"
     rules.write_text(LEDGER_RULES.replace("version: 1", "version: 2").replace('params.text.startsWith("careful")', "true"))
     simulation = run_gavel(["rules", "simulate", rules, "--server", world.server.address, "--bus", world.bus], os.environ)
 
-    assert ["appended"] * 3 == [text_of(result) for result in made]
+    assert ["appended"] * 3 == [text_of(result) for result in answers]
     assert ["one", "careful", "careful"] == world.lines
     assert not read.is_error
     calls = [event for event in await world.events("tool_call") if event.tool_call.tool_name == "ledger.append"]

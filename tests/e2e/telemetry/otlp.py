@@ -34,8 +34,8 @@ class Collector:
     def take(self, request: Any, headers: dict[str, str]) -> None:
         """Keep a request."""
         with self._changed:
-            kept: list[Any] = self.traces if isinstance(request, trace_service_pb2.ExportTraceServiceRequest) else self.metrics
-            kept.append(request)
+            requests: list[Any] = self.traces if isinstance(request, trace_service_pb2.ExportTraceServiceRequest) else self.metrics
+            requests.append(request)
             self.headers.append(headers)
             self._changed.notify_all()
 

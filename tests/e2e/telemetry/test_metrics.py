@@ -32,9 +32,9 @@ PLANTED = ("planted-token", "planted-header", "planted-status")
 
 def free_port() -> int:
     """Return a free port."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def expressions() -> Iterator[str]:
@@ -88,8 +88,8 @@ def test_secrets_and_metrics(tmp_path: Path, collector: Collector) -> None:
 def sample(port: int, series: str) -> float:
     """Return the value of a series that the server shows; NaN if it shows none."""
     with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        found = re.search(rf"^{re.escape(series)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
-    return float(found[1]) if found else math.nan
+        match = re.search(rf"^{re.escape(series)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+    return float(match[1]) if match else math.nan
 
 
 async def test_lapsed_leases_and_waiting_reviews(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ async def test_lapsed_leases_and_waiting_reviews(tmp_path: Path) -> None:
 
     async def until(series: str, holds: Callable[[float], bool]) -> float:
         async def value() -> float | None:
-            found = sample(port, series)
-            return found if holds(found) else None
+            number = sample(port, series)
+            return number if holds(number) else None
 
         return await poll(value, lambda: f"{series} is {sample(port, series)}")
 

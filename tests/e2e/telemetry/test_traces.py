@@ -36,11 +36,11 @@ def test_one_trace_from_the_caller_to_the_append(tmp_path: Path, collector: Coll
     for method in (SUBMIT, PUBLISH):
         (call,) = [span for span in collector.spans() if span.name == method]
         assert (TRACE_ID, PARENT_ID, Span.SPAN_KIND_SERVER) == (call.trace_id.hex(), call.parent_span_id.hex(), call.kind)
-        found = attributes(call)
+        call_attributes = attributes(call)
         assert ("grpc", *method.split("/"), 0) == tuple(
-            found[f"rpc.{name}"] for name in ("system", "service", "method", "grpc.status_code")
+            call_attributes[f"rpc.{name}"] for name in ("system", "service", "method", "grpc.status_code")
         )
-        assert found["gavel.transport"] == ("native" if front == "native" else "grpc.aio")
+        assert call_attributes["gavel.transport"] == ("native" if front == "native" else "grpc.aio")
         below = {span.name: span for span in collector.spans() if span.parent_span_id == call.span_id}
         assert {*below} == (BELOW | {"gavel.front"} if front == "native" else BELOW)
         assert {TRACE_ID} == {span.trace_id.hex() for span in below.values()}

@@ -62,15 +62,15 @@ def main() -> None:
     files = directory / "a.txt", directory / "new.txt"
     for line in sys.stdin:
         tool, arguments = json.loads(line)
-        found: list[list[str | None]] = []
+        contents: list[list[str | None]] = []
         status = int(signal.SIGKILL)
         while status == signal.SIGKILL:
             for leftover in directory.iterdir():
                 leftover.unlink()
             files[0].write_text(BEFORE)
-            status = call(directory, tool, arguments, len(found) + 1)
-            found.append([file.read_text() if file.exists() else None for file in files])
-        print(json.dumps([found, status]), flush=True)
+            status = call(directory, tool, arguments, len(contents) + 1)
+            contents.append([file.read_text() if file.exists() else None for file in files])
+        print(json.dumps([contents, status]), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ def test_a_killed_writer(tmp_path: Path, tool: str, arguments: dict[str, Any], b
     command = (*forker().command("tests.e2e.tools.patch_process"), str(tmp_path))
     run = subprocess.run(command, input=json.dumps([tool, arguments]) + "\n", capture_output=True, text=True, check=False, timeout=120)
     assert 0 == run.returncode, run.stderr
-    found, status = json.loads(run.stdout)
-    assert (0, after, True) == (status, found[-1], len(found) > POINTS_MIN)
+    contents, status = json.loads(run.stdout)
+    assert (0, after, True) == (status, contents[-1], len(contents) > POINTS_MIN)
     # The change happens in one step: every earlier point leaves the old files, and every later one the new files.
-    changed_at = found.index(after)
-    assert [before] * changed_at + [after] * (len(found) - changed_at) == found
-    assert 0 < changed_at < len(found) - 1
+    changed_at = contents.index(after)
+    assert [before] * changed_at + [after] * (len(contents) - changed_at) == contents
+    assert 0 < changed_at < len(contents) - 1

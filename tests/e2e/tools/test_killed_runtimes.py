@@ -127,12 +127,12 @@ def _check_result(result: Envelope, call: Envelope, effects: Sequence[tuple[str,
 
 async def _closed_traces(client: GavelClient, traces: Sequence[str]) -> list[list[Envelope]] | None:
     """Return the events of the traces, or None while a call is open."""
-    found = [await client.get_trace(trace) for trace in traces]
-    states = [pair.state for trace in found for pair in trace.pairs]
+    records = [await client.get_trace(trace) for trace in traces]
+    states = [pair.state for trace in records for pair in trace.pairs]
     if TOOL_PAIR_STATE_OPEN in states:
         return None
     assert {TOOL_PAIR_STATE_PAIRED} == set(states)
-    return [list(trace.envelopes) for trace in found]
+    return [list(trace.envelopes) for trace in records]
 
 
 @pytest.fixture

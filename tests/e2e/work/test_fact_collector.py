@@ -40,8 +40,10 @@ async def ask(client: GavelClient, subject: str) -> None:
     trace_id = f"run {subject}"
     call = tool_call_envelope(subject, AGENT, tool_name=DEPOT.id, arguments={}, trace_id=trace_id)
     result = tool_result_envelope(call, result={"status": "ready"})
-    seen = observation_envelope(subject, AGENT, source_tool=DEPOT.id, evidence=result, extracted_fields={KEY: "ready"}, trace_id=trace_id)
-    recorded = [(await client.publish_event(event)).envelope for event in (call, result, seen)]
+    observation = observation_envelope(
+        subject, AGENT, source_tool=DEPOT.id, evidence=result, extracted_fields={KEY: "ready"}, trace_id=trace_id
+    )
+    recorded = [(await client.publish_event(event)).envelope for event in (call, result, observation)]
     asking = proposal(recorded[-1])
     asking.trace_id = trace_id
     decision = (await client.submit_proposal(asking)).decision.decision

@@ -79,7 +79,7 @@ async def test_a_suspended_redis_interrupts_nothing(tmp_path: Path) -> None:
     with run_servers(server):
         async with server.client() as client:
             await open_bus(client)
-            kept, done = await approve(client, "parcel/1"), await approve(client, "parcel/2")
+            pending, done = await approve(client, "parcel/1"), await approve(client, "parcel/2")
             async with consume(client, silence_ms_max=600_000) as consumer:
                 items = {item.envelope.event_id: item for item in await consumer.take(2)}
                 redis_process_id = server.redis_process_id()
@@ -94,7 +94,7 @@ async def test_a_suspended_redis_interrupts_nothing(tmp_path: Path) -> None:
                 await wait_until_writable(client)
                 new = await approve(client, "parcel/3")
                 assert new == (await consumer.next()).envelope
-                consumer.acknowledge(items[kept.event_id])
+                consumer.acknowledge(items[pending.event_id])
 
                 async def only_the_new_one() -> bool | None:
                     group = (await client.list_consumers()).consumers[0]

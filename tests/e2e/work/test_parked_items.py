@@ -86,8 +86,8 @@ async def test_scans_leave_parked_items(
     subjects: list[str] = []
     async with ScanningClient(pair[1].address, bus=bus) as client, running_executor(client, queue_url, subjects):
         await poll(lambda: _when(bool(subjects)))
-        seen = client.scans
-        await poll(lambda: _when(client.scans >= seen + SCANS))
+        scans = client.scans
+        await poll(lambda: _when(client.scans >= scans + SCANS))
         assert ["parcel/lost"] == subjects
         if not discarded:
             assert 1 == (await clients[0].retry_parked(WORK_QUEUE_DECISIONS, "executors")).retried

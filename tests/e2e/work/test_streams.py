@@ -77,14 +77,14 @@ async def test_the_limit_in_flight_holds_and_moves_on(clients: Clients) -> None:
     for number in range(3):
         await approve(clients[0], f"parcel/{number}")
     async with consume(clients[0], in_flight_max=1) as consumer:
-        seen = []
+        subjects = []
         for _ in range(3):
             item = await consumer.next()
-            seen.append(item.envelope.subject)
+            subjects.append(item.envelope.subject)
             status = await clients[0].list_consumers()
             assert [1] == [group.pending for group in status.consumers if group.group == "executors"]
             consumer.acknowledge(item)
-        assert ["parcel/0", "parcel/1", "parcel/2"] == seen
+        assert ["parcel/0", "parcel/1", "parcel/2"] == subjects
 
 
 async def test_a_broken_stream_gives_back_its_items_at_once(clients: Clients) -> None:
@@ -152,10 +152,10 @@ async def test_parked_items_are_retried_or_discarded(clients: Clients) -> None:
         await await_parked(clients[1], 3)
         page = await clients[1].list_parked(WORK_QUEUE_DECISIONS, "executors", page_size=2)
         rest = await clients[1].list_parked(WORK_QUEUE_DECISIONS, "executors", page_size=2, page_token=page.next_page_token)
-        found = [*page.items, *rest.items]
-        assert ([item.envelope.event_id for item in items], "") == ([one.event_id for one in found], rest.next_page_token)
-        assert ["parked parcel/0", "parked parcel/1", "parked parcel/2"] == [one.reason for one in found]
-        assert all(one.parked_at.ToMilliseconds() > 1_600_000_000_000 for one in found)
+        parked_items = [*page.items, *rest.items]
+        assert ([item.envelope.event_id for item in items], "") == ([one.event_id for one in parked_items], rest.next_page_token)
+        assert ["parked parcel/0", "parked parcel/1", "parked parcel/2"] == [one.reason for one in parked_items]
+        assert all(one.parked_at.ToMilliseconds() > 1_600_000_000_000 for one in parked_items)
         consumers = (await clients[1].get_status()).consumers
         assert [3] == [group.parked for group in consumers if group.group == "executors"]
         assert 1 == (await clients[1].discard_parked(WORK_QUEUE_DECISIONS, "executors", [items[0].item_id])).discarded
@@ -183,10 +183,10 @@ async def test_requests_for_facts_and_people(clients: Clients) -> None:
     """The queue of requests delivers what asks for facts and for people, by kind."""
     call = tool_call_envelope("parcel/2", AGENT, tool_name=DEPOT.id, arguments={}, trace_id="run-1")
     result = tool_result_envelope(call, result={"status": "ready"})
-    seen = observation_envelope(
+    observation = observation_envelope(
         "parcel/2", AGENT, source_tool=DEPOT.id, evidence=result, extracted_fields={"parcel.status": "ready"}, trace_id="run-1"
     )
-    recorded = [(await clients[0].publish_event(event)).envelope for event in (call, result, seen)]
+    recorded = [(await clients[0].publish_event(event)).envelope for event in (call, result, observation)]
     unknown = proposal(recorded[-1])
     unknown.trace_id = "run-1"
     decision = (await clients[0].submit_proposal(unknown)).decision

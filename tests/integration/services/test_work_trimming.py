@@ -70,11 +70,11 @@ async def test_lost_work(world_with_rules: World) -> None:
 
 async def lost_of(world: World) -> list[str]:
     """Return the decisions whose work is lost, page by page."""
-    found: list[str] = []
+    decision_ids: list[str] = []
     request = ListPendingDecisionsRequest(lost_work=True, page_size=2)
     while True:
         page = await world.projections.ListPendingDecisions(request)
-        found += [decision.decision_id for decision in page.decisions]
+        decision_ids += [decision.decision_id for decision in page.decisions]
         request.page_token = page.next_page_token
         if not request.page_token:
-            return found
+            return decision_ids

@@ -56,14 +56,14 @@ async def queue(redis_url: str, bus: str) -> AsyncIterator[Queue]:
 @pytest.fixture
 async def member(redis_url: str, bus: str, backoff: Backoff) -> AsyncIterator[Member]:
     """Creates members of a group on the decisions queue. Pending entries are not claimed unless the test sets `min_idle_ms`."""
-    made: list[WorkQueue] = []
+    queues: list[WorkQueue] = []
 
     def make(group: str = "g", min_idle_ms: int = LONG_MS, wakeup: asyncio.Event | None = None) -> WorkQueue:
-        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff, wakeup=wakeup))
-        return made[-1]
+        queues.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff, wakeup=wakeup))
+        return queues[-1]
 
     yield make
-    for one in made:
+    for one in queues:
         await one.close()
 
 

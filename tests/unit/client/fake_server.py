@@ -99,9 +99,9 @@ def refusal(
         delay = Duration()
         delay.FromMilliseconds(retry_after_ms)
         details.append(RetryInfo(retry_delay=delay))
-    found = [BadRequest.FieldViolation(field=name, description=problem) for name, problem in violations]
-    if found:
-        details.append(BadRequest(field_violations=found))
+    field_violations = [BadRequest.FieldViolation(field=name, description=problem) for name, problem in violations]
+    if field_violations:
+        details.append(BadRequest(field_violations=field_violations))
     packed = []
     for detail in details:
         packed.append(AnyMessage())

@@ -66,18 +66,18 @@ async def test_an_unchanged_decision(pair: tuple[Server, Server], clients: tuple
     """An audit names models, tools, rule sets, facts with their age and the agent; nothing has drifted, and it comes out the same."""
     decision = await decide(clients[0])
     for server in pair:
-        found = audit(server, bus, "decision", decision.event_id)
-        assert ([], False) == (found["drifts"], found["truncated"])
-        assert "planner-1" == found["version_binding"]["planner_version"]
-        (model,) = found["models"]
+        report = audit(server, bus, "decision", decision.event_id)
+        assert ([], False) == (report["drifts"], report["truncated"])
+        assert "planner-1" == report["version_binding"]["planner_version"]
+        (model,) = report["models"]
         assert ("model-1", "provider-1", 0.5) == tuple(
             model["invocation"][name] for name in ("llm_model", "llm_provider", "llm_temperature")
         )
-        (tool,) = found["tools"]
+        (tool,) = report["tools"]
         assert ("scan", "1", "depot-scanner", "1", "0") == tuple(
             tool[name] for name in ("tool_name", "tool_version", "provider_id", "calls", "open")
         )
-        (one,) = found["decisions"]
+        (one,) = report["decisions"]
         assert ("OUTCOME_APPROVED", POLICY, AGENT.id) == (one["outcome"], one["policy_id"], one["proposer"]["id"])
         assert [(POLICY, "1")] == [(reference["policy_id"], reference["version"]) for reference in one["active_rule_sets"]]
         (fact,) = one["facts"]
@@ -98,11 +98,11 @@ async def test_exactly_what_has_drifted(pair: tuple[Server, Server], clients: tu
     await client.activate_rule_set(POLICY, 2)
     for server in pair:
         for arguments in (("decision", decision.event_id), ("trace", TRACE)):
-            found = audit(server, bus, *arguments)
+            report = audit(server, bus, *arguments)
             assert [("SCHEMA_DRIFT", "scan"), ("MODEL_DRIFT", "model-1"), ("RULE_SET_DRIFT", POLICY)] == [
-                (drift["code"], drift["name"]) for drift in found["drifts"]
+                (drift["code"], drift["name"]) for drift in report["drifts"]
             ]
-            (one,) = found["decisions"]
+            (one,) = report["decisions"]
             assert (True, "OUTCOME_REJECTED") == (one["today"]["differs"], one["today"]["outcome"])
             assert "REPLAY_STATUS_PROVED" == one["recomputation"]["status"]
     trace = await clients[1].get_trace(TRACE)

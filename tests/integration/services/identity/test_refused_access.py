@@ -185,9 +185,9 @@ async def test_many_principals(world: World) -> None:
     for number in range(callers):
         await submit(world, Principal(f"caller-{number}", "token"))
     await world.refusals.record_due()
-    found = await refusals(world)
-    assert PRINCIPALS_MAX + 1 == len(found)
-    assert [20] == [refused.count for refused in found if refused.principal == OTHERS]
+    refused_calls = await refusals(world)
+    assert PRINCIPALS_MAX + 1 == len(refused_calls)
+    assert [20] == [refused.count for refused in refused_calls if refused.principal == OTHERS]
     world.clock.now_ms += int(RECORD_SECONDS * 1000)
     await world.refusals.record_due()
     await submit(world, Principal("late", "token"))

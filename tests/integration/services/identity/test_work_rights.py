@@ -156,13 +156,13 @@ async def test_a_consumer_with_room_does_not_slow_down_a_full_one(world: World, 
     async with consume(world, PAYMENTS, in_flight_max=1) as payments, consume(world, STRANGER, in_flight_max=100):
         item = await payments.next()
         await await_given_back(world, 5)
-        seen = [item.envelope.subject]
+        subjects = [item.envelope.subject]
         for _ in range(4):
             payments.send(acknowledge=AcknowledgeWork(item_id=item.item_id))
             item = await payments.next()
             assert 1 == item.delivery
-            seen.append(item.envelope.subject)
-        assert [f"order/{number}" for number in range(5)] == sorted(seen)
+            subjects.append(item.envelope.subject)
+        assert [f"order/{number}" for number in range(5)] == sorted(subjects)
 
 
 async def test_grants_that_change(world: World) -> None:

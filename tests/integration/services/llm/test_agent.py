@@ -70,14 +70,14 @@ async def runtime(client: GavelClient) -> ToolRuntime:
 
 def providers(client: GavelClient) -> FactProviders:
     """Return the provider of the evidence that the rules require."""
-    found = FactProviders()
+    fact_providers = FactProviders()
 
-    @found.facts("order.status", source=ORDERS.id)
+    @fact_providers.facts("order.status", source=ORDERS.id)
     async def order(need: FactNeed) -> list[Envelope]:
         fact = fact_envelope(need.subject, ORDERS, key="order.status", value="delivered", trace_id=need.trace_id)
         return [(await client.publish_event(fact)).envelope]
 
-    return found
+    return fact_providers
 
 
 async def tools_of(client: GavelClient, runtime: ToolRuntime) -> list[AgentTool]:
@@ -325,15 +325,15 @@ async def test_arguments_that_are_no_object_are_told_to_the_model(
     client: GavelClient, models: TranscriptServer, complaint: Envelope
 ) -> None:
     """The text that a model wrote as arguments may be anything."""
-    seen: list[object] = []
-    tool = NoteTool(LLMTool("refund_create", "-", AMOUNT), seen)
+    arguments: list[object] = []
+    tool = NoteTool(LLMTool("refund_create", "-", AMOUNT), arguments)
     provider = OtherArguments(models.provider("responses", "refund"), ["{", "[]", "", '{"amount": 40}'])
     async with LLMService([provider], recorder=InvocationRecorder(client, AGENT)) as service:
         with pytest.raises(AgentStoppedError) as caught:
             await Agent(service, client, AGENT, [tool], turns_max=4).respond(TASK, cause=complaint)
     results = [turn.tool_results[0] for turn in caught.value.turns]
     assert ["E_ARGS", "E_ARGS", None, None] == [result.error for result in results]
-    assert [{}, {"amount": 40}] == seen
+    assert [{}, {"amount": 40}] == arguments
 
 
 async def test_a_final_answer_of_a_schema(client: GavelClient, models: TranscriptServer, complaint: Envelope) -> None:

@@ -40,8 +40,8 @@ class WatchedLog(MemoryLog):
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)
-        found = await super().read(from_sequence_number, to_sequence_number, limit)
-        records = [Record(record.sequence_number, bytes(bytearray(record.envelope)), record.chain_hash) for record in found]
+        shared_records = await super().read(from_sequence_number, to_sequence_number, limit)
+        records = [Record(record.sequence_number, bytes(bytearray(record.envelope)), record.chain_hash) for record in shared_records]
         self.running -= 1
         self.read_bytes.append(sum(len(record.envelope) for record in records))
         return records
@@ -155,11 +155,11 @@ async def test_the_same_event_by_every_read(world: World) -> None:
     await world.publish(fact("order/1", "order.status", {"a": [1, None, "x"]}, trace_id="one"))
     await world.publish(observation("order/1", "order.status", "paid", trace_id="one"))
     numbers = range(2, 6)
-    found = [(await world.events.GetEvent(GetEventRequest(sequence_number=number))).envelope for number in numbers]
-    assert found == list((await world.events.ListEvents(ListEventsRequest(from_sequence_number=2))).envelopes)
+    envelopes = [(await world.events.GetEvent(GetEventRequest(sequence_number=number))).envelope for number in numbers]
+    assert envelopes == list((await world.events.ListEvents(ListEventsRequest(from_sequence_number=2))).envelopes)
     trace = await world.events.GetTrace(GetTraceRequest(trace_id="one"))
-    assert (found, [TOOL_PAIR_STATE_PAIRED]) == (list(trace.envelopes), [pair.state for pair in trace.pairs])
+    assert (envelopes, [TOOL_PAIR_STATE_PAIRED]) == (list(trace.envelopes), [pair.state for pair in trace.pairs])
     stream = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=2))
     followed: list[Any] = [await stream.read() for _ in numbers]
-    assert found == [item.envelope for item in followed]
+    assert envelopes == [item.envelope for item in followed]
     stream.cancel()

@@ -205,12 +205,12 @@ async def test_few_reads_of_wide_subjects_at_once(world: World, monkeypatch: pyt
     await publish(world, NARROW_KEYS_MAX + 1)
     await world.publish(fact("order/2", "order.status", "paid"))
     running: list[tuple[str, str]] = []
-    seen: list[list[tuple[str, str]]] = []
+    snapshots: list[list[tuple[str, str]]] = []
     read = projection_service._projection
 
     async def noted(sequencer: Sequencer, subject: str, page: Page, after: Place, caller: str) -> GetProjectionResponse:
         running.append((subject, caller.rsplit(":", 1)[0]))
-        seen.append(list(running))
+        snapshots.append(list(running))
         await asyncio.sleep(0)  # as a read of a large page does
         try:
             return await read(sequencer, subject, page, after, caller)
@@ -225,7 +225,7 @@ async def test_few_reads_of_wide_subjects_at_once(world: World, monkeypatch: pyt
     pages = await asyncio.gather(*(project(world, servicer, peer) for peer in peers), *narrow)
 
     assert [NARROW_KEYS_MAX + 1] * 16 + [1] * 16 == [len(page.projection.facts) for page in pages]
-    wide = [[address for subject, address in reads if subject == SUBJECT] for reads in seen]
+    wide = [[address for subject, address in reads if subject == SUBJECT] for reads in snapshots]
     assert all(len(addresses) == len(set(addresses)) for addresses in wide)
     assert 2 == max(map(len, wide))
-    assert 2 < max(map(len, seen))
+    assert 2 < max(map(len, snapshots))

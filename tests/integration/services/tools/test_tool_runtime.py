@@ -338,10 +338,10 @@ async def test_redactions_reach_neither_log_nor_evidence(client: GavelClient, st
     )
     outcome = await runtime.invoke("num.double", {"n": 4}, context())
     call, result = await recorded(client)
-    kept = {"n": 1, "token": "[redacted]", "users": [{"key": "[redacted]"}, {"key": "[redacted]"}]}
+    content = {"n": 1, "token": "[redacted]", "users": [{"key": "[redacted]"}, {"key": "[redacted]"}]}
     assert sign_in(None) == outcome.data  # type: ignore[arg-type]  # it reads no arguments
-    assert kept == json.loads(store.get(result.tool_result.evidence_hash))
-    assert [content_hash(kept)] * 2 == [result.tool_result.content_hash, result.tool_result.evidence_hash]
+    assert content == json.loads(store.get(result.tool_result.evidence_hash))
+    assert [content_hash(content)] * 2 == [result.tool_result.content_hash, result.tool_result.evidence_hash]
     assert content_hash({"n": "[redacted]"}) == call.tool_call.arguments_hash
 
 
@@ -421,15 +421,15 @@ async def test_every_provider_leaves_the_same_records(client: GavelClient, store
         await client.register_provider(provider)
     await client.bind_tool(ToolBinding(tool_name="fs.read_text", provider_id="bridge-local", session_id="bridged"))
     runtime = ToolRuntime(client, "tools-1", providers=[Workspace(tmp_path), BridgeLocal(tmp_path)], evidence=store)
-    seen = []
+    records = []
     for session_id in ("", "bridged"):
         paths = ("/workspace/a.txt", "/workspace/b")
         calls = [runtime.invoke("read_file", {"path": path}, context(session_id=session_id)) for path in paths]
         outcomes = [await call for call in calls]
         assert [{"": "workspace"}.get(session_id, "bridge-local")] * 2 == [outcome.provider_id for outcome in outcomes]
-        seen.append([(outcome.data, outcome.error, *map(_comparable, (outcome.call, outcome.result))) for outcome in outcomes])
+        records.append([(outcome.data, outcome.error, *map(_comparable, (outcome.call, outcome.result))) for outcome in outcomes])
     await runtime.close()
-    assert seen[0] == seen[1]
+    assert records[0] == records[1]
 
 
 def _comparable(event: Envelope) -> dict[str, Any]:

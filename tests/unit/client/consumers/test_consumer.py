@@ -40,14 +40,14 @@ async def test_dispositions(queue: Queue, member: Member) -> None:
     """The disposition decides whether an entry is deleted, acknowledged or left pending."""
     verdicts = {1: Disposition.DELETE, 2: Disposition.ACKNOWLEDGE, 3: Disposition.LEAVE}
     await queue.add(*(Envelope(sequence_number=number) for number in verdicts))
-    seen = set()
+    numbers = set()
 
     async def process(envelope: Envelope) -> Disposition:
-        seen.add(envelope.sequence_number)
+        numbers.add(envelope.sequence_number)
         return verdicts[envelope.sequence_number]
 
     async with running(Consumer(member(), process, concurrency=2)):
-        await until(lambda: seen == {1, 2, 3})
+        await until(lambda: numbers == {1, 2, 3})
     assert ["2-0", "3-0"] == await queue.ids()
     assert 1 == await queue.pending("g")
 
@@ -206,11 +206,11 @@ async def test_stop_waits_for_entries_in_progress(queue: Queue, member: Member) 
 @pytest.mark.usefixtures("patient_stop")
 async def test_stop_releases_late_deliveries(queue: Queue, member: Member) -> None:
     """An entry delivered to a stopping consumer is not processed and goes to another member at once."""
-    seen: list[int] = []
+    numbers: list[int] = []
     seen_one, go_on = asyncio.Event(), asyncio.Event()
 
     async def process(envelope: Envelope) -> Disposition:
-        seen.append(envelope.sequence_number)
+        numbers.append(envelope.sequence_number)
         seen_one.set()
         await go_on.wait()
         return Disposition.DELETE
@@ -224,7 +224,7 @@ async def test_stop_releases_late_deliveries(queue: Queue, member: Member) -> No
         go_on.set()
     entry = await other.read() or (await other.claim(START))[1]
     assert entry is not None
-    assert ("2-0", [1]) == (entry.entry_id, seen)
+    assert ("2-0", [1]) == (entry.entry_id, numbers)
 
 
 async def test_stop_ends_pauses(queue: Queue, member: Member) -> None:

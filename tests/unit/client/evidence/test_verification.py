@@ -36,20 +36,20 @@ def no_trace(sequence_number: int) -> Iterable[Envelope]:
 
 def test_pins_of_a_trace(store: EvidenceStore, tmp_path: Path) -> None:
     """Results, observations and decisions that name the same bytes are one check; each has its state."""
-    kept, uri = store.put(b"1")
+    intact, uri = store.put(b"1")
     altered, _ = store.put(b"2")
     (tmp_path / "sha256" / altered[7:9] / altered[9:]).write_bytes(b"other")
     missing, bare = sha256_of("3"), sha256_of("4")
     events = [
-        result(1, kept, uri, kept),
-        Envelope(sequence_number=2, observation=Observation(evidence_hash=kept)),
+        result(1, intact, uri, intact),
+        Envelope(sequence_number=2, observation=Observation(evidence_hash=intact)),
         result(3, altered, uri),
         result(4, missing, uri),
         result(5, bare),
-        Envelope(sequence_number=6, decision=Decision(pinned_facts=[PinnedFact(evidence_hash=kept, sequence_number=2), PinnedFact()])),
+        Envelope(sequence_number=6, decision=Decision(pinned_facts=[PinnedFact(evidence_hash=intact, sequence_number=2), PinnedFact()])),
     ]
     assert [
-        EvidenceCheck(kept, ["tool result 1", "observation 2", "decision 6"], VERIFIED),
+        EvidenceCheck(intact, ["tool result 1", "observation 2", "decision 6"], VERIFIED),
         EvidenceCheck(altered, ["tool result 3"], ALTERED),
         EvidenceCheck(missing, ["tool result 4"], MISSING),
         EvidenceCheck(bare, ["tool result 5"], HASH_ONLY),
@@ -58,8 +58,8 @@ def test_pins_of_a_trace(store: EvidenceStore, tmp_path: Path) -> None:
 
 def test_a_failure_has_evidence_without_a_result(store: EvidenceStore) -> None:
     """The evidence of a failure is that of its code and message."""
-    kept, uri = store.put(b'{"code":"E_PATH"}')
-    assert [EvidenceCheck(kept, ["tool result 1"], VERIFIED)] == verify_trace(store, [result(1, "", uri, kept)], no_trace)
+    intact, uri = store.put(b'{"code":"E_PATH"}')
+    assert [EvidenceCheck(intact, ["tool result 1"], VERIFIED)] == verify_trace(store, [result(1, "", uri, intact)], no_trace)
 
 
 @pytest.mark.parametrize(("is_kept", "state"), [(True, VERIFIED), (False, MISSING)])

@@ -54,7 +54,7 @@ class Memory:
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths to all values within JSON."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, item in items for found in places(item, (*path, key)))]
+    return [path, *(place for key, item in items for place in places(item, (*path, key)))]
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:

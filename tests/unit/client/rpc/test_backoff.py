@@ -65,8 +65,8 @@ def test_transient_errors(code: grpc.StatusCode, reason: str, retry_after_ms: in
 )
 def test_retry_pause_follows_the_policy(policy: RetryPolicy, pauses: list[int]) -> None:
     """The pause before attempt n+1 is initial * multiplier^(n-1), capped; jitter leaves at least half of it."""
-    found = [retry_pause_ms(policy, attempt, DECISION_ID) for attempt in range(1, 5)]
-    assert [True] * 4 == [most / 2 <= pause <= most for pause, most in zip(found, pauses, strict=True)]
+    actual = [retry_pause_ms(policy, attempt, DECISION_ID) for attempt in range(1, 5)]
+    assert [True] * 4 == [most / 2 <= pause <= most for pause, most in zip(actual, pauses, strict=True)]
 
 
 def test_retry_jitter_is_reproducible() -> None:

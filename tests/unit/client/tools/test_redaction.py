@@ -45,19 +45,19 @@ def test_what_is_named_is_gone(value: Any, names: list[str]) -> None:
     """After a redaction nothing but REDACTED stands at the place, and a second one changes nothing."""
     pointer = "/result" + "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
     redacted = redact(value, "result", [pointer])
-    assert all(found == REDACTED for found in _at(redacted, names))
+    assert all(value_there == REDACTED for value_there in _at(redacted, names))
     assert redacted == redact(redacted, "result", [pointer])
 
 
 def _at(value: Any, names: list[str]) -> list[Any]:
     """Return what stands at a place, or at several with *."""
-    found = [value]
+    values = [value]
     for name in names:
         members: list[Any] = []
-        for one in found:
+        for one in values:
             if isinstance(one, list):
                 one = {str(position): item for position, item in enumerate(one)}  # noqa: PLW2901  # the same items
             if isinstance(one, dict):
                 members += [item for key, item in one.items() if name in (key, "*")]
-        found = members
-    return found
+        values = members
+    return values

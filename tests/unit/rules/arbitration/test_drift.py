@@ -119,8 +119,12 @@ def test_schemas() -> None:
     assert [] == drifts(decide(core))
     register(core, "2", {"type": "object", "required": ["id"]})
     core.pass_time(10_000)
-    (found,) = drifts(decide(core))
-    assert (drift.SCHEMA_DRIFT, True, True) == (found[0], "argument schema of crm.read" in found[1], "in version 1" in found[1])
+    (difference,) = drifts(decide(core))
+    assert (drift.SCHEMA_DRIFT, True, True) == (
+        difference[0],
+        "argument schema of crm.read" in difference[1],
+        "in version 1" in difference[1],
+    )
     call_tool(core, "trace-2")
     core.pass_time(10_000)
     assert [] == drifts(decide(core, "trace-2"))
@@ -145,8 +149,12 @@ def test_result_schemas() -> None:
     assert [] == drifts(decide(core))
     register(core, "2", {"type": "object"}, {"type": "object", "required": ["id", "name"]})
     core.pass_time(10_000)
-    (found,) = drifts(decide(core))
-    assert (drift.SCHEMA_DRIFT, True, True) == (found[0], "result schema of crm.read" in found[1], "in version 1" in found[1])
+    (difference,) = drifts(decide(core))
+    assert (drift.SCHEMA_DRIFT, True, True) == (
+        difference[0],
+        "result schema of crm.read" in difference[1],
+        "in version 1" in difference[1],
+    )
     call_tool(core, "trace-2")
     core.pass_time(10_000)
     assert [] == drifts(decide(core, "trace-2"))
@@ -179,9 +187,9 @@ def test_models(first: dict[str, Any], later: dict[str, Any], message: str) -> N
     core = Core(document())
     invoke(core, **first)
     invoke(core, "trace-2", **later)
-    found = drifts(decide(core))
-    assert [drift.MODEL_DRIFT] * bool(message) == [code for code, _ in found]
-    assert not message or message in found[0][1]
+    differences = drifts(decide(core))
+    assert [drift.MODEL_DRIFT] * bool(message) == [code for code, _ in differences]
+    assert not message or message in differences[0][1]
     core.prove()
 
 

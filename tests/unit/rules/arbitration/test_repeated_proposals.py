@@ -151,8 +151,8 @@ SAID = st.tuples(TEXTS, TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=2), st.lis
 def test_equality_of_fingerprints(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     """Fingerprints are equal if and only if action, subject, params and the set of citations are equal, whatever their contents."""
 
-    def proposed(said: tuple[Any, ...]) -> ProposalView:
-        action_type, subject, params, cited = said
+    def proposed(content: tuple[Any, ...]) -> ProposalView:
+        action_type, subject, params, cited = content
         envelope = Envelope(subject=subject)
         envelope.proposal.action_type = action_type
         envelope.proposal.params.update(params)

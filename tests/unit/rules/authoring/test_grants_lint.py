@@ -91,8 +91,8 @@ rules:
 def test_groups_that_may_not_review(reviewing: str, expected: list[str]) -> None:
     """A group that reviews name, at first or after an escalation, needs a grant to review the action."""
     document = f"{DOCUMENT}  - {reviewing}\n"
-    found = lint_grants(document, compile_grants(document), [compile_rule_set(REVIEWED)])
-    messages = [message.message for message in found if message.code == "group-may-not-review"]
+    warnings = lint_grants(document, compile_grants(document), [compile_rule_set(REVIEWED)])
+    messages = [message.message for message in warnings if message.code == "group-may-not-review"]
     assert len(expected) == len(messages)
     assert all(f"no grant lets {start}" in message for start, message in zip(expected, messages, strict=True))
 
@@ -110,10 +110,10 @@ def test_groups_that_may_not_review(reviewing: str, expected: list[str]) -> None
 def test_actions_without_grants(grant: str, expected: list[str]) -> None:
     """An action of a rule set that nobody may propose or execute on its bus is warned of, with the rights that are missing."""
     document = f"{DOCUMENT}  - {grant}\n"
-    found = lint_grants(document, compile_grants(document), [compile_rule_set(REVIEWED)], "orders-eu")
+    warnings = lint_grants(document, compile_grants(document), [compile_rule_set(REVIEWED)], "orders-eu")
     action = "refund.create, an action of rule set refunds version 4"
     messages = [f"no grant lets anybody {one.removeprefix('nobody may ')} {action}" for one in expected]
-    assert messages == [message.message for message in found if message.code == "action-without-grant"]
+    assert messages == [message.message for message in warnings if message.code == "action-without-grant"]
 
 
 def test_reviews_without_groups() -> None:
@@ -121,6 +121,6 @@ def test_reviews_without_groups() -> None:
     document = f"{DOCUMENT}  - {{to: [bob], may: [propose, execute]}}\n"
     with_groups = "    review: {groups: [risk], escalate_after_ms: 1000, escalate_to: [leads]}\n"
     rules = REVIEWED.replace(", review: {groups: [board]}", "").replace(with_groups, "")
-    found = lint_grants(document, compile_grants(document), [compile_rule_set(rules)])
+    warnings = lint_grants(document, compile_grants(document), [compile_rule_set(rules)])
     expected = "no grant lets anybody review refund.create, an action of rule set refunds version 4"
-    assert [expected] == [message.message for message in found if message.code == "action-without-grant"]
+    assert [expected] == [message.message for message in warnings if message.code == "action-without-grant"]

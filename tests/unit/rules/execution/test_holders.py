@@ -49,13 +49,13 @@ def test_takeover_after_the_lease() -> None:
     core.principal = mallory
     assert isinstance(core.begin(decision), AttemptRefusal)
     core.now_ms += 1_000
-    taken = core.begin(decision)
-    assert isinstance(taken, LeasedAttempt), taken
-    for started, caller in ((first, mallory), (taken.envelope, ADA)):
+    takeover = core.begin(decision)
+    assert isinstance(takeover, LeasedAttempt), takeover
+    for started, caller in ((first, mallory), (takeover.envelope, ADA)):
         answer = core.run(core.report_command(started, SUCCESS), principal=caller)
         assert isinstance(answer, Fault), answer
         assert NOT_ALLOWED == answer.reason
-    core.report(taken.envelope, FAILED)
+    core.report(takeover.envelope, FAILED)
     core.principal = ADA
     assert "LateExecutionReport" == core.report(first, SUCCESS).event_name
     core.prove()

@@ -15,10 +15,10 @@ from tests.unit.rules.tools.test_registry import contract, run
 
 def report(core: Core) -> list[Drift]:
     """Replay a log, and return its drift."""
-    recomputation, found = Recomputation(BUS), DriftReport()
+    recomputation, drift_report = Recomputation(BUS), DriftReport()
     for record in core.records:
-        found.note(recomputation.feed(record.sequence_number, record.envelope), recomputation.state)
-    return found.drifts(recomputation.state)
+        drift_report.note(recomputation.feed(record.sequence_number, record.envelope), recomputation.state)
+    return drift_report.drifts(recomputation.state)
 
 
 def invoke(core: Core, model: str, version: str = "") -> None:

@@ -95,6 +95,6 @@ def candidates(sequence_number: int) -> tuple[Candidate, ...]:
     core = Core()
     for _ in range(sequence_number - core.state.head):
         core.fact("order.status", "delivered")
-    found = core.state.store.evidence["order/1"]["order.status"]
-    assert sequence_number == found[0].sequence_number
-    return found
+    evidence = core.state.store.evidence["order/1"]["order.status"]
+    assert sequence_number == evidence[0].sequence_number
+    return evidence

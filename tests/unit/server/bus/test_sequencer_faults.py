@@ -101,13 +101,13 @@ def test_regressed_log_is_not_written_to(loss: str) -> None:
         sequencer, counting = await servers.start()
         await record_event(sequencer, servers.fact())
         await record_event(sequencer, servers.fact("later"))
-        kept = (await servers.log.read(1, 2, 10))[:2]
+        records = (await servers.log.read(1, 2, 10))[:2]
         lost = MemoryLog(BUS, servers.now_ms, WEEK_MS)
         if loss == "other":
             events = await servers.events()
             events[2].event_name = "SomethingElse"
-            kept = rechain(BUS, events)
-        await _append(lost, kept, servers)
+            records = rechain(BUS, events)
+        await _append(lost, records, servers)
         counting._log = lost
         await asyncio.sleep(1)
         result = await execute(sequencer, servers.fact())
@@ -116,7 +116,7 @@ def test_regressed_log_is_not_written_to(loss: str) -> None:
         else:
             assert isinstance(result, ServiceError)
             assert "LOG_REGRESSED" == reason(await execute(sequencer, servers.fact()))
-        assert len(kept) == (await lost.head()).sequence_number
+        assert len(records) == (await lost.head()).sequence_number
 
     run_virtually(main())
 
@@ -197,12 +197,12 @@ def test_detected_regression_is_in_the_checkpoint(tmp_path: Path) -> None:
         while sequencer.write_error() is None:  # noqa: ASYNC110 - the poll of the log sets no event
             await asyncio.sleep(0.01)
         await sequencer.stop()
-        kept = Checkpoint(path).head_of(BUS)
-        assert kept == sequencer.head
-        assert 3 == kept.sequence_number
+        head = Checkpoint(path).head_of(BUS)
+        assert head == sequencer.head
+        assert 3 == head.sequence_number
         restarted, _ = await servers.start(checkpoint=Checkpoint(path), log=lost)
         await restarted.stop()
-        assert kept == Checkpoint(path).head_of(BUS)
+        assert head == Checkpoint(path).head_of(BUS)
 
     asyncio.run(main())
 

@@ -289,16 +289,16 @@ async def test_a_server_that_reads_on_writes_none(tmp_path: Path) -> None:
     state = reader.replica.state
     for number in range(40):
         await record_event(writer, servers.fact(subject=f"order/{number}"))
-    seen = []
+    observations = []
     read = counting._log.read
 
     async def observed(*arguments: int) -> object:
-        seen.append((reader.replica.is_settled, state.has_uncommitted_changes))
+        observations.append((reader.replica.is_settled, state.has_uncommitted_changes))
         return await read(*arguments)
 
     counting.read = observed  # type: ignore[attr-defined]
     await reader.read_on()
-    assert [(False, False)] == seen[:1]
+    assert [(False, False)] == observations[:1]
     assert reader.replica.is_settled
     await writer.stop()
     await reader.stop()

@@ -225,12 +225,12 @@ def test_who_waits_beyond_a_lost_event_gets_an_error() -> None:
         await asyncio.sleep(0)
         await log.fail_over(servers, confirmed)
         await sequencer.read_on()
-        kept = asyncio.ensure_future(sequencer.wait_beyond(confirmed))
+        waiter = asyncio.ensure_future(sequencer.wait_beyond(confirmed))
         with pytest.raises(ServiceError) as refusal:
             await lost
         assert "LOG_UNAVAILABLE" == reason(refusal.value)
         await record_event(sequencer, servers.fact())
-        assert confirmed + 1 == await kept
+        assert confirmed + 1 == await waiter
 
     asyncio.run(main())
 

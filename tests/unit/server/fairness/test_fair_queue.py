@@ -71,8 +71,8 @@ def test_turns() -> None:
     for caller in callers:
         for _ in range(100):
             queue.add(caller, caller, 0)
-    taken = Counter(queue.take() for _ in range(24 * QUANTUM))
-    assert {"b:1": 12 * QUANTUM, **dict.fromkeys(("a:1", "a:2", "a:3"), 4 * QUANTUM)} == dict(taken)
+    turns = Counter(queue.take() for _ in range(24 * QUANTUM))
+    assert {"b:1": 12 * QUANTUM, **dict.fromkeys(("a:1", "a:2", "a:3"), 4 * QUANTUM)} == dict(turns)
 
 
 def test_large_items_cost_more() -> None:
@@ -81,9 +81,9 @@ def test_large_items_cost_more() -> None:
     for _ in range(100):
         queue.add("a:1", "large", 8 * QUANTUM * UNIT_BYTES)
         queue.add("b:1", "small", 0)
-    taken = Counter(queue.take() for _ in range(90))
-    assert 80 <= taken["small"]
-    assert 2 <= taken["large"]
+    turns = Counter(queue.take() for _ in range(90))
+    assert 80 <= turns["small"]
+    assert 2 <= turns["large"]
 
 
 def test_lone_caller_owes_nothing() -> None:
@@ -95,8 +95,8 @@ def test_lone_caller_owes_nothing() -> None:
         queue.take()
     for _ in range(200):
         queue.add("b:1", "b", 0)
-    taken = Counter(queue.take() for _ in range(20 * QUANTUM))
-    assert {"a": 10 * QUANTUM, "b": 10 * QUANTUM} == dict(taken)
+    turns = Counter(queue.take() for _ in range(20 * QUANTUM))
+    assert {"a": 10 * QUANTUM, "b": 10 * QUANTUM} == dict(turns)
 
 
 ACTIONS = st.lists(
@@ -114,7 +114,7 @@ ACTIONS = st.lists(
 def test_nothing_is_lost_or_reordered(actions: list[tuple[str, str, int]]) -> None:
     """After any changes of the queue each item comes out once, those of a caller in order, and the counts are right."""
     queue: FairQueue[tuple[str, int, int]] = FairQueue(10, 20 * UNIT_BYTES)
-    taken: list[tuple[str, int, int]] = []
+    items: list[tuple[str, int, int]] = []
     lost: list[tuple[str, int, int]] = []
     added = 0
     for action, caller, number in actions:
@@ -125,16 +125,16 @@ def test_nothing_is_lost_or_reordered(actions: list[tuple[str, str, int]]) -> No
             displaced = queue.make_room(caller) or []
             lost += displaced
         elif action == "take":
-            taken += [queue.take() for _ in range(min(number, queue.count))]
+            items += [queue.take() for _ in range(min(number, queue.count))]
         else:
-            for item in reversed(taken[-number:]):
+            for item in reversed(items[-number:]):
                 queue.put_back(item[0], item, item[2])
-            del taken[-number:]
-    taken += [queue.take() for _ in range(queue.count)]
+            del items[-number:]
+    items += [queue.take() for _ in range(queue.count)]
     assert (0, 0) == (queue.count, queue.size_bytes)
-    assert list(range(added)) == sorted(number for _, number, _ in taken + lost)
+    assert list(range(added)) == sorted(number for _, number, _ in items + lost)
     for caller in CALLERS:
-        numbers = [number for owner, number, _ in taken if owner == caller]
+        numbers = [number for owner, number, _ in items if owner == caller]
         assert sorted(numbers) == numbers
     with pytest.raises(IndexError):
         queue.take()

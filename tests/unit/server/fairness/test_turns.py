@@ -12,7 +12,7 @@ from gavel_server.fairness.turns import PASSES, call_slice, take_turn
 async def passes_of(work: Callable[[Callable[[], None]], Awaitable[object]]) -> list[int]:
     """Return the pass of the loop in which `work` called the function that it gets, for each call."""
     number = 0
-    seen: list[int] = []
+    numbers: list[int] = []
 
     async def count() -> None:
         nonlocal number
@@ -21,9 +21,9 @@ async def passes_of(work: Callable[[Callable[[], None]], Awaitable[object]]) -> 
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await work(lambda: seen.append(number))
+    await work(lambda: numbers.append(number))
     counting.cancel()
-    return seen
+    return numbers
 
 
 async def test_one_slice_runs_at_a_time() -> None:

@@ -32,9 +32,9 @@ OWNERS.trace_owners.add(trace_id="t1", last_proposal_ms=5, producer_id="agent-1"
 @pytest.fixture
 def files(tmp_path: Path) -> SnapshotFiles:
     """A directory with one snapshot."""
-    found = SnapshotFiles(tmp_path, BUS)
-    found.write(content())
-    return found
+    snapshots = SnapshotFiles(tmp_path, BUS)
+    snapshots.write(content())
+    return snapshots
 
 
 def content() -> SnapshotContent:
@@ -167,13 +167,13 @@ def test_few_snapshots_stay(files: SnapshotFiles) -> None:
 @given(st.integers(1, 60), st.integers(1, 1_000))
 def test_snapshots_stay_spread_over_the_log(count: int, every: int) -> None:
     """However long a log grows, the newest snapshots stay, and the others leave no gap of more than two thirds of the log."""
-    kept: list[int] = []
+    snapshots: list[int] = []
     for number in range(every, (count + 1) * every, every):
-        kept.append(number)
-        for removed in surplus(kept):
-            kept.remove(removed)
-    assert [number for number in (count * every, (count - 1) * every) if number] == sorted(kept, reverse=True)[: min(count, 2)]
-    assert len(kept) == min(count, SNAPSHOTS_MAX)
-    places = [0, *kept]
+        snapshots.append(number)
+        for removed in surplus(snapshots):
+            snapshots.remove(removed)
+    assert [number for number in (count * every, (count - 1) * every) if number] == sorted(snapshots, reverse=True)[: min(count, 2)]
+    assert len(snapshots) == min(count, SNAPSHOTS_MAX)
+    places = [0, *snapshots]
     if count >= SNAPSHOTS_MAX:
         assert max(after - before for before, after in pairwise(places)) <= count * every * 2 / 3

@@ -73,9 +73,9 @@ def test_layout(directory: Path) -> None:
         "tile/entries/001": 256 * 34,
         "tile/entries/002.p/88": 88 * 34,
     }
-    found = files(directory)
-    assert found.pop("head.json") > 0
-    assert expected == found
+    actual = files(directory)
+    assert actual.pop("head.json") > 0
+    assert expected == actual
     assert (directory / "tile/entries/000").read_bytes()[:34] == b"\x00\x20" + entries(1)[0]
     assert (directory / "tile/0/000").read_bytes()[:32] == leaf_hash(entries(1)[0])
 

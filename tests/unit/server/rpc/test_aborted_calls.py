@@ -31,10 +31,10 @@ async def test_a_refused_call_leaves_no_garbage(method: str) -> None:
             await asyncio.sleep(0)
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            kept = [error for error in gc.garbage if isinstance(error, grpc.aio.AbortError)]
+            garbage = [error for error in gc.garbage if isinstance(error, grpc.aio.AbortError)]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
             gc.enable()
     await server.stop(None)
-    assert [] == kept
+    assert [] == garbage

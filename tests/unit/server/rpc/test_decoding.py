@@ -35,8 +35,8 @@ def violation(method: str, request_class: type[Message], data: bytes) -> tuple[s
     """Return the one violation of a request that must be refused."""
     with pytest.raises(ServiceError) as refused:
         RequestDecoder(method, request_class).decode(data)
-    (found,) = refused.value.violations
-    return found
+    (only_violation,) = refused.value.violations
+    return only_violation
 
 
 def field(number: int, content: bytes) -> bytes:

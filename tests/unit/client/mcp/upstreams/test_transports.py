@@ -121,11 +121,11 @@ async def test_a_compressed_answer() -> None:
     async with serving("application/json", pong, "content-encoding: gzip") as url:
         refused = await ask(url)
     async with serving("application/json", pong) as url:
-        taken = await ask(url)
+        answer = await ask(url)
 
     assert isinstance(refused, JSONRPCError)
     assert "compressed" in refused.error.message
-    assert JSONRPCResponse(jsonrpc="2.0", id=1, result={}) == taken
+    assert JSONRPCResponse(jsonrpc="2.0", id=1, result={}) == answer
 
 
 async def test_compressed_events() -> None:

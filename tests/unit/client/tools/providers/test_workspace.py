@@ -109,14 +109,14 @@ def test_a_reader_sees_whole_files(workspace: Workspace, directory: Path, names:
 
     changing = threading.Thread(target=change)
     changing.start()
-    seen: set[str] = set()
+    texts: set[str] = set()
     while not over.is_set():
-        seen.add(target.read_text())
-        seen.add(str(workspace.read_text({"path": "/workspace/src/a.txt"})["text"]))
+        texts.add(target.read_text())
+        texts.add(str(workspace.read_text({"path": "/workspace/src/a.txt"})["text"]))
         with suppress(FileNotFoundError):
-            seen.add(created.read_text())
+            texts.add(created.read_text())
     changing.join()
-    assert set(versions) == seen
+    assert set(versions) == texts
 
 
 def test_a_file_system_that_cannot_create_in_one_step(workspace: Workspace, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

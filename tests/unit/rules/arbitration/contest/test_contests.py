@@ -310,8 +310,8 @@ def test_a_contest_is_bounded() -> None:
     fault = core.fault(core.proposal([fact], trace_id="late", priority=9, producer=agent(9)))
     assert (error_pb2.ERROR_REASON_QUEUE_FULL, WINDOW_MS - 400) == (fault.reason, fault.retry_after_ms)
     assert fault.message.startswith("64 proposals already compete for order/1; ")
-    made = core.tick(WINDOW_MS)
-    assert CONTEST_CANDIDATES_MAX == len(made)
+    decisions = core.tick(WINDOW_MS)
+    assert CONTEST_CANDIDATES_MAX == len(decisions)
     core.prove()
 
 

@@ -54,5 +54,5 @@ def test_a_longer_window() -> None:
 
 def test_a_case_that_does_not_fit() -> None:
     """A case with a fact that only one version declares has no decision under the other."""
-    found = changes("      note: {key: order.note, type: string, max_age_ms: 60000, optional: true}\n", "")
-    assert [SuiteCaseChange("with a fact", CaseDecision("APPROVED", "", "rest"), None)] == found
+    differences = changes("      note: {key: order.note, type: string, max_age_ms: 60000, optional: true}\n", "")
+    assert [SuiteCaseChange("with a fact", CaseDecision("APPROVED", "", "rest"), None)] == differences

@@ -34,9 +34,9 @@ ERROR = "error"
 
 def mistakes(text: str) -> list[str]:
     """Return the codes of an expression's mistakes."""
-    found: list[str] = []
-    ENVIRONMENT.check(text, lambda offset, code, message, hint: found.append(f"{code}: {message}"), "")
-    return found
+    codes: list[str] = []
+    ENVIRONMENT.check(text, lambda offset, code, message, hint: codes.append(f"{code}: {message}"), "")
+    return codes
 
 
 @cache
@@ -120,25 +120,25 @@ def address(text: str) -> Any:
     if "." in text and ":" in text:
         return None  # Gavel does not read mixed notations
     try:
-        found = ipaddress.ip_address(text)
+        ip = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return None if found.version == 6 and found.ipv4_mapped is not None else found
+    return None if ip.version == 6 and ip.ipv4_mapped is not None else ip
 
 
 @settings(max_examples=150, deadline=None)
 @given(ADDRESSES)
 def test_addresses_are_read_as_in_kubernetes(text: str) -> None:
     """A text is an address if Python's ipaddress reads it, and has the same family and properties."""
-    found = address(text)
-    assert (found is not None) == value("isIP(s)", s=text), text
-    if found is None:
+    ip = address(text)
+    assert (ip is not None) == value("isIP(s)", s=text), text
+    if ip is None:
         assert ERROR == value("ip(s).family()", s=text)
         return
-    assert found.version == value("ip(s).family()", s=text)
-    assert found.is_loopback == value("ip(s).isLoopback()", s=text)
-    assert found.is_unspecified == value("ip(s).isUnspecified()", s=text)
-    assert found.is_link_local == value("ip(s).isLinkLocalUnicast()", s=text)
+    assert ip.version == value("ip(s).family()", s=text)
+    assert ip.is_loopback == value("ip(s).isLoopback()", s=text)
+    assert ip.is_unspecified == value("ip(s).isUnspecified()", s=text)
+    assert ip.is_link_local == value("ip(s).isLinkLocalUnicast()", s=text)
 
 
 @settings(max_examples=150, deadline=None)
@@ -190,8 +190,8 @@ EXPRESSIONS: list[tuple[str, dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("text", "values", "expected"), EXPRESSIONS, ids=[text for text, _, _ in EXPRESSIONS])
 def test_expression(text: str, values: dict[str, Any], expected: Any) -> None:
     """An expression has its value, or errs."""
-    found = value(text, **values)
-    assert (type(expected), expected) == (type(found), found)
+    actual = value(text, **values)
+    assert (type(expected), expected) == (type(actual), actual)
 
 
 LOOPS = ("[7, 8].exists(i, i == 7)", "![7, 8].all(i, i == 8)", "[7, 8].exists(n, i, n == 0)", "![7, 8].all(n, i, n > 0)")
@@ -201,8 +201,8 @@ LOOPS = ("[7, 8].exists(i, i == 7)", "![7, 8].all(i, i == 8)", "[7, 8].exists(n,
 @pytest.mark.parametrize(("text", "values", "expected"), EXPRESSIONS, ids=[text for text, _, _ in EXPRESSIONS])
 def test_expression_behind_a_loop(text: str, values: dict[str, Any], expected: Any, loop: str) -> None:
     """An expression has its value also behind a loop that has its answer before its end: the loop leaves nothing behind."""
-    found = value(f"[dyn({loop}), dyn({text})]", **values)
-    assert (ERROR if expected == ERROR else [True, expected]) == found
+    actual = value(f"[dyn({loop}), dyn({text})]", **values)
+    assert (ERROR if expected == ERROR else [True, expected]) == actual
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,6 @@ def test_mistakes(text: str, part: str) -> None:
 @pytest.mark.parametrize("text", ["cel.bind(n, 1, n) == 1", "ints.sum() == 1", 's.replace("a", "b") == "b"', "(true ? null : 1) == null"])
 def test_the_first_version_has_none_of_these(text: str) -> None:
     """Documents of the first version refuse what only the second one has."""
-    found: list[str] = []
-    assert Environment(SCOPE).check(text, lambda offset, code, message, hint: found.append(code)) is None
-    assert found
+    codes: list[str] = []
+    assert Environment(SCOPE).check(text, lambda offset, code, message, hint: codes.append(code)) is None
+    assert codes

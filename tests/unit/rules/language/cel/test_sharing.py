@@ -85,8 +85,12 @@ def test_both_versions_decide_alike(
 ) -> None:
     """Sharing changes no verdict, also where a variable fails, or reads what is absent: with both engines, and with each alone."""
     of = action(*conditions, version=version)
-    given = case(params=of.typed_params(params))
-    for verdict in (of.evaluate(given, cross_check=True), of.evaluate(given, cross_check=False), of.evaluate_reference(given)):
+    typed_case = case(params=of.typed_params(params))
+    for verdict in (
+        of.evaluate(typed_case, cross_check=True),
+        of.evaluate(typed_case, cross_check=False),
+        of.evaluate_reference(typed_case),
+    ):
         assert (matched, error, None) == ([rule.id for rule in verdict.matches], verdict.error, verdict.disagreement)
 
 

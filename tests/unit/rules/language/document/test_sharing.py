@@ -190,15 +190,15 @@ def test_no_warning() -> None:
 def test_mistakes_are_reported_where_they_are_written(changes: dict[str, str], expected: tuple[int, str, str]) -> None:
     """Each mistake is reported once, at its place in the text, also inside of a part that several actions use."""
     line, code, message = expected
-    found = [one for one in mistakes(changed(changes)) if one[:2] == (line, code)]
-    assert [True] == [message in one[2] for one in found], mistakes(changed(changes))
+    matches = [one for one in mistakes(changed(changes)) if one[:2] == (line, code)]
+    assert [True] == [message in one[2] for one in matches], mistakes(changed(changes))
 
 
 def test_a_constant_that_nothing_uses_is_noted() -> None:
     """An unused constant, and an unused shared part, get a warning."""
     rule_set = compiled(**{"use: [change, approved]": "use: [change]", "facts.team == constants.owner": 'facts.team == "x"'})
-    found = {(one.line, one.code) for one in rule_set.warnings}
-    assert {(7, "constant-never-used"), (22, "shared-never-used")} == found
+    warnings = {(one.line, one.code) for one in rule_set.warnings}
+    assert {(7, "constant-never-used"), (22, "shared-never-used")} == warnings
 
 
 def test_diff_sees_through_sharing() -> None:

@@ -117,17 +117,17 @@ def test_h7_h8_h9_only_the_safe_subset_is_emitted(action: Action) -> None:
             _check_condition(condition, operators)
 
 
-def _check_condition(condition: dict[str, Any], seen: list[str]) -> None:
+def _check_condition(condition: dict[str, Any], names: list[str]) -> None:
     ((key, value),) = condition.items()
     if key == "$ex":
-        seen.extend(value)
+        names.extend(value)
         return
     if key in _COMPARISONS:
         ((key, value),) = value.items()
     assert key[0] in "nsbpg" or key == "one"
     if isinstance(value, dict):
         assert list(value) == ["$m"]
-        assert value["$m"] in seen
+        assert value["$m"] in names
     else:
         assert isinstance(value, str | int | float)
 

@@ -57,15 +57,15 @@ def test_standby_count(names: str, count: int) -> None:
 def test_volatile_settings(changes: dict[str, Any], reason: str) -> None:
     """Each setting that may lose acknowledged events gives one reason."""
     assert [] == volatility_reasons(DURABLE)
-    (found,) = volatility_reasons(DURABLE._replace(**changes))
-    assert found.startswith(reason)
+    (actual,) = volatility_reasons(DURABLE._replace(**changes))
+    assert actual.startswith(reason)
 
 
 @pytest.mark.parametrize("commit", ["on", "remote_apply"])
 def test_synchronous_standbys_are_durable(commit: str) -> None:
     """Standbys that commits wait for lose nothing."""
-    found = DURABLE._replace(standbys=2, slots=2, synchronous_standby_names="ANY 1 (*)", synchronous_commit=commit)
-    assert ([], 1) == (volatility_reasons(found), found.synchronous_standbys)
+    settings = DURABLE._replace(standbys=2, slots=2, synchronous_standby_names="ANY 1 (*)", synchronous_commit=commit)
+    assert ([], 1) == (volatility_reasons(settings), settings.synchronous_standbys)
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_synchronous_standbys_are_durable(commit: str) -> None:
 )
 def test_acknowledgement(acknowledgement: Acknowledgement, is_met: bool) -> None:
     """--ack replicas:N is met by commits that wait for N standbys or more; --ack aof:N is for Redis."""
-    found = DURABLE._replace(synchronous_standby_names="ANY 2 (*)")
-    assert is_met == (acknowledgement_problem(found, acknowledgement) == "")
+    settings = DURABLE._replace(synchronous_standby_names="ANY 2 (*)")
+    assert is_met == (acknowledgement_problem(settings, acknowledgement) == "")
