@@ -15,7 +15,7 @@ from gavel_rules.authorization import is_allowed
 from gavel_rules.events.kinds import FACT_DERIVATION_REACTOR
 from gavel_rules.identity.access import Access
 from gavel_rules.identity.grants import is_any
-from gavel_rules.identity.principal import SERVER, Principal
+from gavel_rules.identity.principal import Principal
 from gavel_rules.identity.rights import Right
 
 from gavel_server.bus.sequencer import Sequencer
@@ -78,7 +78,7 @@ class WorkPermission:
     def is_unrestricted(self) -> bool:
         """Whether the caller may work on every item, so that none has to be read."""
         in_force = self._sequencer.replica.state.grants_in_force
-        if self._principal == SERVER or in_force is None or (self._principal.is_anonymous and not in_force.binds_anonymous):
+        if self._principal.is_server or in_force is None or (self._principal.is_anonymous and not in_force.binds_anonymous):
             return True
         return any(
             self._right in grant.rights and grant.actions is None and grant.subjects is None and is_any(grant.buses, self._sequencer.bus)
@@ -87,7 +87,7 @@ class WorkPermission:
 
     def _is_allowed(self, access: Access) -> bool:
         in_force = self._sequencer.replica.state.grants_in_force
-        return self._principal == SERVER or is_allowed(in_force, access, self._principal)
+        return self._principal.is_server or is_allowed(in_force, access, self._principal)
 
 
 async def traits_of(sequencer: Sequencer, queue: QueueName, envelope: Envelope) -> Traits:

@@ -16,7 +16,7 @@ from typing import Final
 
 from gavel.v1 import error_pb2
 from gavel_rules.identity.grants import GROUP_PREFIX, CompiledGrants
-from gavel_rules.identity.principal import SERVER, Principal
+from gavel_rules.identity.principal import Principal
 from gavel_rules.identity.rights import RIGHT_OF_RPC, RIGHTS, RPCS_WITHOUT_RIGHT, Right
 from gavel_rules.state.state import State
 
@@ -51,7 +51,7 @@ class AccessControl:
 
     def is_bound(self, rpc: str, principal: Principal) -> bool:
         """Return whether a call needs a right: the caller is authenticated and not the server itself, and the RPC is not open to all."""
-        return not principal.is_anonymous and principal != SERVER and rpc not in RPCS_WITHOUT_RIGHT
+        return not principal.is_anonymous and not principal.is_server and rpc not in RPCS_WITHOUT_RIGHT
 
     def is_admin(self, principal: Principal) -> bool:
         """Return whether the settings make a caller an administrator."""
@@ -62,8 +62,8 @@ class AccessControl:
     def rights(self, principal: Principal, state: State) -> frozenset[Right]:
         """Return the rights of a caller on a bus."""
         in_force = state.grants_in_force
-        if principal.is_anonymous or principal == SERVER:
-            is_free = in_force is None or not in_force.binds_anonymous or principal == SERVER
+        if principal.is_anonymous or principal.is_server:
+            is_free = in_force is None or not in_force.binds_anonymous or principal.is_server
             return _ALL_RIGHTS if is_free or in_force is None else in_force.grants.rights_of(principal, state.bus)
         if in_force is None:
             return _ALL_RIGHTS if self.is_admin(principal) else frozenset()
@@ -72,7 +72,7 @@ class AccessControl:
     def may_know(self, viewer: Principal, other: Principal, state: State) -> bool:
         """Return whether a reader of a bus may be told that another caller uses this server: the other must have rights on the same bus."""
         in_force = state.grants_in_force
-        if in_force is None or viewer.is_anonymous or viewer == SERVER or self.is_admin(viewer):
+        if in_force is None or viewer.is_anonymous or viewer.is_server or self.is_admin(viewer):
             return True
         is_own = (viewer.name, viewer.method, viewer.issuer) == (other.name, other.method, other.issuer)
         return is_own or bool(in_force.grants.rights_of(other, state.bus))
@@ -83,7 +83,7 @@ class AccessControl:
         The caller needs a right on the bus. If the grants are not known without opening the bus, a right on any open bus is enough.
         Raises ServiceError LOG_UNAVAILABLE.
         """
-        if principal.is_anonymous or principal == SERVER or self.is_admin(principal):
+        if principal.is_anonymous or principal.is_server or self.is_admin(principal):
             return True
         sequencer = self._buses.peek(bus)
         if sequencer is not None:
