@@ -25,6 +25,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.decision_pb2 import Contest, Decision
 from gavel.v1.diagnostic_pb2 import ShadowDifference
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.identity_pb2 import Attestation
 from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules import reason_codes
@@ -40,6 +41,7 @@ from gavel_rules.commands import ContestEntry, Failure, Fault
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.kinds import FACT, OBSERVATION, OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
+from gavel_rules.identity.attestation import caller_identity
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
 from gavel_rules.recorder import Recorder
@@ -57,16 +59,19 @@ class CandidateDecision(NamedTuple):
     decision: Decision
 
 
-def find_entry(state: State, envelope: Envelope) -> ContestEntry | Fault | None:
-    """Return the entry of the candidate with the proposal's event_id: a fault if the two proposals differ, None if no candidate has that
-    event_id.
+def find_entry(state: State, envelope: Envelope, caller: Attestation | None) -> ContestEntry | Fault | None:
+    """Return the entry of the candidate with the proposal's event_id: a fault if the two proposals or their callers differ, None if no
+    candidate has that event_id.
+
+    `caller` is the attestation of the proposal's caller.
     """
     waiting = state.open_proposals.get(envelope.event_id)
     if waiting is None:
         return None
-    if _is_same_proposal(waiting.envelope, envelope):
+    is_same_caller = caller_identity(waiting.envelope.attestation) == caller_identity(caller)
+    if is_same_caller and _is_same_proposal(waiting.envelope, envelope):
         return ContestEntry(waiting.envelope)
-    message = f"event_id {envelope.event_id} is that of another proposal, which waits for its contest; choose a new event_id"
+    message = f"event_id {envelope.event_id} is taken; choose a new event_id"
     return Fault(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message)
 
 

@@ -31,7 +31,7 @@ def submit(
     if fault is not None:
         return fault
     if state.open_proposals:  # between commands, only the candidates of contests are open
-        waiting = contest.find_entry(state, envelope)
+        waiting = contest.find_entry(state, envelope, recorder.attestation)
         if waiting is not None:
             return waiting
     answer = recorder.new_decision()

@@ -16,7 +16,9 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.arbitration.first_decision import first_decision_id
+from gavel_rules.authorization import is_allowed
 from gavel_rules.commands import BeginExecution, EventAnswer, LeasedAttempt, RecordRefusals, RenewExecution, command_envelope
+from gavel_rules.identity.access import Access
 from gavel_rules.identity.principal import Principal
 
 from gavel_server.bus.idempotency.same_request import is_same_request, is_same_start
@@ -97,10 +99,7 @@ class RepeatedRequests:
         if sent is None:
             return False
         if not is_same_request(recorded, sent) or not self._is_same_caller(recorded, request.principal):
-            message = (
-                f"event_id {request.idempotency_key} is event {number}, which has other content or another caller; choose a new event_id"
-            )
-            request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message))
+            request.answer(self._reused(request, recorded, "event_id"))
         elif recorded.proposal.HasField("contest"):
             await self._answer_from_contest(request, recorded)
         elif recorded.HasField("proposal") or recorded.fact.WhichOneof("system") in _VERDICTS:
@@ -115,6 +114,18 @@ class RepeatedRequests:
         else:
             replica.answers.answer(request, CommittedAnswer(EventAnswer(recorded), record), number)
         return True
+
+    def _reused(self, request: Request, recorded: Envelope, field: str) -> ServiceError:
+        """Return the refusal of a request whose id is that of another request. Only its caller and readers of the bus learn its number."""
+        what = "taken"
+        if self._is_same_caller(recorded, request.principal) or self._may_read(request.principal):
+            what = f"event {recorded.sequence_number}, which has other content or another caller"
+        message = f"{field} {request.idempotency_key} is {what}; choose a new {field}"
+        return ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message)
+
+    def _may_read(self, principal: Principal) -> bool:
+        state = self._replica.state
+        return is_allowed(state.grants_in_force, Access("read", state.bus), principal)
 
     def _is_same_caller(self, recorded: Envelope, principal: Principal) -> bool:
         """Return whether a principal caused an event of the log. Events of callers without authentication may have no attestation."""
@@ -133,8 +144,7 @@ class RepeatedRequests:
         live = replica.state.live_decision(command.decision_id)
         decision_id = command.decision_id if live is None else live.decision_id  # a grant stands for the approval
         if not is_same_start(recorded, command, decision_id) or not self._is_same_caller(recorded, request.principal):
-            problem = f"is event {recorded.sequence_number}, which has other content or another caller; choose a new request_id"
-            request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, f"request_id {request.idempotency_key} {problem}"))
+            request.answer(self._reused(request, recorded, "request_id"))
         elif live is None or live.execution_id != execution.execution_id or not live.is_running or replica.now_ms() >= live.lease_until_ms:
             problem = f"{execution.execution_id}, which request_id {request.idempotency_key} leased, no longer runs under its lease"
             request.answer(

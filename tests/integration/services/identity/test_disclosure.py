@@ -17,6 +17,7 @@ from gavel.v1.arbitration_service_pb2 import (
     WaitDecisionRequest,
 )
 from gavel.v1.common_pb2 import Producer
+from gavel.v1.event_service_pb2 import PublishEventRequest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, ReportExecutionRequest
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
@@ -25,12 +26,13 @@ from gavel_rules.identity.principal import Principal
 from gavel_server.bus.registry import IDLE_ROUNDS_MAX
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import address_of, caller_of
+from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog
 from gavel_server.log.memory import MemoryLog
 from gavel_server.services.waits.commit_waits import CommitWaits
 
 from tests.integration.services.identity.callers import ADMIN, PAYMENTS, REVIEWER, STRANGER, KnowingInterceptor, by
-from tests.integration.services.world import AGENT, EXECUTOR, RULE_SET, Clock, World, proposal, refusal, report, running_world
+from tests.integration.services.world import AGENT, EXECUTOR, RULE_SET, Clock, World, fact, proposal, refusal, report, running_world
 
 TENANT = Principal("tenant", "token")
 OTHER = Principal("other-tenant", "jwt", "https://issuer.example", ("others",))
@@ -165,6 +167,31 @@ async def test_refusals_do_not_tell_how_a_decision_ended(world: World) -> None:
     begin = BeginExecutionRequest(decision_id=executed.event_id, producer=EXECUTOR)
     assert "RIGHT_LACKING" == (await refusal(world.executions.BeginExecution(begin, metadata=by(STRANGER)))).reason
     assert (await world.executions.BeginExecution(begin, metadata=by(TENANT))).HasField("refusal")
+
+
+async def test_taken_event_ids_tell_strangers_nothing(world: World) -> None:
+    """A caller that repeats an event_id or request_id of another caller learns where the event is only if it may read the bus."""
+    await world.activate()
+    decision = await world.approve("order/1")
+    rights = "may: [publish, execute]"
+    await deploy(world, f"to: [service:payments, mallory], {rights}", f"to: [tenant], {rights[:-1]}, read]")
+    publish = PublishEventRequest(envelope=fact("order/2", "order.status", "delivered"))
+    publish.envelope.event_id = new_event_id()
+    begin = BeginExecutionRequest(decision_id=decision.event_id, producer=EXECUTOR, request_id=new_event_id())
+    recorded = (await world.events.PublishEvent(publish, metadata=by(PAYMENTS))).envelope
+    assert (await world.executions.BeginExecution(begin, metadata=by(PAYMENTS))).HasField("started")
+    calls: list[tuple[Any, Any, str, int]] = [
+        (world.events.PublishEvent, publish, f"event_id {recorded.event_id}", recorded.sequence_number),
+        (world.executions.BeginExecution, begin, f"request_id {begin.request_id}", await world.head()),
+    ]
+    for call, request, name, number in calls:
+        stranger = await refusal(call(request, metadata=by(STRANGER)))
+        assert ("EVENT_ID_REUSED", f"{name} is taken; choose a new {name.split()[0]}") == (stranger.reason, stranger.message)
+        reader = await refusal(call(request, metadata=by(TENANT)))
+        assert ("EVENT_ID_REUSED", True) == (reader.reason, f"{name} is event {number}," in reader.message)
+    publish.envelope.fact.value.string_value = "other"
+    owner = await refusal(world.events.PublishEvent(publish, metadata=by(PAYMENTS)))
+    assert f"is event {recorded.sequence_number}," in owner.message
 
 
 async def test_explanations_are_for_readers(world: World) -> None:

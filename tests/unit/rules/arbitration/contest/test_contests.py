@@ -10,6 +10,7 @@ from gavel.v1 import error_pb2, fact_pb2
 from gavel_rules import reason_codes
 from gavel_rules.arbitration.first_decision import first_decision_id
 from gavel_rules.commands import Tick
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -368,6 +369,23 @@ def test_repeated_event_id_joins_the_contest() -> None:
     assert error_pb2.ERROR_REASON_EVENT_ID_REUSED == fault.reason
     core.tick(WINDOW_MS)
     core.prove()
+
+
+def test_repeated_event_id_of_another_caller_does_not_join_the_contest() -> None:
+    """Another caller that repeats a waiting proposal does not wait for its decision, and learns only that the event_id is taken."""
+    core = Core(contest_document())
+    fact = deliver(core)
+    core.principal = Principal("ada", "token")
+    candidate = core.enter([fact])
+    for other in (Principal("mallory", "token"), Principal("ada", "jwt", "https://issuer.example"), ANONYMOUS):
+        core.principal = other
+        fault = core.fault(core.proposal([fact], event_id=candidate.event_id))
+        assert f"event_id {candidate.event_id} is taken; choose a new event_id" == fault.message
+    core.principal = Principal("ada", "token")
+    assert candidate == core.enter([fact], event_id=candidate.event_id)
+    core.tick(WINDOW_MS)
+    core.prove()
+
 
 
 def test_a_tick_closes_a_contest_whole() -> None:
