@@ -5,6 +5,7 @@ A document is compiled in a child process with limits before this server compile
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import islice
@@ -18,6 +19,7 @@ from gavel.v1.rule_set_service_pb2 import (
     DeactivateRuleSetResponse,
     DeployRuleSetRequest,
     DeployRuleSetResponse,
+    DocumentMessage,
     GetRuleSetRequest,
     GetRuleSetResponse,
     ListRuleSetsRequest,
@@ -29,6 +31,7 @@ from gavel.v1.rule_set_service_pb2 import (
     ValidateRuleSetResponse,
 )
 from gavel_rules.authoring.decision_cost import total_steps
+from gavel_rules.authoring.grants.lint import compare_with_rule_set
 from gavel_rules.commands import ActivateRuleSet, Answer, Command, DeactivateRuleSet, DeployRuleSet, RuleSetPosition, UnfilledCounters
 from gavel_rules.language.cel.cost import DECISION_STEPS_MAX
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
@@ -103,7 +106,14 @@ class RuleSetServicer:
             # The core has allowed the activation but for the counters' past.
             await self._filling.fill(sequencer, deployed.rule_set)
             answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
-        return ActivateRuleSetResponse(sequence_number=_position(command, answer).sequence_number)
+        number = _position(command, answer).sequence_number
+        grants = sequencer.replica.state.grants_in_force
+        if shadow or deployed is None or grants is None:
+            return ActivateRuleSetResponse(sequence_number=number)
+        # In a thread: the two documents may have thousands of patterns.
+        found = await asyncio.to_thread(compare_with_rule_set, grants.grants, deployed.rule_set, sequencer.bus)
+        warnings = [DocumentMessage(code=code, message=message, suggestion=hint) for code, message, hint in found]
+        return ActivateRuleSetResponse(sequence_number=number, warnings=warnings)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:
         """Deactivate a rule set, or end its shadow."""

@@ -46,7 +46,7 @@ def test_deployments_that_lock_out(gavel: Gavel, tmp_path: Path) -> None:
 
 
 def test_warnings_about_the_rule_sets_in_force(gavel: Gavel, tmp_path: Path) -> None:
-    """A deployment of grants warns of actions of the rule sets in force that nobody gets a right for, and succeeds."""
+    """A deployment of grants, and an activation, warn of actions in force that nobody has a right for, and succeed."""
     rules, document = tmp_path / "parcels.yaml", tmp_path / "grants.yaml"
     rules.write_text(rule_set())
     assert 0 == gavel("rules", "deploy", str(rules), "--activate", by=ADMIN).returncode
@@ -56,7 +56,7 @@ gavel: v1
 name: parcels
 version: {version}
 grants:
-  - {{to: [{ADMIN}], may: [grant, read]}}
+  - {{to: [{ADMIN}], may: [grant, read, activate]}}
   - {{to: [may-propose], may: [propose, execute], produce: {{types: [agent, executor]}}, actions: ["{actions}"]}}
 """
         document.write_text(grants)
@@ -64,3 +64,5 @@ grants:
         assert (0, True) == (deployed.returncode, deployed.stdout.startswith(f"parcels version {version} is in force")), deployed.stderr
         warning = "action-without-grant: no grant lets anybody propose or execute parcel.send, an action of rule set parcels version 1"
         assert missing == (warning in deployed.stderr), deployed.stderr
+        activated = gavel("rules", "activate", "parcels", "1", by=ADMIN)
+        assert (0, missing) == (activated.returncode, warning in activated.stderr), activated.stderr

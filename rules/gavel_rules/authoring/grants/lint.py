@@ -56,12 +56,20 @@ def lint_grants(text: str, grants: CompiledGrants, rule_sets: Sequence[CompiledR
                 "give somebody the right grant",
             )
         )
-    on_bus = [grant for grant in grants.grants if not bus or is_any(grant.buses, bus)]
     for rule_set in rule_sets:
-        warnings += [(("grants",), *warning) for check in (_missing_callers, _missing_reviewers) for warning in check(on_bus, rule_set)]
+        warnings += [(("grants",), *warning) for warning in compare_with_rule_set(grants, rule_set, bus)]
     for place, code, message, hint in warnings:
         messages.add(source.locate_key(place), code, message, hint)
     return messages.sorted()
+
+
+def compare_with_rule_set(grants: CompiledGrants, rule_set: CompiledRuleSet, bus: str = "") -> list[tuple[str, str, str]]:
+    """Return code, message and suggestion of a warning for each right that nobody has and that an action of a rule set needs.
+
+    `bus` is the bus of the rule set; "": any bus that the grants name.
+    """
+    on_bus = [grant for grant in grants.grants if not bus or is_any(grant.buses, bus)]
+    return [warning for check in (_missing_callers, _missing_reviewers) for warning in check(on_bus, rule_set)]
 
 
 def _own_warnings(grant: Grant) -> list[tuple[str, str, str]]:

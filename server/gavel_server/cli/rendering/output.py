@@ -14,6 +14,7 @@ from gavel_server.cli.errors import OutputClosedError
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
+    from gavel.v1.rule_set_service_pb2 import DocumentMessage
     from google.protobuf.message import Message
     from rich.console import Console
     from rich.progress import Progress
@@ -36,6 +37,13 @@ def print_line(line: str) -> None:
 def print_note(line: str) -> None:
     """Print a line about the run on stderr. Raises OutputClosedError."""
     _print(line, sys.stderr)
+
+
+def print_warnings(warnings: Iterable[DocumentMessage], file: str = "") -> None:
+    """Print the warnings of an answer on stderr, with their places in the file, if it is given. Raises OutputClosedError."""
+    for warning in warnings:
+        place = f"{file}:{warning.line}:{warning.column}: " if file else ""
+        print_note(f"gavel: warning: {place}{warning.code}: {warning.message}")
 
 
 # Whether `--json` prints the contract's field names (snake_case) in place of those of protobuf JSON (lowerCamelCase).

@@ -20,7 +20,9 @@ from gavel.v1.administration_service_pb2 import (
 from gavel.v1.arbitration_service_pb2 import SubmitProposalRequest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import PublishEventRequest, SubscribeEventsRequest
+from gavel.v1.fact_pb2 import ACTIVATION_MODE_SHADOW
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest
+from gavel.v1.rule_set_service_pb2 import ActivateRuleSetRequest, DeployRuleSetRequest
 from gavel.v1.work_service_pb2 import WORK_QUEUE_DECISIONS, ConsumeRequest, ConsumerHeartbeat, OpenConsumer
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from gavel_rules.identity.principal import Principal
@@ -29,7 +31,7 @@ from gavel_rules.replay import DivergedError
 from gavel_rules.replay.recomputation import Recomputation
 
 from tests.integration.services.identity.callers import ADMIN, AGENT, DATABASE, GRANTS, STRANGER, KnowingInterceptor, by
-from tests.integration.services.world import World, fact, proposal, refusal, running_world
+from tests.integration.services.world import RULE_SET, World, fact, proposal, refusal, running_world
 from tests.support.hashes import sha256_of
 
 
@@ -121,6 +123,23 @@ async def test_event_ids_belong_to_their_caller(granted: World) -> None:
     copy = Principal("copy", "token")
     refused = await refusal(granted.events.PublishEvent(PublishEventRequest(envelope=envelope), metadata=by(copy)))
     assert "EVENT_ID_REUSED" == refused.reason
+
+
+async def test_activations_warn_of_actions_without_grants(granted: World) -> None:
+    """The answer to an activation names what the grants let nobody do, also if it changes nothing; a shadow needs no rights."""
+    request = ActivateRuleSetRequest(policy_id="refunds", version=1)
+    expected = "no grant lets anybody execute refund.create, an action of rule set refunds version 1"
+    for version, executing, messages in ((2, "refund.*", []), (3, "refnd.*", [("action-without-grant", expected)])):
+        grants = GRANTS.replace("version: 1", f"version: {version}").replace(
+            'ids: ["payments*"]}, actions: ["refund.*"]', f'ids: ["payments*"]}}, actions: ["{executing}"]'
+        )
+        await granted.administration.DeployGrants(DeployGrantsRequest(document=grants), metadata=by(ADMIN))
+        answer = await granted.rule_sets.ActivateRuleSet(request, metadata=by(ADMIN))
+        assert messages == [(warning.code, warning.message) for warning in answer.warnings]
+    deployment = DeployRuleSetRequest(document=RULE_SET.replace("version: 1", "version: 2"))
+    await granted.rule_sets.DeployRuleSet(deployment, metadata=by(ADMIN))
+    request.version, request.mode = 2, ACTIVATION_MODE_SHADOW
+    assert [] == list((await granted.rule_sets.ActivateRuleSet(request, metadata=by(ADMIN))).warnings)
 
 
 async def test_versions_never_change(granted: World) -> None:

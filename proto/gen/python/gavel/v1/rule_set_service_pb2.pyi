@@ -97,9 +97,9 @@ class DocumentMessage(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     SUGGESTION_FIELD_NUMBER: _builtins.int
     line: _builtins.int
-    """Line, from 1."""
+    """Line, from 1. 0: the message is about no place in a document."""
     column: _builtins.int
-    """Column, from 1."""
+    """Column, from 1. 0: as for line."""
     code: _builtins.str
     """Machine-readable code in kebab-case."""
     message: _builtins.str
@@ -238,16 +238,24 @@ class ActivateRuleSetResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
     """The version applies to proposals after this sequence number."""
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___DocumentMessage]:
+        """Actions of the version that the grants in force let nobody propose, execute or review, as in ValidateGrantsResponse.
+        They have neither line nor column. None for a shadow, and without grants.
+        """
+
     def __init__(
         self,
         *,
         sequence_number: _builtins.int = ...,
+        warnings: _abc.Iterable[Global___DocumentMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_number", b"sequence_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_number", b"sequence_number", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

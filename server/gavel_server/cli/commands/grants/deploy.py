@@ -46,8 +46,7 @@ def deploy_grants(
     document, grants = documents.read_grants(file)
     with connect(server, bus, document=file) as client:
         report = client.validate_grants(document)
-        for warning in report.warnings:
-            output.print_note(f"gavel: warning: {file}:{warning.line}:{warning.column}: {warning.code}: {warning.message}")
+        output.print_warnings(report.warnings, file)
         if not resign:
             _check_way_back(grants, client.who_am_i(), bus)
         deployed = client.deploy_grants(document, reason=reason, expected_version=expected_version)

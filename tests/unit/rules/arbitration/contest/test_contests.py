@@ -387,7 +387,6 @@ def test_repeated_event_id_of_another_caller_does_not_join_the_contest() -> None
     core.prove()
 
 
-
 def test_a_tick_closes_a_contest_whole() -> None:
     """A tick with a small limit still closes a contest whole; other contests wait for the next tick."""
     core = Core(contest_document())

@@ -43,6 +43,7 @@ def activate(
     with connect(server, bus) as client:
         mode = ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE
         response = client.activate_rule_set(policy_id, version, mode=mode, expected_active_version=expected_active_version, reason=reason)
+    output.print_warnings(response.warnings)
     if as_json:
         output.print_json(response)
     else:

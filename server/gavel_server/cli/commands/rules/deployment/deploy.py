@@ -41,6 +41,7 @@ def deploy(
             output.print_note(f"gavel: the deployment created bus {bus}; check that its name is right")
         if activate:
             activated = client.activate_rule_set(deployed.policy_id, deployed.version, reason=reason)
+            output.print_warnings(activated.warnings)
             (output.print_note if as_json else output.print_line)(f"{name} is in force from event {activated.sequence_number}")
 
 

@@ -55,6 +55,7 @@ def rollback(
             )
         expected_version = current.version if expected is None else expected
         response = client.activate_rule_set(policy_id, version, expected_active_version=expected_version, reason=reason)
+    output.print_warnings(response.warnings)
     if as_json:
         output.print_json(response)
     else:
