@@ -256,11 +256,12 @@ class CoreLayer:
 
     async def pending(self) -> list[PendingDecision]:
         """See Layer."""
-        return list(views.pending_decisions(self.core.state, 0))
+        return list(views.pending_decisions(self.core.state.pending_decisions()))
 
     async def reviews(self) -> list[PendingReview]:
         """See Layer."""
-        return list(views.pending_reviews(self.core.state, 0))
+        state = self.core.state
+        return list(views.pending_reviews(sorted(views.reviewed_work(state), key=lambda one: one.review.sequence_number), state.bus))
 
     async def prove(self, *, engines_agree: bool) -> None:
         """See Layer."""

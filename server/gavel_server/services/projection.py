@@ -38,9 +38,9 @@ from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.services.reads import views
 from gavel_server.services.reads.log_reader import action_type_violations, enum_violations
-from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
+from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of, sort_in_turns
 from gavel_server.services.reads.projection_digests import ProjectionDigests
-from gavel_server.services.reads.subject_projection import START, Place, fill_projection, subject_items
+from gavel_server.services.reads.subject_projection import START, Place, count_items, fill_projection, subject_items
 from gavel_server.work.items import find_lost
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 WAIT_MS_MAX: Final = 5_000
 # Work on a page before other tasks run, in units of about a microsecond.
 SLICE_UNITS: Final = 2_000
-# A subject with more keys is wide: finding the items of a page takes milliseconds.
-NARROW_KEYS_MAX: Final = 256
+# A subject with more keys, live decisions and open proposals is wide: finding the items of a page takes milliseconds.
+NARROW_ITEMS_MAX: Final = 256
 
 Result = TypeVar("Result")
 
@@ -86,7 +86,7 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, query, (int, str, int), PAGE_SIZE_MAX)
         after = START if page.after is None else Place(int(page.after[0]), str(page.after[1]), int(page.after[2]))
         await sequencer.wait_for(request.min_sequence_number, WAIT_MS_MAX)
-        is_wide = len(sequencer.replica.state.evidence_of(request.subject)) > NARROW_KEYS_MAX
+        is_wide = count_items(sequencer.replica.state, request.subject) > NARROW_ITEMS_MAX
         async with self._wide_subjects.occupy(context.address) if is_wide else nullcontext():
             return await _projection(sequencer, request.subject, page, after, context.caller)
 
@@ -102,12 +102,13 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, query, (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        pending = views.pending_decisions(state, _after(page), phases)
+        live = await sort_in_turns(state.decisions.values(), lambda one: one.sequence_number, _after(page), context.caller)
+        pending = views.pending_decisions(live, phases)
         passes = (lambda item: item.action_type in action_types) if action_types else None
         decisions, token = await fill(page, pending, _place, context.caller, passes)
         if request.lost_work:
-            live = [one for decision in decisions if (one := state.decisions.get(decision.decision_id)) is not None]
-            lost = await find_lost(sequencer.log.work, live)
+            still_live = [one for decision in decisions if (one := state.decisions.get(decision.decision_id)) is not None]
+            lost = await find_lost(sequencer.log.work, still_live)
             decisions = [decision for decision in decisions if decision.decision_id in lost]
         return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
@@ -116,8 +117,11 @@ class ProjectionServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         page = page_of(request.page_size, request.page_token, ("pending reviews", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
-        covered = state.head
-        reviews, token = await fill(page, views.pending_reviews(state, _after(page), context.principal), _place, context.caller)
+        covered, in_force = state.head, state.grants_in_force
+        open_reviews = views.reviewed_work(state)
+        ordered = await sort_in_turns(open_reviews, lambda one: one.review.sequence_number, _after(page), context.caller)
+        pending = views.pending_reviews(ordered, sequencer.bus, in_force, context.principal)
+        reviews, token = await fill(page, pending, _place, context.caller)
         return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=covered)
 
     async def GetStatus(self, request: GetStatusRequest, context: CallContext) -> GetStatusResponse:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from itertools import islice
+from heapq import nsmallest
 from typing import TYPE_CHECKING, TypeVar
 
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
@@ -92,7 +92,8 @@ class ToolServicer:
             request,
             "contracts",
             context,
-            lambda tools: (one.contract for _, one in sorted(tools.contracts.items())),
+            lambda tools: ((name,) for name in tools.contracts),
+            lambda tools, position: tools.contracts[str(position[0])].contract,
             lambda contract: (contract.name,),
         )
         return ListContractsResponse(contracts=contracts, next_page_token=token)
@@ -103,7 +104,8 @@ class ToolServicer:
             request,
             "providers",
             context,
-            lambda tools: (one.provider for _, one in sorted(tools.providers.items())),
+            lambda tools: ((provider_id,) for provider_id in tools.providers),
+            lambda tools, position: tools.providers[str(position[0])].provider,
             lambda provider: (provider.provider_id,),
         )
         return ListProvidersResponse(providers=providers, next_page_token=token)
@@ -114,10 +116,8 @@ class ToolServicer:
             request,
             "bindings",
             context,
-            lambda tools: (
-                ToolBinding(tool_name=tool_name, provider_id=bound.provider_id, session_id=session_id)
-                for (session_id, tool_name), bound in sorted(tools.bindings.items())
-            ),
+            lambda tools: tools.bindings,
+            lambda tools, position: _binding(tools, str(position[0]), str(position[1])),
             lambda binding: (binding.session_id, binding.tool_name),
         )
         return ListBindingsResponse(bindings=bindings, next_page_token=token)
@@ -138,14 +138,20 @@ class ToolServicer:
         request: ListContractsRequest | ListProvidersRequest | ListBindingsRequest,
         plural: str,
         context: CallContext,
-        items_of: Callable[[ToolRegistry], Iterable[_Item]],
+        positions_in: Callable[[ToolRegistry], Iterable[Position]],
+        item_at: Callable[[ToolRegistry, Position], _Item],
         position_of: Callable[[_Item], Position],
     ) -> tuple[list[_Item], str]:
-        """Return the page of a request. `items_of` gives the items in order of their positions."""
+        """Return the page of a request. `positions_in` gives the positions of all items in any order."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         names = (str, str) if plural == "bindings" else (str,)
         page = page_of(request.page_size, request.page_token, (plural, sequencer.bus), names)
         state = await sequencer.confirmed_state()
         after = page.after
-        candidates = (item for item in items_of(state.tools) if after is None or position_of(item) > after)
-        return await fill(page, list(islice(candidates, page.size + 1)), position_of, context.caller)
+        # A bus may have 10,000 bindings: those of the page are found without sorting all, and only they become messages.
+        positions = nsmallest(page.size + 1, (one for one in positions_in(state.tools) if after is None or one > after))
+        return await fill(page, [item_at(state.tools, one) for one in positions], position_of, context.caller)
+
+
+def _binding(tools: ToolRegistry, session_id: str, tool_name: str) -> ToolBinding:
+    return ToolBinding(tool_name=tool_name, provider_id=tools.bindings[session_id, tool_name].provider_id, session_id=session_id)

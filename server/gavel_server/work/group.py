@@ -23,6 +23,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
 from gavel_server.log.work.protocol import QueueName, WorkEntry
+from gavel_server.process.time_slice import TimeSlice
 from gavel_server.work.limits import (
     FAILURE_PAUSE_SECONDS,
     HEARTBEATS,
@@ -52,6 +53,8 @@ class WorkGroup:
         self.changed: Final = asyncio.Event()
         # Items that were given back because no stream here takes them.
         self._unwanted: dict[int, Traits] = {}
+        # Streams that may take some of them.
+        self._joined: list[WorkStream] = []
         self._grants_digest = ""
         self._cursor = 0
         self._next_sweep = self._next_heartbeat = self._next_member_sweep = 0.0
@@ -65,7 +68,7 @@ class WorkGroup:
     def join(self, stream: WorkStream) -> None:
         """Read for another stream. Its consumer is a member of the group."""
         self._streams.append(stream)
-        self._unwanted = {number: traits for number, traits in self._unwanted.items() if not stream.takes(traits)}
+        self._joined.append(stream)
         self.sweep_now()
 
     def remove(self, stream: WorkStream) -> None:
@@ -113,6 +116,7 @@ class WorkGroup:
         self._sequencer.is_used = True
         self.changed.clear()
         self._follow_grants()
+        await self._look_again()
         now = asyncio.get_running_loop().time()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + SILENCE_MS_MAX / HEARTBEATS / 1000
@@ -147,6 +151,17 @@ class WorkGroup:
         self._next_sweep, self._cursor = 0.0, 0
         for stream in self._streams:
             stream.end_if_forbidden()
+
+    async def _look_again(self) -> None:
+        """Forget those unwanted items that a stream takes which has joined, so that the next sweep finds them."""
+        joined, self._joined = self._joined, []
+        if not joined:
+            return
+        time_slice = TimeSlice(UNWANTED_ITEMS_MAX)  # grants may make each look long
+        for number, traits in list(self._unwanted.items()):
+            if any(stream.takes(traits) for stream in joined):
+                self._unwanted.pop(number, None)
+            await time_slice.spend(len(joined))
 
     async def _take_waiting(self) -> None:
         """Give streams that have room again the items that waited for it."""

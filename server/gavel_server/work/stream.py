@@ -311,9 +311,14 @@ class WorkStream:
         return is_permitted
 
     def _note_sent(self) -> None:
-        if self._sending is not None:
-            self._unsent.add(self.address, -len(self._sending.entry.envelope))
-            self._sending = None
+        """Forget the event of the item that was sent last: what is held of it may be held for long, and is not counted as unsent."""
+        if self._sending is None:
+            return
+        item, self._sending = self._sending, None
+        entry = item.entry
+        self._unsent.add(self.address, -len(entry.envelope))
+        if entry.sequence_number in self._held:
+            self._held[entry.sequence_number] = item._replace(entry=entry._replace(envelope=b""))
 
 
 def _is_acknowledgement(settlement: _Settlement) -> bool:

@@ -55,8 +55,14 @@ async def _trim_decisions(sequencer: Sequencer) -> None:
         return
     state = await sequencer.confirmed_state()
     # Without a pause: the state that is read is committed. What ends later is left for the next round.
-    head = state.head
-    live = {decision_number(decision) for decision in state.decisions.values() if decision.phase in _EXECUTABLE}
+    head, decisions = state.head, list(state.decisions.values())
+    live: set[int] = set()
+    time_slice = TimeSlice(STEP_ENTRIES)
+    for decision in decisions:  # there may be hundreds of thousands
+        if decision.phase in _EXECUTABLE:
+            live.add(decision_number(decision))
+        if time_slice.is_over(1):
+            await time_slice.end()
     after = 0
     for _ in range(0, ROUND_ENTRIES_MAX, STEP_ENTRIES):
         numbers = await work.numbers("decisions", after, STEP_ENTRIES)

@@ -10,7 +10,9 @@ import pytest
 from gavel.v1 import tool_service_pb2 as tools
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
+from gavel_rules.state.tools import ToolRegistry
 from gavel_server.intake.event_ids import new_event_id
+from gavel_server.services import tool as tool_service
 from google.protobuf.json_format import ParseDict
 
 from tests.integration.services.world import World, refusal
@@ -135,3 +137,24 @@ async def test_the_registry_is_listed_in_pages(world: World) -> None:
     rest = await world.tools.ListBindings(tools.ListBindingsRequest(page_size=3, page_token=first.next_page_token))
     bindings = [(one.session_id, one.tool_name) for one in (*first.bindings, *rest.bindings)]
     assert [("", names[0]), ("", names[1]), ("s", names[0]), ("s", names[1])] == bindings
+
+
+async def test_a_page_of_bindings_makes_no_message_of_another_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the bindings of a page become messages, however many the bus has."""
+    await register(world, contract("tool-1"))
+    for number in range(20):
+        binding = ToolBinding(tool_name="tool-1", provider_id="workspace", session_id=f"s-{number:02}")
+        await world.tools.BindTool(tools.BindToolRequest(binding=binding))
+    count = 0
+    bind = tool_service._binding
+
+    def counted(registry: ToolRegistry, session_id: str, tool_name: str) -> ToolBinding:
+        nonlocal count
+        count += 1
+        return bind(registry, session_id, tool_name)
+
+    monkeypatch.setattr(tool_service, "_binding", counted)
+    page = await world.tools.ListBindings(tools.ListBindingsRequest(page_size=3))
+    page = await world.tools.ListBindings(tools.ListBindingsRequest(page_size=3, page_token=page.next_page_token))
+    assert ["s-03", "s-04", "s-05"] == [one.session_id for one in page.bindings]
+    assert 8 == count  # one more than each page has tells that there is a next one

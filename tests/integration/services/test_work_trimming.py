@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_PARTIAL, EXECUTION_STATUS_SUCCESS
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel.v1.projection_service_pb2 import ListPendingDecisionsRequest, ListPendingReviewsRequest
 from gavel_server.log.work.protocol import ParkedEntry
+from gavel_server.process import time_slice
 from gavel_server.work.trimming import trim
 
 from tests.integration.services.world import World, report
@@ -43,6 +47,26 @@ async def test_an_attempt_that_a_person_granted_stays(world_with_rules: World) -
     assert [] == await lost_of(world)
     await work.remove("decisions", [grant.sequence_number])
     assert [approval.event_id] == await lost_of(world)
+
+
+async def test_other_tasks_run_while_a_queue_is_trimmed(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If looking at each live decision takes a slice's time, other tasks run after each of them."""
+    approvals = [await world_with_rules.approve(f"order/{number}") for number in range(20)]
+    sequencer = await world_with_rules.buses.open("")
+    monkeypatch.setattr(time_slice, "SLICE_SECONDS", -1.0)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    await trim(sequencer)
+    counting.cancel()
+    assert turns >= len(approvals)
+    assert len(approvals) == len(await sequencer.log.work.numbers("decisions", 0, 99))
 
 
 async def test_lost_work(world_with_rules: World) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gavel.v1 import execution_pb2
 from gavel.v1.common_pb2 import EventReference, Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import PendingExecution, PendingProposal, ProjectedFact, ProjectedObservation, Projection
 from gavel_rules.events.kinds import FACT
+from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.state.records import EXECUTING, UNDER_REVIEW, Candidate, LiveDecision
 from gavel_rules.state.state import State
@@ -24,6 +25,8 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Value
 
 from gavel_server.services.reads.views import pending_decision
+
+_Numbered = TypeVar("_Numbered", LiveDecision, RecordedEvent)
 
 # What an item costs beside its value, in units of about a microsecond; a part of a value costs one.
 ITEM_UNITS: Final = 10
@@ -51,6 +54,12 @@ class SubjectItem(NamedTuple):
 START: Final = Place(EVIDENCE, "", -1)
 
 
+def count_items(state: State, subject: str) -> int:
+    """Return how many keys, live decisions and open proposals a subject has."""
+    of_subject = state.evidence_of(subject), state.decisions_by_subject.get(subject, ()), state.open_proposals_by_subject.get(subject, ())
+    return sum(map(len, of_subject))
+
+
 def subject_items(state: State, subject: str, items_max: int, after: Place = START) -> list[SubjectItem]:
     """Return the first items of a subject's projection after a place: evidence by key, newest first, then work in progress by age."""
     return list(islice(_subject_items(state, subject, items_max, after), items_max))
@@ -66,19 +75,21 @@ def _subject_items(state: State, subject: str, items_max: int, after: Place) -> 
             for rank, candidate in enumerate(newest_first):
                 if name != key or rank > number:
                     yield SubjectItem(Place(EVIDENCE, name, rank), candidate)
-    live = sorted((state.decisions[decision_id] for decision_id in state.decisions_by_subject.get(subject, ())), key=_place)
-    waiting = sorted(
-        (state.open_proposals[proposal_id] for proposal_id in state.open_proposals_by_subject.get(subject, ())),
-        key=lambda event: event.sequence_number,
-    )
-    yield from (
-        item
-        for item in (
-            *(SubjectItem(Place(DECISIONS, "", one.sequence_number), one) for one in live),
-            *(SubjectItem(Place(EXECUTIONS, "", one.sequence_number), one) for one in live if _is_executing(one)),
-            *(SubjectItem(Place(PROPOSALS, "", event.sequence_number), event.envelope) for event in waiting),
-        )
-        if (item.place.section, item.place.number) > (section, number)
+    live = [state.decisions[decision_id] for decision_id in state.decisions_by_subject.get(subject, ())]
+    waiting = [state.open_proposals[proposal_id] for proposal_id in state.open_proposals_by_subject.get(subject, ())]
+    # A subject may have many of these, too.
+    for one in _oldest(live, DECISIONS, after, items_max):
+        yield SubjectItem(Place(DECISIONS, "", one.sequence_number), one)
+    for one in _oldest(filter(_is_executing, live), EXECUTIONS, after, items_max):
+        yield SubjectItem(Place(EXECUTIONS, "", one.sequence_number), one)
+    for event in _oldest(waiting, PROPOSALS, after, items_max):
+        yield SubjectItem(Place(PROPOSALS, "", event.sequence_number), event.envelope)
+
+
+def _oldest(records: Iterable[_Numbered], section: int, after: Place, items_max: int) -> list[_Numbered]:
+    """Return the first records of a section after a place, by age."""
+    return nsmallest(
+        items_max, (one for one in records if (section, one.sequence_number) > (after.section, after.number)), key=_sequence_number
     )
 
 
@@ -140,8 +151,8 @@ def _fill_value(target: Value, value: object) -> Generator[int, None, None]:
         yield 1
 
 
-def _place(live: LiveDecision) -> int:
-    return live.sequence_number
+def _sequence_number(record: LiveDecision | RecordedEvent) -> int:
+    return record.sequence_number
 
 
 def _fill_fact(answer: ProjectedFact, key: str, candidate: Candidate) -> None:

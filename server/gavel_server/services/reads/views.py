@@ -7,7 +7,8 @@ from records that never change. A subject's own view is in `subject_projection`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from gavel.v1 import fact_pb2, projection_service_pb2
 from gavel.v1.fact_pb2 import ReviewResolved
@@ -27,10 +28,21 @@ from gavel_rules.state.state import State
 from gavel_server.log.work.protocol import ConsumerGroup
 
 
-def pending_decisions(state: State, after: int, phases: Collection[int] = ()) -> Iterator[PendingDecision]:
-    """Yield the live decisions after a sequence number, oldest first; those of some phases, if any are given."""
-    decisions = state.pending_decisions()
-    return (pending_decision(live) for live in decisions if live.sequence_number > after and (not phases or live.phase in phases))
+class ReviewedWork(NamedTuple):
+    """An open review, with the approval whose execution it is about; None: it is about a proposal."""
+
+    review: Review
+    approval: LiveDecision | None
+
+
+def reviewed_work(state: State) -> list[ReviewedWork]:
+    """Return all open reviews, in any order."""
+    return [ReviewedWork(review, state.decisions.get(review.approved_decision_id)) for review in state.reviews.values()]
+
+
+def pending_decisions(decisions: Iterable[LiveDecision], phases: Collection[int] = ()) -> Iterator[PendingDecision]:
+    """Yield live decisions; those of some phases, if any are given."""
+    return (pending_decision(live) for live in decisions if not phases or live.phase in phases)
 
 
 def pending_decision(live: LiveDecision) -> PendingDecision:
@@ -53,11 +65,13 @@ def pending_decision(live: LiveDecision) -> PendingDecision:
     )
 
 
-def pending_reviews(state: State, after: int, caller: Principal = ANONYMOUS) -> Iterator[PendingReview]:
-    """Yield the open reviews after a sequence number, oldest first, as `caller` sees them."""
-    in_force = state.grants_in_force
-    reviews = [(review, _compensates(state, review)) for review in state.pending_reviews() if review.sequence_number > after]
-    return (_review(review, compensates, _may_vote(review, state.bus, in_force, caller)) for review, compensates in reviews)
+def pending_reviews(
+    reviews: Iterable[ReviewedWork], bus: str, in_force: GrantsInForce | None = None, caller: Principal = ANONYMOUS
+) -> Iterator[PendingReview]:
+    """Yield open reviews as `caller` sees them under the grants of its bus."""
+    for review, approval in reviews:
+        compensates = "" if approval is None else approval.compensates
+        yield _review(review, compensates, _may_vote(review, bus, in_force, caller))
 
 
 def rule_sets(state: State, after: tuple[str, int] | None = None) -> Iterator[RuleSet]:
@@ -105,11 +119,6 @@ def rule_set(state: State, policy_id: str, version: int) -> RuleSet:
         answer.shadow_decisions = shadow.decisions
         answer.shadow_differences = shadow.differences
     return answer
-
-
-def _compensates(state: State, review: Review) -> str:
-    """Return the decision that a review's decision compensates, or ""."""
-    return state.decisions[review.approved_decision_id].compensates if review.approved_decision_id else ""
 
 
 def _may_vote(review: Review, bus: str, in_force: GrantsInForce | None, caller: Principal) -> bool:

@@ -20,7 +20,7 @@ from gavel_server.intake.admission import admit
 from gavel_server.log import Head
 from gavel_server.rpc.call_context import UNIX_PEER, CallContext, Caller
 from gavel_server.services import projection as projection_service
-from gavel_server.services.projection import NARROW_KEYS_MAX, SLICE_UNITS, ProjectionServicer
+from gavel_server.services.projection import NARROW_ITEMS_MAX, SLICE_UNITS, ProjectionServicer
 from gavel_server.services.reads.paging import Page
 from gavel_server.services.reads.projection_digests import SLICE_BYTES, ProjectionDigests
 from gavel_server.services.reads.subject_projection import ITEM_UNITS, Place
@@ -201,8 +201,8 @@ async def test_a_trace_with_many_tool_calls(world: World) -> None:
 
 
 async def test_few_reads_of_wide_subjects_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of subjects with more than NARROW_KEYS_MAX keys, two pages are read at once, one for each address; all callers get theirs."""
-    await publish(world, NARROW_KEYS_MAX + 1)
+    """Of subjects with more than NARROW_ITEMS_MAX keys, two pages are read at once, one for each address; all callers get theirs."""
+    await publish(world, NARROW_ITEMS_MAX + 1)
     await world.publish(fact("order/2", "order.status", "paid"))
     running: list[tuple[str, str]] = []
     snapshots: list[list[tuple[str, str]]] = []
@@ -224,7 +224,7 @@ async def test_few_reads_of_wide_subjects_at_once(world: World, monkeypatch: pyt
 
     pages = await asyncio.gather(*(project(world, servicer, peer) for peer in peers), *narrow)
 
-    assert [NARROW_KEYS_MAX + 1] * 16 + [1] * 16 == [len(page.projection.facts) for page in pages]
+    assert [NARROW_ITEMS_MAX + 1] * 16 + [1] * 16 == [len(page.projection.facts) for page in pages]
     wide = [[address for subject, address in reads if subject == SUBJECT] for reads in snapshots]
     assert all(len(addresses) == len(set(addresses)) for addresses in wide)
     assert 2 == max(map(len, wide))

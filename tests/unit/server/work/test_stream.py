@@ -1,8 +1,9 @@
-"""A stream of work follows the grants: its consumer neither gets nor settles an item that its caller may no longer work on."""
+"""A stream of work follows the grants: its consumer neither gets nor settles an item that its caller may no longer work on. It is small."""
 
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -11,6 +12,7 @@ from gavel.v1.error_pb2 import ERROR_REASON_RIGHT_LACKING
 from gavel_server.errors import ServiceError
 from gavel_server.log import empty_head
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.work.protocol import WorkEntry
 from gavel_server.work.permissions import Traits
 from gavel_server.work.stream import Item, UnsentBytes, WorkStream
 
@@ -110,3 +112,20 @@ async def test_nothing_is_settled_after_the_end(consumer: Consumer, delay_ms: in
     consumer.stream.settle(2, delay_ms, reason)
     assert ERROR_REASON_RIGHT_LACKING == await refused(consumer.stream)
     assert {1: 2, 2: 2} == await consumer.left()
+
+
+async def test_an_item_that_was_sent_takes_no_memory_for_its_event() -> None:
+    """A consumer that settles nothing costs the server the numbers of its items, and not their events."""
+    log = MemoryLog("test", clock=lambda: NOW_MS)
+    stream = WorkStream("caller", (), 64, 16, UnsentBytes(), log.work, Permits())
+    tracemalloc.start()
+    for number in range(1, 33):
+        entry = WorkEntry(number, bytes(500_000), bytes(32), 1)
+        stream.push(Item(entry, f"id-{number}", Traits("refund.create", "refund.create", "order/1")))
+        del entry
+        await stream.next()
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert list(range(1, 33)) == stream.numbers
+    assert held_bytes < 2 * 500_000, "the last event may still be on its way"
+    await log.close()

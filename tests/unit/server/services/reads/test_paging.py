@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from gavel.v1.projection_service_pb2 import PendingDecision
 from gavel_server.errors import ServiceError
-from gavel_server.services.reads.paging import PAGE_BYTES_MAX, fill, page_of
+from gavel_server.services.reads.paging import PAGE_BYTES_MAX, SORTED_RECORDS, fill, page_of, sort_in_turns
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +31,25 @@ def test_pages_hold_each_item_once(sizes: list[int], page_size: int) -> None:
         assert items_of_page != []
 
     assert numbers == list(range(1, len(sizes) + 1))
+
+
+async def test_other_tasks_run_while_many_records_are_sorted() -> None:
+    """Records are sorted in parts, between which other tasks run; the answer is of the moment of the call, whatever these change."""
+    records = {number * 7919 % 10_007: number * 7919 % 10_007 for number in range(10_007)}
+    turns = 0
+
+    async def change() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            records.popitem()
+            await asyncio.sleep(0)
+
+    changing = asyncio.create_task(change())
+    found = await sort_in_turns(records.values(), lambda record: record, 5_000, "unix:")
+    changing.cancel()
+    assert turns >= 10_007 // SORTED_RECORDS
+    assert list(range(5_001, 10_007)) == list(found)
 
 
 @given(st.text())
