@@ -119,6 +119,8 @@ class Server:
             _LOG.info("server.stopping")
             for task in background:
                 task.cancel()
+            # The drain writes the last snapshots, which would miss that another one is being given up.
+            await asyncio.wait(background, timeout=STOP_GRACE_SECONDS)
             await self._drain()
         await self._listener.stop(STOP_GRACE_SECONDS)
         for sequencer in self._buses.all():

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from gavel_client import GavelError
@@ -13,6 +17,9 @@ from tests.e2e.world import Server, open_bus, poll, proposal, publish_status, ru
 
 KILLS = 3
 EVERY = 20
+# A child may end before it is caught.
+CATCHES_MAX = 20
+CATCH_SECONDS = 5.0
 
 
 async def test_kills_leave_whole_snapshots(redis_url: str, bus: str, tmp_path: Path) -> None:
@@ -57,6 +64,38 @@ async def test_kills_leave_whole_snapshots(redis_url: str, bus: str, tmp_path: P
     assert 0 == replayed.returncode, replayed
     count = len(list(directory.iterdir()))
     assert replayed.stdout.endswith(f"recomputed equal, {count} snapshot{'s' if count > 1 else ''} confirmed\n"), replayed
+
+
+async def test_a_stop_while_a_snapshot_is_written(redis_url: str, bus: str, tmp_path: Path) -> None:
+    """A clean stop leaves a snapshot after the last event, also if it gives up another one that a child is writing."""
+    server = Server(tmp_path / "server", redis_url=redis_url, options=["--no-front", "--snapshot-every", str(EVERY)])
+    directory = server.data / "snapshots" / bus
+    with run_servers(server):
+        async with server.client(bus) as client:
+            await open_bus(client)
+            stopped: int | None = None
+            for round_number in range(CATCHES_MAX):
+                catching = asyncio.create_task(asyncio.to_thread(_stop_child, server.running.pid, time.monotonic() + CATCH_SECONDS))
+                await publish_status(client, [f"parcel/{round_number}-{part}" for part in range(EVERY)])
+                if (stopped := await catching) is not None:
+                    break
+            assert stopped is not None
+            head = (await client.get_status()).head_sequence_number
+        assert 0 == server.terminate()
+    assert head == max(int(path.stem) for path in directory.glob("*.snapshot"))
+
+
+def _stop_child(server: int, deadline: float) -> int | None:
+    """Stop the child of a server that writes a snapshot; return its process id, or None if none was seen in time."""
+    children = Path(f"/proc/{server}/task/{server}/children")
+    before = set(children.read_text().split())
+    while time.monotonic() < deadline:
+        for child in set(children.read_text().split()) - before:
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGSTOP)
+                if Path(f"/proc/{child}/stat").read_text().rpartition(") ")[2].startswith("T"):
+                    return int(child)
+    return None
 
 
 async def _work(client: object, subject: str) -> None:
