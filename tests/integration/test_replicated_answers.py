@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import redis.asyncio
+from gavel.v1.arbitration_service_pb2 import WaitDecisionRequest
 from gavel.v1.event_service_pb2 import GetEventRequest, GetEventResponse, ListEventsRequest
 from gavel.v1.projection_service_pb2 import GetProjectionRequest, GetStatusRequest
 from gavel_rules.commands import ActivateRuleSet, BeginExecution, Command, DeployRuleSet, EventAnswer, PublishEvent, SubmitProposal
@@ -22,12 +23,14 @@ from gavel_server.errors import ServiceError
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.intake.admission import admit
 from gavel_server.intake.event_ids import new_event_id
+from gavel_server.log import Record
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.process.background import new_supervisor
 from gavel_server.process.clock import GuardedClock
 from gavel_server.services.event import EventServicer
 from gavel_server.services.projection import ProjectionServicer
+from gavel_server.services.waits.wait_decision import WaitDecision
 
 from tests.support.calls import call_context
 from tests.support.driver import ALL_PAYLOADS, EXECUTOR, WEEK_MS, compile_cached, document, fact_envelope, proposal_envelope
@@ -36,15 +39,18 @@ from tests.support.simulation.servers import CROSS_CHECK, execute, reason, repea
 
 TIMEOUT_MS: Final = 300
 TEXT: Final = document(contest_window_ms=1_000)
+TEXT_AT_ONCE: Final = document()
 CONTEXT: Final[Any] = call_context("test")
 
 pytestmark = pytest.mark.usefixtures("redis_program")
 
 
 @asynccontextmanager
-async def serve(primary: RedisOnTcp, bus: str, checkpoint: Checkpoint | None = None) -> AsyncIterator[Sequencer]:
+async def serve(
+    primary: RedisOnTcp, bus: str, checkpoint: Checkpoint | None = None, log_type: type[RedisLog] = RedisLog
+) -> AsyncIterator[Sequencer]:
     """Run a server of the bus that waits for one replica."""
-    log = await RedisLog.connect(primary.url, bus, acknowledgement=Acknowledgement(1), timeout_ms=TIMEOUT_MS)
+    log = await log_type.connect(primary.url, bus, acknowledgement=Acknowledgement(1), timeout_ms=TIMEOUT_MS)
     sequencer = Sequencer(log, GuardedClock(), cross_check=CROSS_CHECK, idempotency_window_ms=WEEK_MS, checkpoint=checkpoint)
     await sequencer.start()
     try:
@@ -52,6 +58,25 @@ async def serve(primary: RedisOnTcp, bus: str, checkpoint: Checkpoint | None = N
     finally:
         await sequencer.stop()
         await log.close()
+
+
+class PausingLog(RedisLog):
+    """A log that stops after the next read of single events, if `pauses`, until `go_on`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.pauses = False
+        self.is_paused = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
+        """See EventLog."""
+        found = await super().read_many(sequence_numbers)
+        if self.pauses:
+            self.pauses = False
+            self.is_paused.set()
+            await self.go_on.wait()
+        return found
 
 
 def registry(sequencer: Sequencer) -> BusRegistry:
@@ -154,6 +179,38 @@ async def test_callers_of_a_contest_wait_for_the_replica(tmp_path: Path, bus: st
         result = await retry(other, proposal)
         assert isinstance(result.answer, EventAnswer)
         assert proposal.envelope.event_id == result.answer.envelope.decision.proposal_id
+
+
+async def test_a_lost_decision_is_not_answered(tmp_path: Path, bus: str) -> None:
+    """A caller that waits for a decision hears none that a failover has lost, although the event in its place is confirmed."""
+    async with replicated_redis(tmp_path) as (primary, replica), serve(primary, bus, log_type=PausingLog) as one:
+        log = one.log
+        assert isinstance(log, PausingLog)
+        await retry(one, DeployRuleSet(new_event_id(), compile_cached(TEXT_AT_ONCE), TEXT_AT_ONCE))
+        await retry(one, ActivateRuleSet(new_event_id(), "refunds", 1, None))
+        cited = (await retry(one, fact(bus))).answer
+        assert isinstance(cited, EventAnswer)
+        await replica.stand_alone()
+        envelope = proposal_envelope([cited.envelope])
+        envelope.event_id = new_event_id()
+        admit(envelope, bus, ALL_PAYLOADS)
+        assert "LOG_UNAVAILABLE" == reason(await execute(one, SubmitProposal(ProposalView(envelope))))
+        (decision_id,) = one.replica.state.decisions
+        lost = one.head.sequence_number
+
+        log.pauses = True
+        request = WaitDecisionRequest(decision_id=decision_id).SerializeToString()
+        waiting = asyncio.ensure_future(WaitDecision(registry(one)).wait_decision(request, CONTEXT))
+        await log.is_paused.wait()
+        await primary.take_contents_of(replica)
+        await replica.follow(primary)
+        async with serve(primary, bus) as other:
+            while other.head.sequence_number <= lost:
+                await retry(other, fact(bus))
+        await one.read_on()
+        log.go_on.set()
+        with pytest.raises(ServiceError, match="a failover has lost events that were not confirmed, and the answer may rest on them"):
+            await waiting
 
 
 async def test_refusals_rest_on_what_the_replica_has(tmp_path: Path, bus: str) -> None:

@@ -20,7 +20,6 @@ from gavel_rules.commands import AcceptClock, AcceptLoss, Command, OpenBus
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.state.state import State
 
-from gavel_server.bus.answers.confirmed_answers import unconfirmed
 from gavel_server.bus.batch.decision import BatchDecision, DecidedBatch, decide_batch
 from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.batch.pacing import BatchPacing
@@ -268,7 +267,7 @@ class Sequencer:
             try:
                 await self.replica.confirm(sequence_number)
             except LogError as error:
-                raise unconfirmed(error) from error
+                raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"{error}; try again") from error
 
     async def confirmed_state(self) -> State:
         """Return the committed state, once its events are confirmed. Valid until the next await. Raises ServiceError LOG_UNAVAILABLE."""

@@ -45,12 +45,12 @@ def connect(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClie
             raise command_error(error, server, bus, document) from error
 
 
-def open_client(server: str, bus: str) -> GavelClient:
-    """Return an asynchronous client of the server. Raises CommandError."""
+def open_client(server: str, bus: str, *, tries_max: int | None = None) -> GavelClient:
+    """Return an asynchronous client of the server. It tries a call `tries_max` times; None: until its deadline. Raises CommandError."""
     from gavel_client import GavelClient
 
     tls, credentials = client_arguments(server)
-    client = GavelClient(server, bus=bus, tls=tls, credentials=credentials)
+    client = GavelClient(server, bus=bus, tls=tls, credentials=credentials, tries_max=tries_max)
     check_credentials(client)
     return client
 

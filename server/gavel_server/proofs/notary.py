@@ -3,6 +3,9 @@
 Its directory holds the newest checkpoint that it signed and the tree of the log, in the layout of C2SP tlog-tiles. A checkpoint is written
 there before its signature leaves the process, so a notary that is killed never signs two trees of one size. A new process reads the whole
 log once. It signs nothing before it has checked that the log still begins with the events that were signed before.
+
+It reads only events that a server has confirmed as durably as that server promises: a failover may lose later ones, and the log would not be
+the one that was signed. The server's word can delay a signature. It cannot change what is signed, because both must have the same root.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError
@@ -41,6 +44,13 @@ class NotaryError(GavelServerError):
 
 class QuorumError(GavelServerError):
     """Too few witnesses cosigned, so that the checkpoint must not be published; a later attempt may succeed."""
+
+
+class ConfirmedTree(NamedTuple):
+    """The tree of a log's first `size` events, all of which a server has confirmed, and its root."""
+
+    size: int
+    root: bytes
 
 
 class Notary:
@@ -71,19 +81,25 @@ class Notary:
         self._cosigned_sizes: dict[str, int] = {}
         self.checkpoint: Checkpoint | None = self._read_checkpoint()
 
-    async def notarize(self) -> Checkpoint:
-        """Read what is new, prove it, and return a signed checkpoint of it, cosigned by the quorum. It is written to the directory.
+    async def notarize(self, confirmed: ConfirmedTree) -> Checkpoint:
+        """Read the confirmed events that are new, prove them, and return a checkpoint, signed and cosigned by the quorum.
 
-        Raises ForkError if the log does not begin with what was signed before, NotaryError if the log is not proved, QuorumError if too
-        few witnesses cosign, and the errors of EventLog.read.
+        The checkpoint is written to the directory. Raises ForkError if the log does not begin with what was signed before, NotaryError
+        if the log is not proved, QuorumError if too few witnesses cosign, and the errors of EventLog.read.
         """
-        head = await self.log.head()
         signed = self.checkpoint
-        if signed is not None and head.sequence_number < signed.size:
-            raise ForkError(f"{self.origin} has {head.sequence_number} events, but {signed.size} were signed: events are lost")
-        await self._read_to(head.sequence_number)
-        if not self._range.size:
+        events = min((await self.log.head()).sequence_number, confirmed.size)
+        known = max(self._range.size, 0 if signed is None else signed.size)
+        if events < known:
+            raise ForkError(f"{self.origin} has {events} events, but {known} were signed or confirmed: events are lost")
+        if not confirmed.size:
             raise NotaryError(f"{self.origin} has no events")
+        await self._read_to(confirmed.size)
+        if self._range.root() != confirmed.root:
+            raise NotaryError(
+                f"the first {confirmed.size} events of {self.origin} are not those of the server, so nothing is signed: one was changed, "
+                "or the server has another log"
+            )
         if signed is None or self._range.size > signed.size:
             checkpoint = Checkpoint(self.origin, self._range.size, self._range.root())
             for key in self._keys:

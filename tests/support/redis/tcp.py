@@ -41,6 +41,24 @@ class RedisOnTcp:
         self.process.kill()
         await self.process.wait()
 
+    async def take_contents_of(self, other: RedisOnTcp) -> None:
+        """Replace its contents by those of another Redis, as a failover does to those who know its address. Both are primaries then."""
+        await other.stand_alone()
+        await self.follow(other)
+        await self.stand_alone()
+
+    async def stand_alone(self) -> None:
+        """Follow no other Redis any more."""
+        async with redis.asyncio.Redis(port=self.port) as mine:
+            await mine.execute_command("REPLICAOF", "NO", "ONE")  # type: ignore[no-untyped-call]
+
+    async def follow(self, primary: RedisOnTcp) -> None:
+        """Become a replica of another Redis, connected."""
+        async with redis.asyncio.Redis(port=self.port) as mine:
+            await mine.execute_command("REPLICAOF", "127.0.0.1", primary.port)  # type: ignore[no-untyped-call]
+            while (await mine.info("replication"))["master_link_status"] != "up":  # noqa: ASYNC110 - Redis sets no event
+                await asyncio.sleep(0.02)
+
     async def restart(self) -> None:
         """Start it again on its data, after `kill`."""
         self.process = await asyncio.create_subprocess_exec(*self._command, stdout=subprocess.DEVNULL)

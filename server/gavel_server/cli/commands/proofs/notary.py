@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gavel_server.cli.connection import command_error, open_client
+from gavel_server.cli.connection import TRIES_MAX, command_error, open_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Log, Server, log_location
 
 if TYPE_CHECKING:
     import asyncio
+
+    from gavel_client import GavelClient
 
     from gavel_server.proofs.notary import Notary
     from gavel_server.proofs.witnesses import Witness
@@ -104,16 +106,14 @@ def notarize(
         async with (
             open_log(Path(), url, bus, archive) as opened,
             open_notary(opened, keys, state, replays=replay, witnesses=all_witnesses, quorum=quorum) as signer,
-            open_client(server, bus) as client,
+            open_client(server, bus, tries_max=TRIES_MAX) as client,
         ):
-            await _sign_until(stop, signer, client.publish_checkpoint, interval=interval, once=once)
+            await _sign_until(stop, signer, client, interval=interval, once=once)
 
     _run(run, server, bus)
 
 
-async def _sign_until(
-    stop: asyncio.Event, signer: Notary, publish: Callable[[str], Awaitable[object]], *, interval: float, once: bool
-) -> None:
+async def _sign_until(stop: asyncio.Event, signer: Notary, client: GavelClient, *, interval: float, once: bool) -> None:
     """Sign and publish until `stop` is set. Failures that may pass are reported and tried again, unless `once`."""
     import asyncio
     from contextlib import suppress
@@ -122,14 +122,15 @@ async def _sign_until(
 
     from gavel_server.cli.rendering import output
     from gavel_server.log.protocol import LogUnavailableError
-    from gavel_server.proofs.notary import QuorumError
+    from gavel_server.proofs.notary import ConfirmedTree, QuorumError
 
     published = ""
     while not stop.is_set():
         try:
-            checkpoint = await signer.notarize()
+            tree = await client.get_consistency_proof(1)  # of the head, once all events are confirmed
+            checkpoint = await signer.notarize(ConfirmedTree(tree.to_size, tree.to_root_hash))
             if str(checkpoint) != published:
-                await publish(str(checkpoint))
+                await client.publish_checkpoint(str(checkpoint))
                 published = str(checkpoint)
                 output.print_line(f"signed and published {checkpoint.size} events of {checkpoint.origin}")
         except (LogUnavailableError, QuorumError, GavelError) as error:
