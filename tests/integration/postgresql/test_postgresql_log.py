@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
@@ -286,6 +286,42 @@ async def test_a_standby_that_does_not_confirm(pair: tuple[Cluster, Cluster], bu
     copy = await PostgresqlLog.connect(standby.url, bus)
     assert records_of(first + second) == await copy.read(1, 9)
     await copy.close()
+    await log.close()
+
+
+@pytest.mark.long
+async def test_a_lost_confirmation_is_no_confirmation_of_other_events(pair: tuple[Cluster, Cluster], bus: str) -> None:
+    """After confirmed events were lost, the events in their place count as unconfirmed until the standby has them."""
+    primary, standby = pair
+    log = await PostgresqlLog.connect(primary.url, bus, acknowledgement=Acknowledgement(1))
+    first = entries_after(empty_head(bus), 1)
+    await log.append(empty_head(bus), first, NOW_MS, [])
+    await log.append(head_of(first), entries_after(head_of(first), 2), NOW_MS, [])
+    assert log.is_confirmed(3)
+    primary.execute(
+        "ALTER TABLE gavel.events DISABLE TRIGGER ALL",
+        "ALTER TABLE gavel.heads DISABLE TRIGGER ALL",
+        f"DELETE FROM gavel.events WHERE bus = '{bus}' AND sequence_number > 1",  # noqa: S608  # the bus of this test
+        f"UPDATE gavel.heads SET sequence_number = 1, chain_hash = '\\x{head_of(first).chain_hash.hex()}' WHERE bus = '{bus}'",  # noqa: S608
+        *(f"ALTER TABLE gavel.events ENABLE ALWAYS TRIGGER {name}" for name in ("append_only", "trimmed_only")),
+        *(f"ALTER TABLE gavel.heads ENABLE ALWAYS TRIGGER {name}" for name in ("heads_stay", "heads_advance")),
+    )
+    assert head_of(first) == await log.head()
+    other = await PostgresqlLog.connect(primary.url, bus)
+    standby.signal(signal.SIGSTOP)
+    entries = entries_after(head_of(first), 2, "other")
+    with pytest.raises(NotReplicatedError):
+        await other.append(head_of(first), entries, NOW_MS, [])
+    assert (head_of(entries), False, False) == (await log.head(), log.is_confirmed(2), log.is_confirmed(3))
+    standby.signal(signal.SIGCONT)
+
+    async def is_confirmed() -> bool:
+        with suppress(NotReplicatedError):
+            await log.confirm(head_of(entries))
+        return log.is_confirmed(3)
+
+    await until(is_confirmed)
+    await other.close()
     await log.close()
 
 
