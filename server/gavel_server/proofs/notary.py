@@ -4,8 +4,8 @@ Its directory holds the newest checkpoint that it signed and the tree of the log
 there before its signature leaves the process, so a notary that is killed never signs two trees of one size. A new process reads the whole
 log once. It signs nothing before it has checked that the log still begins with the events that were signed before.
 
-It reads only events that a server has confirmed as durably as that server promises: a failover may lose later ones, and the log would not be
-the one that was signed. The server's word can delay a signature. It cannot change what is signed, because both must have the same root.
+It reads only events that a server has confirmed as durably as it promises. A failover may lose later ones, and the log would not be the
+one that was signed. The server can delay a signature. It cannot change what is signed, because both must have the same root.
 """
 
 from __future__ import annotations
