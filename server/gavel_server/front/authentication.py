@@ -74,7 +74,7 @@ class FrontAuthentication:
 
         remaining_ms = NO_EXPIRY
         if not math.isinf(session.expires_at):
-            remaining_ms = max(0, int((session.expires_at - time.time()) * 1000))
+            remaining_ms = min(max(0, int((session.expires_at - time.time()) * 1000)), NO_EXPIRY)
         return HANDLE.pack(self._handles.open(session, notify), remaining_ms)
 
     def forget(self, handle: int) -> None:

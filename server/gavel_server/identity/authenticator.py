@@ -6,6 +6,7 @@ invalid is refused; no other one is tried in its place.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import OrderedDict
 from typing import Final
@@ -15,7 +16,7 @@ from gavel_server.identity.credentials import Credentials
 from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.json_web_tokens import JwtAuthenticator, is_json_web_token
 from gavel_server.identity.mtls import CertificateAuthenticator
-from gavel_server.identity.sessions import Session
+from gavel_server.identity.sessions import EXPIRED, Session
 from gavel_server.identity.tokens import TokenAuthenticator
 from gavel_server.identity.unix_users import UserAuthenticator
 
@@ -67,6 +68,16 @@ class Authenticator:
                 session.end(problem)
                 ended += 1
         return ended
+
+    def end_expired(self) -> None:
+        """End the sessions whose credentials have expired by the wall clock.
+
+        Their streams end by a timer, which does not notice that the wall clock was set or that the machine was suspended.
+        """
+        now = time.time()
+        for session in list(self._all):
+            if session.expires_at <= now:
+                session.end(EXPIRED)
 
     async def _verify(self, credentials: Credentials) -> Session:
         token = credentials.bearer()

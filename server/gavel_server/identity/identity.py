@@ -75,7 +75,7 @@ class Identity:
         self._reload.set()
 
     async def watch_forever(self) -> None:
-        """Load files again when they change, and keys when they are old."""
+        """Load files again when they change, and keys when they are old; end sessions that have expired."""
         while True:
             try:
                 async with asyncio.timeout(WATCH_SECONDS):
@@ -89,6 +89,8 @@ class Identity:
                 self._stamps = stamps
                 await self._load(reloads_all=reloads_all)
             await self._refresh_keys()
+            if self.authenticator is not None:
+                self.authenticator.end_expired()
 
     def _authenticator(self) -> Authenticator:
         # Imported here: a server without authentication and TLS does not load the libraries of keys and certificates.

@@ -247,9 +247,11 @@ def _decode(content: bytes) -> dict[str, Key]:
         raise KeySetError(f"the key set has no list keys, or more than {KEYS_MAX} of them")
     keys: dict[str, Key] = {}
     for entry in entries:
-        if not isinstance(entry, dict) or entry.get("kty") not in _ASYMMETRIC or entry.get("use", "sig") != "sig" or "d" in entry:
+        if not isinstance(entry, dict) or entry.get("use", "sig") != "sig" or "d" in entry:
             continue
-        key_id, algorithm = entry.get("kid"), entry.get("alg", "")
+        kind, key_id, algorithm = entry.get("kty"), entry.get("kid"), entry.get("alg", "")
+        if not isinstance(kind, str) or kind not in _ASYMMETRIC:
+            continue
         if not isinstance(key_id, str) or not key_id or not isinstance(algorithm, str):
             continue
         try:

@@ -107,8 +107,9 @@ def test_refused_tokens(server: SecureServer, channel: grpc.Channel, kind: str) 
 
 
 def test_accepted_tokens(server: SecureServer, channel: grpc.Channel) -> None:
-    """Valid tokens of both kinds are taken on every path, many times on one connection and beside each other."""
-    for token in (server.issuer.token(), server.token, server.issuer.token(sub="bob", aud=["other", "gavel"])):
+    """Valid tokens of both kinds are taken on every path, many times on one connection and beside each other; one never ends."""
+    issuer = server.issuer
+    for token in (issuer.token(), server.token, issuer.token(sub="bob", aud=["other", "gavel"]), issuer.token(exp=10**17)):
         for method in METHODS * 3:
             assert attempt(channel, method, bearer(token)) is None
 

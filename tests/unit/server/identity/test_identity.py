@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from gavel_server.errors import ServiceError
 from gavel_server.identity.credentials import Credentials
 from gavel_server.identity.development_certificates import Authority, host_name
 from gavel_server.identity.identity import Identity
@@ -27,6 +30,30 @@ async def watched(identity: Identity) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+async def test_streams_end_after_a_step_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session ends within the interval of the watch once the wall clock has passed its end, even if the clock was set."""
+    tokens = tmp_path / "tokens.toml"
+    now = time.time()
+    texts = [add_token(tokens, name, (), datetime.fromtimestamp(now + seconds, UTC)) for name, seconds in (("short", 600), ("long", 7200))]
+    identity = Identity(IdentitySettings("required", token_file=tokens))
+    assert identity.authenticator is not None
+    short, long = [
+        await identity.authenticator.authenticate(Credentials("127.0.0.1:1", authorizations=(f"Bearer {text}",))) for text in texts
+    ]
+
+    async def stream() -> None:
+        async with short.scope():
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(stream())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    async with watched(identity), asyncio.timeout(SECONDS_MAX):
+        with pytest.raises(ServiceError, match="the credentials have expired"):
+            await running
+    assert long.error() is None
 
 
 @pytest.mark.parametrize("broken", ["server.pem", "server-key.pem"])

@@ -144,6 +144,8 @@ async def test_keys_that_are_never_used(tmp_path: Path) -> None:
     (own,) = json.loads(Issuer("own").key_set())["keys"]
     entries = [
         {"kty": "oct", "kid": "symmetric", "k": "c2VjcmV0"},
+        {"kty": ["EC"], "kid": "list"},
+        {"kty": {"EC": 1}, "kid": "object"},
         {**own, "kid": "private", "d": "c2VjcmV0"},
         {**own, "kid": "encryption", "use": "enc"},
         {**own, "kid": ""},
