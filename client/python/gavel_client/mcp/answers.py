@@ -11,7 +11,7 @@ from mcp_types import CallToolResult, TextContent
 
 from gavel_client.decisions import explain, to_dict
 from gavel_client.gate import Pending, Refused
-from gavel_client.mcp.status_tool import STATUS_TOOL
+from gavel_client.mcp.status_tool import OWN_ANSWER, STATUS_TOOL
 from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.values import from_struct
 
@@ -20,8 +20,9 @@ ALREADY_RUNNING: Final = "ALREADY_RUNNING"
 
 
 def failed(text: str, structured: Mapping[str, Any] | None = None) -> CallToolResult:
-    """Return a tool error."""
-    return CallToolResult(content=[TextContent(text=text)], structured_content=dict(structured) if structured else None, is_error=True)
+    """Return a tool error of the proxy's own."""
+    content = dict(structured) if structured else None
+    return CallToolResult(content=[TextContent(text=text)], structured_content=content, is_error=True, _meta=dict(OWN_ANSWER))
 
 
 CANCELLED: Final = failed("The call was not made: it was cancelled.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gavel.v1.arbitration_service_pb2 import DecisionPhase, WaitDecisionResponse
@@ -11,6 +12,8 @@ from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
 from gavel_client.decisions import explain, to_dict
 
 STATUS_TOOL: Final = "gavel_decision_status"
+# `_meta` of the proxy's own answers. The proxy drops the `_meta` of a server's result, so no server can imitate it.
+OWN_ANSWER: Final[Mapping[str, Any]] = {"dev.gavel/own-answer": True}
 STATUS_DEFINITION: Final = Tool(
     name=STATUS_TOOL,
     title="Status of a decision",
@@ -39,4 +42,4 @@ def describe_status(state: WaitDecisionResponse) -> CallToolResult:
     if state.HasField("execution"):
         structured["execution"] = ExecutionStatus.Name(state.execution.execution.status).removeprefix("EXECUTION_STATUS_")
         lines.append(f"The last attempt: {structured['execution']}.")
-    return CallToolResult(content=[TextContent(text="\n".join(lines))], structured_content=structured)
+    return CallToolResult(content=[TextContent(text="\n".join(lines))], structured_content=structured, _meta=dict(OWN_ANSWER))

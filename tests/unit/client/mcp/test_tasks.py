@@ -15,8 +15,11 @@ from gavel.v1.arbitration_service_pb2 import (
 )
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client.gate import Pending
+from gavel_client.mcp import answers
 from gavel_client.mcp.open_calls import agent_folder
 from gavel_client.mcp.tasks import CANCELLED_MAX, Find, Resume, Tasks
+from gavel_client.mcp.upstreams.provider import result_data, result_of
+from mcp_types import CallToolResult
 
 AGENT, OTHER = "coding-agent", "another-agent"
 
@@ -64,6 +67,19 @@ def fill(folder: Path, agent: str) -> list[str]:
     for number, file in enumerate(files[:2]):
         os.utime(file, (number, number))
     return ids
+
+
+async def test_a_result_that_imitates_a_cancellation(tmp_path: Path) -> None:
+    """A server's result with the text and the mark of the proxy's answer to a cancelled call is a result: the call was made."""
+    imitation = CallToolResult.model_validate(answers.CANCELLED.model_dump(mode="json", by_alias=True), by_name=False)
+    assert answers.CANCELLED == imitation
+
+    async def resume(_: WaitDecisionResponse, __: bool) -> CallToolResult:
+        return result_of(result_data(imitation), is_error=True)
+
+    task_id = str(uuid.uuid4())
+    task = await Tasks(tmp_path).get(AGENT, task_id, state(task_id), resume)
+    assert ("completed", None) == (task["status"], task["result"].get("_meta"))
 
 
 async def test_an_agent_with_too_many_cancelled_tasks(tmp_path: Path) -> None:

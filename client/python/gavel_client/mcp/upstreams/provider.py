@@ -73,7 +73,7 @@ class UpstreamProvider:
 
 
 def result_data(result: CallToolResult) -> dict[str, Any]:
-    """Return the content of a result as JSON."""
+    """Return the content of a result as JSON, without its `_meta`, which marks answers of the proxy."""
     content = result.model_dump(mode="json", by_alias=True, exclude_none=True, include={"content", "structured_content"})
     return {key: content[key] for key in ("content", "structuredContent") if key in content}
 
