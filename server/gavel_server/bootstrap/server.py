@@ -35,7 +35,7 @@ from gavel_server.process.background import report_forever
 from gavel_server.process.build import build
 from gavel_server.process.clock import GuardedClock
 from gavel_server.process.descriptors import raise_limit
-from gavel_server.process.garbage_collection import collect_less
+from gavel_server.process.garbage_collection import collect_less, collect_oldest_forever, collect_young_forever
 from gavel_server.process.signals import stop_signals
 from gavel_server.reactors import Reactors
 from gavel_server.rpc.callback_methods import Method
@@ -148,6 +148,8 @@ class Server:
             start("snapshots", partial(write_forever, self._buses.all)),
             start("refused calls", self._access.refusals.record_forever),
             start("free memory", return_free_pages_forever),
+            start("young objects", collect_young_forever),
+            start("old objects", collect_oldest_forever),
         ]
         if self._archives is not None:
             background.append(start("archive", partial(self._archives.run_forever, self._clock.now_ms)))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Final
 
 from gavel_rules.state.paged_table import StatePages
 from gavel_rules.state.state import State
 
 from gavel_server.bus.sequencer import Sequencer
+from gavel_server.process.time_slice import TimeSlice
 
 ROUND_SECONDS: Final = 1.0
 # Rows that leave the memory before other tasks run: about a millisecond.
@@ -47,10 +47,11 @@ async def _page_out(sequencer: Sequencer, state: State, pages: StatePages) -> No
     if await sequencer.settled_state() is not state or sequencer.replica.closing:
         return  # a thread may read the tables for the last snapshot
     state.store.use_pages(pages)
+    time_slice = TimeSlice(ROWS_AT_ONCE)  # the row of a subject with many keys takes milliseconds
     for table in state.store.paged_tables:
-        keys = iter(list(table.changes))
-        while some := list(islice(keys, ROWS_AT_ONCE)):
-            if await sequencer.settled_state() is not state or sequencer.replica.closing:
-                return
-            table.page_out(some)
-            await asyncio.sleep(0)
+        for key in list(table.changes):
+            table.page_out([key])
+            if time_slice.is_over(1):
+                await time_slice.end()
+                if await sequencer.settled_state() is not state or sequencer.replica.closing:
+                    return

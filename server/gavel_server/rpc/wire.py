@@ -12,6 +12,8 @@ from google.protobuf.descriptor import Descriptor
 
 # Nested messages. protobuf refuses deeper ones, too.
 DEPTH_MAX: Final = 100
+# Fields of a message itself that are looked at for one text. The largest batch has 500 items.
+OWN_FIELDS_MAX: Final = 4_096
 # Bytes of a varint, and of one that is a tag or a length.
 _VARINT_BYTES_MAX: Final = 10
 _SHORT_VARINT_BYTES_MAX: Final = 5
@@ -94,12 +96,16 @@ def text_field(data: bytes, number: int) -> str:
 def last_text_field(data: bytes, number: int) -> str:
     """Return the text that protobuf reads for a field: the last one of this number that the message has itself, "" if it has none.
 
-    Raises ValueError if the bytes are not a message.
+    Raises ValueError if the bytes are not a message, or have more than OWN_FIELDS_MAX fields of the message itself.
     """
     counter = _Counter(data, len(data))
     text = ""
     groups = 0
+    fields = 0
     while counter.place < len(data):
+        fields += 1
+        if fields > OWN_FIELDS_MAX:
+            raise ValueError(f"it has more than {OWN_FIELDS_MAX} fields")
         field_number = counter.skip_field(len(data))
         if counter.wire_type == _START_GROUP:
             groups += 1

@@ -122,12 +122,17 @@ class AccessRefusals:
         self._monotonic: Final = monotonic
         self._tallies: Final[dict[str, dict[_Key, _Tally]]] = {}
 
+    @staticmethod
+    def counts(rpc: str, error: Exception) -> bool:
+        """Return whether an error denies access to a writing RPC."""
+        return isinstance(error, ServiceError) and error.reason in _DENIALS and rpc in WRITING_RPCS
+
     def note(self, rpc: str, bus: str, principal: Principal, error: Exception, request: Message | bytes | None = None) -> None:
         """Count a call, or an item of a batch or stream, that was answered with an error, if the error denies access to a writing RPC.
 
         `request` is the request, the item's envelope, or the request's bytes: it names the producer.
         """
-        if not isinstance(error, ServiceError) or error.reason not in _DENIALS or rpc not in WRITING_RPCS:
+        if not isinstance(error, ServiceError) or not self.counts(rpc, error):
             return
         is_known = error.reason != _UNAUTHENTICATED
         bus = BUS_DEFAULT if not is_known or rpc == CREATE_BUS else bus or BUS_DEFAULT

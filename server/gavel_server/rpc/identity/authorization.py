@@ -61,7 +61,9 @@ async def authorize_again(access: AccessControl | None, name: str, request: Any,
 
 
 def note_refusal(access: AccessControl, name: str, bus_number: int, error: Exception, data: bytes, context: CallContext) -> None:
-    """Count a call that was answered with an error, if the error denies access."""
+    """Count a call that was answered with an error, if the error denies access. The bytes of other calls are not read: they may be many."""
+    if not access.refusals.counts(name, error):
+        return
     try:
         bus = last_text_field(data, bus_number)
     except ValueError:

@@ -18,6 +18,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.snapshot_writer import write_if_due
 from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
+from gavel_server.process import time_slice
 from structlog.testing import capture_logs
 
 from tests.support.driver import BUS, compile_cached, proposal_envelope
@@ -166,6 +167,28 @@ async def test_evidence_leaves_the_memory(tmp_path: Path) -> None:
     await propose(servers, restarted, facts[2], "REJECTED", trace_id="again")
     await restarted.stop()
     await servers.prove()
+
+
+async def test_other_tasks_run_while_evidence_leaves_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each subject takes a slice's time to leave the memory, other tasks run after each of them."""
+    servers = Servers()
+    sequencer, _ = await start(servers, tmp_path, every=1)
+    for number in range(5):
+        await record_event(sequencer, servers.fact(subject=f"order/{number}"))
+    store = sequencer.replica.state.store
+    sizes: set[int] = set()
+
+    async def observe() -> None:
+        while True:
+            sizes.add(len(store.evidence))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(time_slice, "SLICE_SECONDS", -1.0)
+    observing = asyncio.create_task(observe())
+    await write_if_due(sequencer)
+    observing.cancel()
+    assert {0, 1, 2, 3, 4, 5} == sizes | {0}
+    await sequencer.stop()
 
 
 async def propose(servers: Servers, sequencer: Sequencer, fact: Envelope, outcome: str, *, trace_id: str = "") -> None:

@@ -11,7 +11,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.values import python_to_value
-from gavel_server.rpc.wire import DEPTH_MAX, Layout, count_fields, count_items, layout_of, text_field
+from gavel_server.rpc.wire import DEPTH_MAX, OWN_FIELDS_MAX, Layout, count_fields, count_items, last_text_field, layout_of, text_field
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 from hypothesis import given
@@ -126,3 +126,11 @@ def test_text_of_a_field() -> None:
     assert ("r-1", "b") == (text_field(data, 1), text_field(data, 2))
     assert "r-1" == text_field(data[:-500], 1)
     assert ("", "", "") == (text_field(b"", 1), text_field(b"\x08\x01", 1), text_field(b"\x0a\x01\xff", 1))
+
+
+def test_a_text_is_not_searched_for_without_end() -> None:
+    """The last text of a field is found among as many fields as a request may have; of more, no further one is read."""
+    text = b"\x12\x03bus"
+    assert "bus" == last_text_field(b"\x0a\x00" * (OWN_FIELDS_MAX - 1) + text, 2)
+    with pytest.raises(ValueError, match=f"more than {OWN_FIELDS_MAX} fields"):
+        last_text_field(b"\x0a\x00" * OWN_FIELDS_MAX + b"\xff", 2)
