@@ -189,10 +189,13 @@ wheels: $(STAMP) front
 	$(PIP) wheel --require-hashes --no-build-isolation --only-binary :all: --requirement $(VENV)/wheels.txt --wheel-dir build/wheels
 	GAVEL_COMPILE=$(COMPILE) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels $(DISTRIBUTIONS)
 
-# Rewrites the lock file from the four pyproject.toml, after a change of dependencies. Needs uv.
+# Rewrites the lock files from the four pyproject.toml, after a change of dependencies. Needs uv. CrewAI's pins of mcp, openai and pydantic exclude
+# those of the other extras, so it has a file and an environment of its own (tests/e2e/adapters/crewai/environment.py).
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate \
+	$(patsubst %,--no-emit-package %,gavel-client gavel-rules gavel-arbiter)
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate \
-		$(patsubst %,--no-emit-package %,gavel-client gavel-rules gavel-arbiter) --group dev server/pyproject.toml --output-file requirements.lock
+	$(LOCK) --group dev server/pyproject.toml --output-file requirements.lock
+	$(LOCK) --extra crewai client/python/pyproject.toml --output-file tests/e2e/adapters/crewai/requirements.txt
 
 # Checks for Python, venv, the C compiler and the headers before anything is fetched.
 define PREREQUISITES

@@ -25,6 +25,8 @@ from packaging.version import Version
 from tests.support.paths import ROOT
 
 # Each distribution's folder, and the import names that it installs.
+# The extras that exclude others. Their packages are pinned in a file of their own.
+APART = {"crewai"}
 DISTRIBUTIONS = {
     "gavel_client": ("client/python", {"gavel", "gavel_client"}),
     "gavel_rules": ("rules", {"gavel_rules"}),
@@ -220,19 +222,24 @@ def test_one_version() -> None:
 
 
 def declared() -> list[Requirement]:
-    """Return every requirement of the distributions, of their extras and of developers, without those between the distributions."""
+    """Return every requirement of the distributions, of their extras except APART, and of developers; none between the distributions."""
     lines = list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["dev"])
     for distribution in DISTRIBUTIONS:
         project = project_of(distribution)
         lines += project["dependencies"]
-        lines += [line for extra in project.get("optional-dependencies", {}).values() for line in extra]
+        lines += [line for extra, of_extra in project.get("optional-dependencies", {}).items() for line in of_extra if extra not in APART]
     return [one for one in map(Requirement, lines) if not one.name.startswith("gavel")]
+
+
+def pins_in(path: str) -> list[Requirement]:
+    """Return the pins in a file of locked requirements, with their markers."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    return [Requirement(line.removesuffix("\\").strip()) for line in lines if re.match(r"[a-z0-9]", line)]
 
 
 def pins() -> dict[str, Requirement]:
     """Return the pins of requirements.lock by name, with their markers."""
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    requirements = [Requirement(line.removesuffix("\\").strip()) for line in lines if re.match(r"[a-z0-9]", line)]
+    requirements = pins_in("requirements.lock")
     assert len(requirements) == len({one.name for one in requirements})
     return {one.name: one for one in requirements}
 
@@ -249,6 +256,15 @@ def test_lock_satisfies_the_floors() -> None:
     requirements = [one for one in declared() if one.name != "async-timeout"]  # for Python 3.10, which is not developed on
     assert len(requirements) > 50
     assert [] == [str(one) for one in requirements if pinned_version(one.name) not in one.specifier]
+
+
+def test_lock_of_crewai_satisfies_the_floors() -> None:
+    """The packages with which the adapter of CrewAI is tested are what the client with its extra requires."""
+    project = project_of("gavel_client")
+    required = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["crewai"])]
+    versions = {one.name: str(one.specifier).removeprefix("==") for one in pins_in("tests/e2e/adapters/crewai/requirements.txt")}
+    here = [one for one in required if one.marker is None or one.marker.evaluate()]
+    assert [] == [str(one) for one in here if versions[one.name] not in one.specifier]
 
 
 def test_lock_is_complete() -> None:

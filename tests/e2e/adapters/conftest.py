@@ -9,6 +9,7 @@ import grpc
 import pytest
 from gavel_client import GavelClient, SyncGavelClient
 
+from tests.e2e.adapters.crewai.process import CrewProcess
 from tests.e2e.languages.toolchains import build_temporal_server
 from tests.e2e.world import ACTION, DAY_MS, DEPOT, POLICY, START_SECONDS_MAX, Server, open_bus, publish_status
 from tests.support.ports import free_port
@@ -64,3 +65,11 @@ def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"127.0.0.1:{port}"
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="session")
+def crew_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrewProcess]:
+    """A process that runs crews."""
+    process = CrewProcess(tmp_path_factory.mktemp("crewai"))
+    yield process
+    process.close()

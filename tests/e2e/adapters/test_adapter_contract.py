@@ -18,8 +18,9 @@ from gavel_client.rpc.paging import pages
 
 from tests.e2e.adapters import agents
 from tests.e2e.adapters.agents.agent import READ, UNREGISTERED, Agent, Depot, SyncAgent, actions
+from tests.e2e.adapters.crewai.environment import INSTALL_SECONDS_MAX
 from tests.e2e.languages.toolchains import BUILD_SECONDS_MAX
-from tests.e2e.world import PATIENT_MS, prove, publish_status
+from tests.e2e.world import PATIENT_MS, Server, prove, publish_status
 from tests.support.ports import free_port
 
 # The modules of the agents. They import the frameworks, for which only the process that runs these tests shall take the seconds.
@@ -33,8 +34,14 @@ AGENTS = {
     "PydanticAIAgent": "pydantic_ai",
     "ActivityAgent": "temporal",
     "TemporalAgent": "temporal",
+    "CrewAgent": "crewai",
 }
-LONG = {"TemporalAgent": [pytest.mark.long, pytest.mark.timeout(BUILD_SECONDS_MAX)]}
+LONG = {
+    "TemporalAgent": [pytest.mark.long, pytest.mark.timeout(BUILD_SECONDS_MAX)],
+    "CrewAgent": [pytest.mark.long, pytest.mark.timeout(INSTALL_SECONDS_MAX)],
+}
+# The fixtures of agents that need a process.
+PROCESSES = {"TemporalAgent": "temporal_server", "CrewAgent": "crew_process"}
 LIGHT = {"parcel": "1", "weight": 2.0}
 HEAVY = {"parcel": "1", "weight": 50.0}
 HEAVIEST = {"parcel": "1", "weight": 500.0}
@@ -79,16 +86,20 @@ class World:
 
 
 @pytest.fixture(params=[pytest.param(name, marks=LONG.get(name, ())) for name in AGENTS])
-async def world(request: pytest.FixtureRequest, client: GavelClient, sync_client: SyncGavelClient) -> AsyncIterator[World]:
+async def world(
+    request: pytest.FixtureRequest, pair: tuple[Server, Server], client: GavelClient, sync_client: SyncGavelClient
+) -> AsyncIterator[World]:
     """The world of one framework."""
     kind: Any = getattr(importlib.import_module(f"{agents.__name__}.{AGENTS[request.param]}"), request.param)
     others: list[GavelClient] = []
-    more = [request.getfixturevalue("temporal_server")] if request.param == "TemporalAgent" else []
+    more = [request.getfixturevalue(PROCESSES[request.param])] if request.param in PROCESSES else []
 
     def make(depot: Depot, task: str, server: str) -> Agent:
         settings: Any = {**ACTORS, "deadline_ms": UNREACHABLE_MS if server else PATIENT_MS}
-        gate: Gate | SyncGate
-        if issubclass(kind, SyncAgent):
+        gate: Any
+        if request.param == "CrewAgent":  # its process opens the gate
+            gate = {"server": server or pair[0].address, "bus": client.bus, "gate": settings}
+        elif issubclass(kind, SyncAgent):
             caller = SyncGavelClient(server, bus=client.bus) if server else sync_client
             request.addfinalizer(caller.close)
             gate = SyncGate(caller, actions(), **settings)

@@ -17,15 +17,17 @@ from gavel_client.gate import Call
 from gavel_client.values import from_struct
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 
+from tests.e2e.adapters.crewai.environment import INSTALL_SECONDS_MAX
+from tests.e2e.adapters.crewai.process import CrewProcess
 from tests.e2e.languages.toolchains import BUILD_SECONDS_MAX
-from tests.e2e.world import wait_for_events
+from tests.e2e.world import Server, wait_for_events
 from tests.support.paths import ROOT
 
 ORDERS_DB = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db")
 PAGE = ROOT / "docs/clients.md"
 CALL = {"order": "1001", "customer": "c-77", "amount": 40.0}
 ORDER = {"order.status": "delivered", "order.total": 80, "order.customer_id": "c-77"}
-TITLES = ("LangGraph and LangChain", "OpenAI Agents SDK", "Google ADK", "Pydantic AI", "Temporal")
+TITLES = ("LangGraph and LangChain", "OpenAI Agents SDK", "Google ADK", "Pydantic AI", "Temporal", "CrewAI")
 
 
 def blocks(section: str) -> list[str]:
@@ -33,13 +35,17 @@ def blocks(section: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
 
 
+def chapter() -> str:
+    """Return the chapter on frameworks. The example of CrewAI is its last."""
+    return PAGE.read_text(encoding="utf-8").partition("### Frameworks\n")[2].partition("\n### ")[0]
+
+
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """The names that all examples of the chapter define, executed in their order."""
-    chapter = PAGE.read_text(encoding="utf-8").partition("### Frameworks\n")[2].partition("\n### ")[0]
-    assert [re.search(rf"^#### {title}$", chapter, flags=re.MULTILINE) is not None for title in TITLES] == [True] * len(TITLES)
+    """The names that all examples of the chapter define, executed in their order; that of CrewAI runs in a process of its own."""
+    assert [re.search(rf"^#### {title}$", chapter(), flags=re.MULTILINE) is not None for title in TITLES] == [True] * len(TITLES)
     names: dict[str, Any] = {}
-    for block in blocks(chapter):
+    for block in blocks(chapter().partition("#### CrewAI\n")[0]):
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102  # the page's own examples
     return names
 
@@ -140,4 +146,15 @@ async def test_temporal(page: dict[str, Any], orders: GavelClient, temporal_serv
         assert "approves another params" in str(failed.value.cause.cause)
         assert {"refunded": 40} == await run(40.0)
         assert {"refunded": 40} == await run(40.0)  # a new run of the workflow gets the recorded output
+    await assert_refunded(orders)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(INSTALL_SECONDS_MAX)
+async def test_crewai(orders: GavelClient, pair: tuple[Server, Server], crew_process: CrewProcess) -> None:
+    """The example of CrewAI refunds an order."""
+    common, _, _ = chapter().partition("#### ")
+    examples = [*blocks(common), *blocks(chapter().partition("#### CrewAI\n")[2])]
+    request = {"server": pair[0].address, "bus": orders.bus, "examples": examples, "refunds": [CALL]}
+    assert "done" == await crew_process.run(request)
     await assert_refunded(orders)

@@ -17,6 +17,7 @@ HELPERS = {"__init__", "extras", "graph_events"}
 ADAPTERS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in HELPERS)
 # The module of each framework that an adapter imports first, and the extra of the client that brings it.
 FRAMEWORKS = {
+    "crewai": ("crewai", "crewai"),
     "google_adk": ("google.adk", "google-adk"),
     "graph_transitions": ("langchain_core", "langgraph"),
     "langgraph": ("langchain", "langgraph"),

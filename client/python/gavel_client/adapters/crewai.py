@@ -1,0 +1,80 @@
+"""CrewAI: `gated_tool` puts a tool behind the gate, and `stop_for_review` stops the crew while a person has to decide.
+
+Equal calls of one task run once. CrewAI starts a task from its beginning when it runs again, so the place of a call in it is no identity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from gavel_client.adapters.extras import extra
+from gavel_client.blocking import run_blocking
+from gavel_client.gate import Call, Finished, Pending, SyncAllowed, SyncGate
+from gavel_client.gate.results import success, unknown
+from gavel_client.handlers import HandlerResult
+from gavel_client.rpc.errors import HandlerError
+
+with extra("crewai"):
+    from crewai.hooks import HookAborted, ToolCallHookContext
+    from crewai.tools import BaseTool
+    from crewai.tools.tool_failure import ToolFailure
+    from pydantic import BaseModel, PrivateAttr
+
+PENDING = "GavelPending"
+
+
+def gated_tool(tool: BaseTool, gate: SyncGate, *, task: Callable[[], str]) -> BaseTool:
+    """Return `tool` behind `gate`. `task` names the piece of work that the crew does: the same when the crew runs again."""
+    if not isinstance(gate, SyncGate):
+        raise TypeError("CrewAI runs tools in threads; give gated_tool a SyncGate in place of a Gate")
+    gated = _GatedTool(**{**{name: getattr(tool, name) for name in BaseTool.model_fields}, "cache_function": _never})
+    gated._behind = tool, gate, task
+    return gated
+
+
+def stop_for_review(context: ToolCallHookContext) -> None:
+    """Stop the crew at a call that waits. Register it by `register_after_tool_call_hook`. Raises HookAborted."""
+    output = context.raw_tool_result
+    if isinstance(output, ToolFailure) and output.code == PENDING:
+        raise HookAborted(output.message, source="gavel")
+
+
+class _GatedTool(BaseTool):
+    # Not in CrewAI's checkpoints: a tool that is restored from one has no gate, and does not run.
+    _behind: tuple[BaseTool, SyncGate, Callable[[], str]] | None = PrivateAttr(None)
+
+    def _run(self, **arguments: Any) -> Any:
+        if self._behind is None:
+            raise RuntimeError(f"the tool {self.name} was restored without its gate; give the agent the result of gated_tool again")
+        tool, gate, task = self._behind
+        answer = gate(Call(self.name, arguments, task()))
+        if isinstance(answer, Pending):
+            return ToolFailure(message=answer.message(), code=PENDING, retryable=True, details=answer.to_dict())
+        if isinstance(answer, Finished) and answer.succeeded:
+            return answer.message() if answer.output is None else answer.output
+        if not isinstance(answer, SyncAllowed):
+            return ToolFailure(message=answer.message())
+        try:
+            return answer.run(lambda: _output(tool._run(**arguments)), _result)
+        except HandlerError as error:
+            return ToolFailure(message=str(error), code=error.code)
+
+    async def _arun(self, **arguments: Any) -> Any:
+        return await asyncio.to_thread(self._run, **arguments)
+
+
+def _output(output: Any) -> Any:
+    return run_blocking(lambda: output) if asyncio.iscoroutine(output) else output
+
+
+def _result(output: Any) -> HandlerResult:
+    if isinstance(output, ToolFailure):
+        return unknown("the tool returned a failure")
+    return success(output.model_dump(mode="json") if isinstance(output, BaseModel) else output)
+
+
+def _never(arguments: Any, output: Any) -> bool:
+    """Keep CrewAI from answering a call from its cache."""
+    return False
