@@ -113,6 +113,29 @@ async def test_a_task(world: World) -> None:
 
 
 @pytest.mark.long
+async def test_an_ended_task_and_a_newer_equal_call(world: World) -> None:
+    """Polling a task that has ended leaves a newer equal call as it is: if the client makes that call again, it is the same task."""
+    world.configure_ledger()
+    await world.deploy(LEDGER_RULES)
+
+    async with world.connect(extensions=[Tasks()]) as client:
+        ended = await _create(client)
+        await world.client.resolve_review(ended.task_id, REVIEW_VERDICT_APPROVE, reviewer="ann", reason="fine")
+
+        async def completed() -> bool:
+            return (await _get(client, ended.task_id)).status == "completed"
+
+        await until(completed, "the task does not complete")
+        newer = await _create(client)
+    async with world.connect(extensions=[Tasks()]) as client:
+        poll = await _get(client, ended.task_id)
+        again = await _create(client)
+
+    assert ("completed", newer.task_id) == (poll.status, again.task_id)
+    assert (True, ["careful"]) == (ended.task_id != newer.task_id, world.lines)
+
+
+@pytest.mark.long
 async def test_a_rejected_task(world: World) -> None:
     """A rejected task completes with the refusal; a task that does not exist is an error."""
     world.configure_ledger()

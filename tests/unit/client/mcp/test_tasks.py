@@ -1,11 +1,16 @@
-"""Cancelled tasks: they stay cancelled, and no agent takes the room of another one. tests/e2e/mcp has the rest."""
+"""Tasks: polls at the same time, and cancelled tasks: they stay cancelled, and no agent takes the room of another one.
+
+tests/e2e/mcp has the rest.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from pathlib import Path
 
+import grpc
 import pytest
 from gavel.v1.arbitration_service_pb2 import (
     DECISION_PHASE_CLOSED,
@@ -14,14 +19,16 @@ from gavel.v1.arbitration_service_pb2 import (
     WaitDecisionResponse,
 )
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client.gate import Pending
+from gavel_client import GavelError
+from gavel_client.gate import Pending, Refused
 from gavel_client.mcp import answers
 from gavel_client.mcp.open_calls import agent_folder
 from gavel_client.mcp.tasks import CANCELLED_MAX, Find, Resume, Tasks
 from gavel_client.mcp.upstreams.provider import result_data, result_of
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, TextContent
 
 AGENT, OTHER = "coding-agent", "another-agent"
+POLLS = 3
 
 
 def task_ids(count: int) -> list[str]:
@@ -104,3 +111,41 @@ async def test_ended_tasks_make_room(tmp_path: Path) -> None:
     assert ["cancelled", "cancelled"] == [await status(tasks, AGENT, one) for one in (cancelled[0], task_id)]
     with pytest.raises(OSError, match="persons have to decide"):
         await tasks.cancel(AGENT, str(uuid.uuid4()), finder({cancelled[1]}))
+
+
+ENDS = {
+    "completed": CallToolResult(content=[TextContent(text="appended")]),
+    "refused": Refused("LEDGER_CLOSED", "the ledger is closed"),
+    "working": Pending("", "CAREFUL"),
+    "error": GavelError(grpc.StatusCode.UNAVAILABLE, "", "away"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_polls_at_the_same_time(tmp_path: Path, end: str) -> None:
+    """Polls of one task at the same time make its call once, and all get the same; a later poll asks again unless the task has ended."""
+    tasks = Tasks(tmp_path)
+    (task_id,) = task_ids(1)
+    calls: list[bool] = []
+    answer = ENDS[end]
+
+    async def resume(_: WaitDecisionResponse, is_cancelled: bool) -> CallToolResult | Pending | Refused:
+        calls.append(is_cancelled)
+        await asyncio.sleep(0)  # the other polls begin
+        if isinstance(answer, GavelError):
+            raise answer
+        return answer
+
+    async def poll() -> object:
+        return await tasks.get(AGENT, task_id, state(task_id), resume)
+
+    polls = await asyncio.gather(*(poll() for _ in range(POLLS)), return_exceptions=True)
+    assert [polls[0]] * POLLS == polls
+    assert [False] == calls
+    if isinstance(answer, GavelError):
+        assert answer is polls[0]
+    else:
+        assert isinstance(polls[0], dict)
+        assert ("working" if end == "working" else "completed") == polls[0]["status"]
+    await asyncio.gather(poll(), return_exceptions=True)
+    assert (1 if end in ("completed", "refused") else 2) == len(calls)
