@@ -33,6 +33,7 @@ from gavel_client import (
     proposal_envelope,
     reference,
 )
+from gavel_client.agents import deadline
 from gavel_client.tools import FunctionProvider, ToolRuntime
 
 from tests.integration.services.agents.loops import RULES, Sources, codes, draft
@@ -40,6 +41,18 @@ from tests.integration.services.world import AGENT, ORDERS, World
 
 REVOCATION_ID = "7b7a1a52-8d0c-4d8e-9d75-0f3d0e6f1f55"
 TOOL_EVENTS = {EventCategory.Value("EVENT_CATEGORY_TOOL_CALL_EVENT"), EventCategory.Value("EVENT_CATEGORY_TOOL_RESULT_EVENT")}
+
+DEADLINE_MS = 60_000
+
+
+class Clock:
+    """Stands in for the module `time` where deadlines are measured: its time passes only when a test says so."""
+
+    ms = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return self.ms / 1000
 
 
 async def test_loop_fetches_the_hint_and_is_approved(refund_world: World, client: GavelClient) -> None:
@@ -303,18 +316,28 @@ async def test_proposals_max_ends_the_loop(client: GavelClient) -> None:
     assert (StopReason.BUDGET, 1, []) == (result.reason, len(result.rounds), sources.needs)
 
 
-async def test_deadline_cancels_a_slow_provider(client: GavelClient) -> None:
+async def test_deadline_cancels_a_slow_provider(client: GavelClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider that is too slow is cancelled at the deadline; its tool call still gets a result in the log."""
+    clock = Clock()
+    monkeypatch.setattr(deadline, "time", clock)
+    monkeypatch.setattr(deadline, "LAST_RECORD_MS", DEADLINE_MS)
     sources = Sources(client)
+    await sources.status(FactNeed("order/1", (), "elsewhere", ""))
     providers = FactProviders()
-    providers.facts("order.status")(sources.status)
 
-    @providers.tool("customer.score", tool_name="fraud-mcp")
+    def arguments(need: FactNeed) -> dict[str, Any]:
+        clock.ms = DEADLINE_MS - 50  # the time that is left to the tool
+        return {}
+
+    @providers.tool("customer.score", tool_name="fraud-mcp", arguments=arguments, timeout_ms=10 * DEADLINE_MS)
     async def sleepy(need: FactNeed) -> ToolReading:
-        await asyncio.Event().wait()
-        raise AssertionError
+        try:
+            await asyncio.Event().wait()
+            raise AssertionError
+        finally:
+            clock.ms = DEADLINE_MS
 
-    result = await ProposalLoop(client, providers, deadline_ms=1_500).run(draft())
+    result = await ProposalLoop(client, providers, deadline_ms=DEADLINE_MS).run(draft())
     assert (StopReason.DEADLINE, 1) == (result.reason, len(result.rounds)), result.detail
     answers = [one.tool_result.error_code for one in result.rounds[0].published if one.WhichOneof("payload") == "tool_result"]
     assert ["E_TIMEOUT"] == answers
