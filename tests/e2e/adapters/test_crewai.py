@@ -54,11 +54,11 @@ def agent(pair: tuple[Server, Server], client: GavelClient, crew_process: CrewPr
 
 
 async def test_a_tool_that_raises_acts_once(client: GavelClient, agent: WritingCrewAgent) -> None:
-    """CrewAI calls a tool that raises again and again; behind the gate it acts once, and the model reads that its effect is unknown."""
+    """CrewAI calls a tool that raises again and again; behind the gate it acts once, and the crew stops until a person has looked at it."""
     agent.depot.problem = ConnectionResetError("the connection to the depot was lost")
     turn = await agent.start([LIGHT])
     assert ["1"] == agent.depot.effects
-    assert "PARTIAL" in turn.text
+    assert turn.paused
     await wait_for_events(client, lambda event: event.execution.status == EXECUTION_STATUS_PARTIAL)
     await prove(client)
 
@@ -66,7 +66,7 @@ async def test_a_tool_that_raises_acts_once(client: GavelClient, agent: WritingC
 async def test_no_call_is_answered_by_the_cache(agent: WritingCrewAgent) -> None:
     """A tool runs again when the model calls it again, because CrewAI's cache knows neither approvals nor new evidence."""
     turn = await agent.start([LIGHT, {**LIGHT, "parcel": "2"}, LIGHT], READ)
-    assert ["sent 1", "sent 2", "sent 1"] == list(turn.texts)
+    assert ["sent 1", "sent 2", "sent 1"] == [text.splitlines()[0] for text in turn.texts]  # CrewAI adds reminders
     assert ["1", "2", "1"] == agent.depot.effects
 
 

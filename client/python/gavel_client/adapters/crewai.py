@@ -20,7 +20,7 @@ with extra("crewai"):
     from crewai.hooks import HookAborted, ToolCallHookContext
     from crewai.tools import BaseTool
     from crewai.tools.tool_failure import ToolFailure
-    from pydantic import BaseModel, PrivateAttr
+    from pydantic import BaseModel, Field, PrivateAttr
 
 PENDING = "GavelPending"
 
@@ -29,7 +29,7 @@ def gated_tool(tool: BaseTool, gate: SyncGate, *, task: Callable[[], str]) -> Ba
     """Return `tool` behind `gate`. `task` names the piece of work that the crew does: the same when the crew runs again."""
     if not isinstance(gate, SyncGate):
         raise TypeError("CrewAI runs tools in threads; give gated_tool a SyncGate in place of a Gate")
-    gated = _GatedTool(**{**{name: getattr(tool, name) for name in BaseTool.model_fields}, "cache_function": _never})
+    gated = _GatedTool(**{name: getattr(tool, name) for name in BaseTool.model_fields if name != "cache_function"})
     gated._behind = tool, gate, task
     return gated
 
@@ -42,6 +42,8 @@ def stop_for_review(context: ToolCallHookContext) -> None:
 
 
 class _GatedTool(BaseTool):
+    # CrewAI's cache knows neither approvals nor new evidence: it must not answer a call.
+    cache_function: Callable[[Any, Any], bool] = Field(default=lambda arguments, output: False, exclude=True)
     # Not in CrewAI's checkpoints: a tool that is restored from one has no gate, and does not run.
     _behind: tuple[BaseTool, SyncGate, Callable[[], str]] | None = PrivateAttr(None)
 
@@ -73,8 +75,3 @@ def _result(output: Any) -> HandlerResult:
     if isinstance(output, ToolFailure):
         return unknown("the tool returned a failure")
     return success(output.model_dump(mode="json") if isinstance(output, BaseModel) else output)
-
-
-def _never(arguments: Any, output: Any) -> bool:
-    """Keep CrewAI from answering a call from its cache."""
-    return False

@@ -38,18 +38,9 @@ def crewai_python() -> str:
         if not installed.exists() or installed.read_text() != _REQUIREMENTS.read_text():
             installed.unlink(missing_ok=True)
             subprocess.run([sys.executable, "-m", "venv", "--clear", _FOLDER / "venv"], check=True)
-            pip = [
-                python,
-                "-m",
-                "pip",
-                "--quiet",
-                "--disable-pip-version-check",
-                "install",
-                "--require-hashes",
-                "--no-deps",
-                "--no-compile",
-            ]
-            subprocess.run([*pip, "--only-binary", ":all:", "--requirement", _REQUIREMENTS], check=True)
+            pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-compile"]
+            packages = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "--requirement", str(_REQUIREMENTS)]
+            subprocess.run([*pip, *packages], check=True)
             installed.write_text(_REQUIREMENTS.read_text())
     return str(python)
 

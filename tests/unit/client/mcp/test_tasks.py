@@ -113,7 +113,7 @@ async def test_ended_tasks_make_room(tmp_path: Path) -> None:
         await tasks.cancel(AGENT, str(uuid.uuid4()), finder({cancelled[1]}))
 
 
-ENDS = {
+ENDS: dict[str, CallToolResult | Pending | Refused | GavelError] = {
     "completed": CallToolResult(content=[TextContent(text="appended")]),
     "refused": Refused("LEDGER_CLOSED", "the ledger is closed"),
     "working": Pending("", "CAREFUL"),
