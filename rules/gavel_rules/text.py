@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Final
@@ -33,3 +34,10 @@ def clip(text: str, length_max: int) -> str:
 def printable(text: str) -> str:
     """Return a text with its control and format characters escaped, as they would forge lines or control a terminal."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON text with the control and format characters in its strings escaped; line feeds between its values stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

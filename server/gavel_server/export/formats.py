@@ -13,6 +13,7 @@ from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_EXPIRED, OUTCOME_REJECTED, OUTCOME_REVOKED, Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.text import printable_json
 from google.protobuf.json_format import MessageToDict
 
 CLOUDEVENTS_VERSION: Final = "1.0"
@@ -105,4 +106,5 @@ LINES: Final[Mapping[str, Callable[[Envelope], Fields]]] = {"jsonl": jsonl, "clo
 
 def line(name: str, envelope: Envelope) -> bytes:
     """Return an event as a line of a format of LINES."""
-    return json.dumps(LINES[name](envelope), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    # A line may go to a terminal.
+    return printable_json(json.dumps(LINES[name](envelope), ensure_ascii=False, separators=(",", ":"))).encode() + b"\n"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, Producer
 from gavel_client import GavelClient, observation_envelope
+from gavel_client.evidence.store import EvidenceStore
 
 from tests.e2e.cli.programs import gavel
-from tests.e2e.world import Server
+from tests.e2e.world import GAVEL, Server
 
 PROFILE = """
 runtime: tools-1
@@ -34,6 +38,23 @@ def profile(shop: Server, bus: str, tmp_path: Path) -> Path:
     registered = gavel("tools", "register", "--shipped", "--server", shop.address, "--bus", bus)
     assert 0 == registered.returncode, registered.stderr
     return file
+
+
+def test_evidence_does_not_control_a_terminal(tmp_path: Path) -> None:
+    """Evidence is printed byte for byte into a pipe; on a terminal its control characters are escaped."""
+    content = "first\n\x1b]0;title\x07\x9b2J\u202e\n".encode()
+    digest = EvidenceStore(str(tmp_path)).put(content)[0]
+    arguments = ("evidence", "get", digest, "--store", str(tmp_path))
+    assert content.decode() == gavel(*arguments).stdout
+    ours, theirs = pty.openpty()
+    shown = b""
+    with subprocess.Popen([GAVEL, *arguments], stdout=theirs) as process:
+        os.close(theirs)
+        with suppress(OSError):  # the terminal's other side is closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert (0, "first\r\n\\x1b]0;title\\x07\\x9b2J\\u202e\r\n") == (process.returncode, shown.decode())
 
 
 async def test_evidence_of_a_call(shop: Server, bus: str, profile: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Final, TextIO
+
+from gavel_rules.text import printable_json
 
 from gavel_server.cli.errors import OutputClosedError
 
@@ -77,12 +78,7 @@ def print_json(message: Message, *, one_line: bool = False) -> None:
         ensure_ascii=False,
         indent=None if one_line else 2,
     )
-    print_line(text if text.isprintable() else "".join(map(_json_character, text)))
-
-
-def _json_character(character: str) -> str:
-    """Return a character of JSON text, escaped if it could control a terminal. Only strings hold such characters, except the line feed."""
-    return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+    print_line(printable_json(text))
 
 
 @cache

@@ -85,6 +85,17 @@ def test_lines() -> None:
         assert (1, content) == (content.count(b"\n"), line(name, event(1)))
 
 
+def test_lines_do_not_control_a_terminal() -> None:
+    """Control and format characters that a caller has put into an event are escaped, and lose nothing."""
+    hostile = Envelope(event_id="1", bus="default", subject="order/1")
+    hostile.fact.key, hostile.fact.value.string_value = "order.note", "\x1b]0;title\x07\x9b2J\u202e退款"
+    for name in LINES:
+        content = line(name, hostile)
+        assert content.decode().removesuffix("\n").isprintable()
+        assert "退款" in content.decode()
+    assert hostile == ParseDict(json.loads(line("jsonl", hostile)), Envelope())
+
+
 def test_jsonl_is_the_envelope() -> None:
     """The line of jsonl parses to the envelope."""
     assert event(3) == ParseDict(json.loads(line("jsonl", event(3))), Envelope())

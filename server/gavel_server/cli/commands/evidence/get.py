@@ -6,6 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
+from gavel_rules.text import printable
 
 from gavel_server.cli.commands.evidence.store import Store, open_store
 from gavel_server.cli.errors import CommandError, InvalidInputError
@@ -17,7 +18,7 @@ def get_evidence(
     store: Store,
     debug: Debug = False,
 ) -> None:
-    """Print the bytes with a hash, after hashing them again."""
+    """Print the bytes with a hash, after hashing them again. On a terminal control characters are escaped."""
     from gavel_client.evidence.store import EvidenceError
 
     try:
@@ -26,5 +27,7 @@ def get_evidence(
         raise CommandError(f"{error} (--store {store})") from error
     except ValueError as error:
         raise InvalidInputError(str(error)) from error
+    if sys.stdout.isatty():  # what a tool returned must not control the terminal
+        content = "\n".join(map(printable, content.decode(errors="replace").split("\n"))).encode()
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()
