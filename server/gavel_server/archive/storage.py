@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gavel_server.errors import GavelServerError
-from gavel_server.process.private_files import open_private
+from gavel_server.process.private_files import make_directory, open_private
 
 
 class ArchiveError(GavelServerError):
@@ -79,7 +79,7 @@ class Directory:
         path = self._path / name
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent)
             # Payloads are in it, as they are in the data directory.
             with open(temporary, "wb", opener=open_private) as file:
                 file.write(content)

@@ -24,6 +24,7 @@ from gavel_server.log import EventLog, Head, LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
 from gavel_server.log.stores import LogStore, StoredLog
 from gavel_server.process.clock import GuardedClock
+from gavel_server.process.private_files import make_directory
 from gavel_server.reactors import Reactors
 
 # The pause of a starting server between two looks for its store.
@@ -171,7 +172,7 @@ def open_checkpoint(settings: Settings) -> Checkpoint:
     """Return the checkpoint of acknowledged events. Raises ServeError if its file cannot be used."""
     path = settings.checkpoint or settings.data / "checkpoint.json"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent)
         return Checkpoint(path)
     except OSError as error:
         raise ServeError(f"cannot use {path} as the checkpoint of acknowledged events: {error.strerror}") from error

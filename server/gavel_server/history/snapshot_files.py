@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from gavel_server.history.snapshot_pages import SnapshotPages, is_paged
 from gavel_server.history.snapshot_parts import SnapshotError, part_places
 from gavel_server.log import Head
-from gavel_server.process.private_files import open_private
+from gavel_server.process.private_files import make_directory, open_private
 
 SNAPSHOTS_MAX: Final = 5
 # The newest snapshots are never removed: if one is damaged, there is another near the head.
@@ -129,7 +129,7 @@ class SnapshotFiles:
 
     def write(self, snapshot: SnapshotContent) -> int:
         """Write a snapshot, atomically; return its size in bytes. Raises OSError."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(self.directory)
         for unfinished in self.directory.glob(f"*{_UNFINISHED}"):
             unfinished.unlink(missing_ok=True)
         path = self.path(snapshot.head.sequence_number)

@@ -17,7 +17,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_server.index.event_filter import EventFilter, read_partially
 from gavel_server.log import Head, Record
 from gavel_server.log.protocol import empty_head
-from gavel_server.process.private_files import PRIVATE_MODE
+from gavel_server.process.private_files import PRIVATE_MODE, make_directory
 
 FORMAT_VERSION: Final = 1
 # How long a reader waits for a lock, which a writer holds only when it opens or closes the database.
@@ -58,7 +58,7 @@ class IndexDatabase:
 
     def __init__(self, path: Path, bus: str) -> None:
         self.bus: Final = bus
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent)
         path.touch(PRIVATE_MODE)  # SQLite gives its other files the mode of this one
         self._connection: Final = sqlite3.connect(path, isolation_level=None)
         try:

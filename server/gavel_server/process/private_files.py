@@ -1,11 +1,15 @@
-"""Files that only this user may read and write, whatever the umask."""
+"""Files and directories that only this user may read and write, and those that others may read, whatever the umask."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 PRIVATE_MODE: Final = 0o600
+PUBLIC_MODE: Final = 0o644
+PRIVATE_DIRECTORY_MODE: Final = 0o700
+PUBLIC_DIRECTORY_MODE: Final = 0o755
 
 
 def open_private(path: str, flags: int) -> int:
@@ -18,3 +22,20 @@ def open_private(path: str, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_public(path: str, flags: int) -> int:
+    """Open a file that others may read, as the `opener` of `open`. Raises OSError."""
+    return os.open(path, flags, PUBLIC_MODE)
+
+
+def make_directory(path: Path, mode: int = PRIVATE_DIRECTORY_MODE) -> None:
+    """Create a directory and its missing parents, all with the mode; `Path.mkdir` leaves that of the parents to the umask. Raises OSError.
+
+    Whoever may write in a directory may replace the private files and directories in it.
+    """
+    try:
+        path.mkdir(mode, exist_ok=True)
+    except FileNotFoundError:
+        make_directory(path.parent, mode)
+        path.mkdir(mode, exist_ok=True)

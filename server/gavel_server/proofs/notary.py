@@ -24,6 +24,7 @@ from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputa
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
 from gavel_server.log import Record
+from gavel_server.process.private_files import PUBLIC_DIRECTORY_MODE, make_directory, open_public
 from gavel_server.proofs import tree
 from gavel_server.proofs.keys import NotaryKey
 from gavel_server.proofs.log_tree import LogSource, read_on
@@ -195,7 +196,7 @@ class Notary:
     def _write(self, checkpoint: Checkpoint) -> None:
         """Replace the newest checkpoint, on disk first."""
         temporary = self._file.with_name("checkpoint.new")
-        with temporary.open("w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=open_public) as file:
             file.write(str(checkpoint))
             file.flush()
             os.fsync(file.fileno())
@@ -225,7 +226,7 @@ async def open_notary(
 
 def _lock(directory: Path) -> int:
     """Return a descriptor that holds the directory's lock. Raises NotaryError, OSError."""
-    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_directory(directory, PUBLIC_DIRECTORY_MODE)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         flock(descriptor, LOCK_EX | LOCK_NB)

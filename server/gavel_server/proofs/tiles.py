@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from gavel_server.process.private_files import PUBLIC_DIRECTORY_MODE, make_directory, open_public
 from gavel_server.proofs.tree import root, subtree
 from gavel_server.proofs.verifier import HASH_BYTES, leaf_hash, node_hash
 
@@ -58,7 +59,7 @@ class TileFiles(Protocol):
 
 
 class LocalTiles:
-    """Files in a directory that are not synced: after a power cut a damaged tree is computed again."""
+    """Files in a directory that others may read and not write. They are not synced: after a power cut a damaged tree is computed again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory: Final = directory
@@ -74,9 +75,10 @@ class LocalTiles:
     def write(self, name: str, content: bytes) -> None:
         """See TileFiles. Raises OSError."""
         path = self._directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent, PUBLIC_DIRECTORY_MODE)
         temporary = path.with_name(f"{path.name}.new")
-        temporary.write_bytes(content)
+        with open(temporary, "wb", opener=open_public) as file:
+            file.write(content)
         os.replace(temporary, path)
 
     def delete(self, name: str) -> None:

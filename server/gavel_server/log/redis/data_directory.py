@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gavel_server.log.redis.errors import DataDirectoryInUseError, EmbeddedRedisError
 from gavel_server.process.polling import wait_until
-from gavel_server.process.private_files import open_private
+from gavel_server.process.private_files import make_directory, open_private
 
 
 def lock_directory(directory: Path) -> int:
@@ -25,7 +25,7 @@ def lock_directory(directory: Path) -> int:
     Raises DataDirectoryInUseError, EmbeddedRedisError.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         lock = open_private(str(directory / "gavel.lock"), os.O_RDWR | os.O_CREAT)

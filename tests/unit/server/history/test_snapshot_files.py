@@ -52,6 +52,16 @@ def problem(files: SnapshotFiles) -> str:
     raise AssertionError("the snapshot can be used")
 
 
+def test_nobody_else_replaces_snapshots(tmp_path: Path) -> None:
+    """The directory of the snapshots of all buses is this user's alone, whatever the umask: a server starts from what is in there."""
+    before = os.umask(0)
+    try:
+        SnapshotFiles(tmp_path / "snapshots", BUS).write(content())
+    finally:
+        os.umask(before)
+    assert {0o700} == {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_dir()}
+
+
 def test_a_snapshot_is_read_as_it_was_written(files: SnapshotFiles) -> None:
     """A file gives the position, the state and the further parts that it was written from, and only its owner may read it."""
     assert [HEAD.sequence_number] == files.numbers()
