@@ -22,8 +22,8 @@ YOUNG_SECONDS = 0.1  # not Final: tests change it
 OLDEST_SECONDS = 10.0  # not Final: tests change it
 QUIET_SHARE: Final = 0.1
 # The oldest generation is due once the process has taken so many times the processor time of its last collection. A collection holds the
-# event loop for about a tenth of a second for each 200 MB of state. A quiet moment is preferred: 0.5 % of the time then, else 0.05 %.
-QUIET_WORK: Final = 200
+# event loop for about a tenth of a second for each 200 MB of state. A quiet moment is preferred: 0.2 % of the time then, else 0.05 %.
+QUIET_WORK: Final = 500
 BUSY_WORK: Final = 2_000
 # Of the first collection, before one has been measured.
 COLLECTION_SECONDS = 0.05  # not Final: tests change it

@@ -16,7 +16,7 @@ from gavel_server.fairness.turns import call_slice, take_turn
 from gavel_server.intake.normalization import text_forms
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.limits import UNCOUNTED_BYTES_MAX, RequestLimit, request_limit
-from gavel_server.rpc.wire import Layout, count_fields, count_items, layout_of, split_items
+from gavel_server.rpc.wire import OWN_FIELDS_MAX, Layout, count_fields, count_items, layout_of, split_items
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -72,8 +72,8 @@ class RequestDecoder(Generic[_Request]):
         try:
             if count_items(data, self._items_number, items_max) > items_max:
                 raise invalid([(_ITEMS, f"has more than {items_max} items")])
-            if count_fields(data, _NO_CHILDREN, fields_max) > fields_max:
-                raise _too_many_fields(fields_max)
+            if count_fields(data, _NO_CHILDREN, OWN_FIELDS_MAX) > OWN_FIELDS_MAX:
+                raise _too_many_own_fields()
             items, others = split_items(data, self._items_number)
             await time_slice.end()
             fields = len(items) + count_fields(others, self._layout, fields_max)
@@ -102,6 +102,8 @@ class RequestDecoder(Generic[_Request]):
         try:
             if items_max and count_items(data, self._items_number, items_max) > items_max:
                 return invalid([(_ITEMS, f"has more than {items_max} items")])
+            if items_max and count_fields(data, _NO_CHILDREN, OWN_FIELDS_MAX) > OWN_FIELDS_MAX:
+                return _too_many_own_fields()
             # A field takes two bytes or more.
             if len(data) > 2 * fields_max and count_fields(data, self._layout, fields_max) > fields_max:
                 return _too_many_fields(fields_max)
@@ -112,6 +114,11 @@ class RequestDecoder(Generic[_Request]):
 
 def _too_many_fields(fields_max: int) -> ServiceError:
     return invalid([("request", f"holds more than {fields_max} fields and list items")])
+
+
+def _too_many_own_fields() -> ServiceError:
+    """Return the error of a batch. Its items are counted in turns, and counting to their limit at once would take 25 ms."""
+    return invalid([("request", f"has more than {OWN_FIELDS_MAX} fields of its own")])
 
 
 def _malformed_error(error: Exception) -> ServiceError:

@@ -51,10 +51,15 @@ def count_fields(data: bytes, layout: Layout, fields_max: int) -> int:
 
 
 def count_items(data: bytes, number: int, items_max: int) -> int:
-    """Return how many fields of this number a message has itself; `items_max` + 1 if there are more than that. Raises ValueError."""
+    """Return how many fields of this number a message has itself; `items_max` + 1 if there are more than that. Raises ValueError.
+
+    Beyond OWN_FIELDS_MAX other fields it counts no further.
+    """
     counter = _Counter(data, len(data))
     items = 0
-    while items <= items_max and counter.place < len(data):
+    fields = 0
+    while items <= items_max and fields - items <= OWN_FIELDS_MAX and counter.place < len(data):
+        fields += 1
         if counter.skip_field(len(data)) == number:
             items += 1
     return items

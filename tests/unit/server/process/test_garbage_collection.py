@@ -95,8 +95,8 @@ def test_old_garbage_is_collected() -> None:
 
 
 def test_when_the_oldest_generation_is_due() -> None:
-    """A collection is due after work in proportion to the time of the last one, and after ten times as much if the server is busy."""
-    assert [False, True] == [is_due(seconds, 0.5, is_quiet=True) for seconds in (99.0, 100.0)]
+    """A collection is due after work in proportion to the time of the last one, and after four times as much if the server is busy."""
+    assert [False, True] == [is_due(seconds, 0.5, is_quiet=True) for seconds in (249.0, 250.0)]
     assert [False, True] == [is_due(seconds, 0.5, is_quiet=False) for seconds in (999.0, 1_000.0)]
 
 

@@ -18,6 +18,7 @@ from gavel_server.rpc import decoding
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.limits import BATCH_FIELDS_MAX, READ_BYTES_MAX, REQUEST_FIELDS_MAX, UNCOUNTED_BYTES_MAX, request_limit
 from gavel_server.rpc.service_descriptors import SERVICES
+from gavel_server.rpc.wire import OWN_FIELDS_MAX
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct, Value
@@ -195,6 +196,14 @@ async def test_large_batches_are_decoded_in_turns(data: bytes, monkeypatch: pyte
     except ServiceError as error:
         actual = reasons(error)
     assert expected == actual
+
+
+async def test_fields_of_a_batch_itself_have_a_limit_of_their_own() -> None:
+    """The first turn of a large batch ends after OWN_FIELDS_MAX fields, and does not read what follows."""
+    data = b"\x0a\x00" * decoding.BATCH_BYTES_AT_ONCE + b"\xff"
+    with pytest.raises(ServiceError) as refused:
+        await RequestDecoder(BATCH, BatchSubmitProposalsRequest).decode_in_turns(data, call_context())
+    assert [("request", f"has more than {OWN_FIELDS_MAX} fields of its own")] == reasons(refused.value)
 
 
 async def test_other_tasks_run_while_a_large_batch_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
