@@ -1,12 +1,13 @@
 """Every scenario on a server, through plain requests and both clients: the log is the same as on the core.
 
-One server on one Redis serves all scenarios, each on a bus of its own with its own clock.
+One server on one Redis serves all scenarios, each on a bus of its own with its own clock. `make test` plays a scenario through plain
+requests and one of the clients, by turns; `make test-long` plays it through the other clients.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
@@ -37,7 +38,7 @@ from tests.scenarios.server_layers import ClientLayer, ServerLayer, StreamLayer
 from tests.support.driver import WEEK_MS
 from tests.support.redis.in_memory import redis_in_memory
 
-KINDS: Final = ("requests", "client", "stream", "blocking-client")
+CLIENTS: Final = ("client", "stream", "blocking-client")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -125,15 +126,28 @@ async def server() -> AsyncIterator[Server]:
         await logs.close()
 
 
-@pytest.mark.parametrize("scenario", [pytest.param(scenario, id=scenario.id) for scenario in load_scenarios()])
-async def test_scenario(server: Server, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+def each_scenario() -> Iterator[object]:
+    """Yield every scenario with plain requests and one of the clients, by turns."""
+    for number, scenario in enumerate(load_scenarios()):
+        yield pytest.param(scenario, ("requests", CLIENTS[number % len(CLIENTS)]), id=scenario.id)
+
+
+def each_scenario_of_other_clients() -> Iterator[object]:
+    """Yield every scenario with the clients that `each_scenario` leaves out."""
+    for number, scenario in enumerate(load_scenarios()):
+        others = tuple(kind for place, kind in enumerate(CLIENTS) if place != number % len(CLIENTS))
+        yield pytest.param(scenario, others, id=f"{scenario.id}-other-clients", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("scenario", "kinds"), [*each_scenario(), *each_scenario_of_other_clients()])
+async def test_scenario(server: Server, scenario: Scenario, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """On every layer the scenario comes out as its file says, the log replays, and it is the core's."""
     if scenario.engines_disagree:
         monkeypatch.setattr(Network, "match", lambda network, text: [])
     on_core = (await play_steps(scenario, CoreLayer(scenario.id), len(scenario.steps))).log.events
     # Concurrently, each on a bus of its own, because they often wait for Redis.
-    logs = await asyncio.gather(*(_log_of(server, scenario, kind) for kind in KINDS))
-    for kind, log in zip(KINDS, logs, strict=True):
+    logs = await asyncio.gather(*(_log_of(server, scenario, kind) for kind in kinds))
+    for kind, log in zip(kinds, logs, strict=True):
         if normalize(on_core) != normalize(log):
             assert normalize_as_text(on_core) == normalize_as_text(log), kind
             pytest.fail(f"{kind}: the logs differ, in nothing that can be read")

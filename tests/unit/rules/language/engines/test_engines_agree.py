@@ -46,7 +46,9 @@ def test_engines_agree() -> None:
     BOUNDS(given(trial=trials())(_run))()
 
 
-@pytest.mark.parametrize("fault", ["equality is not negated", "comparisons are not mirrored", "guards are left out"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("equality is not negated", marks=pytest.mark.long), "comparisons are not mirrored", "guards are left out"]
+)
 def test_fuzz_finds_a_faulty_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
     """A fault in the compiler is found with a case that shows it; the case passes once the fault is gone."""
     with monkeypatch.context() as faulty:
