@@ -252,10 +252,13 @@ def copy_node(node: Any) -> Any:
     return copy
 
 
-def _nodes(node: Any) -> Iterator[Any]:
-    yield node
-    for part in parts_of(node):
-        yield from _nodes(part)
+def _nodes(root: Any) -> Iterator[Any]:
+    """Yield the nodes of an expression, each before its parts."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += reversed(parts_of(node))
 
 
 def parts_of(node: Any) -> list[Any]:

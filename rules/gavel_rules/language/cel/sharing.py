@@ -9,7 +9,7 @@ it is first read. An error of a variable is then an error of each condition that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.cel.expansion import Rewriting, copy_node, parts_of
 from gavel_rules.language.cel.syntax_tree import unpack_checked
@@ -30,15 +30,16 @@ def share(serialized: bytes, shared: Sequence[bytes], *, as_outcomes: bool = Fal
     bindings: list[tuple[str, Any]] = []
     for index, one in enumerate(shared):
         value = copy_node(unpack_checked(one).expr)
-        number = numbers.of(value)
-        if number in names:
+        tree = numbers.of(value)
+        if tree.number in names:
             continue
         rewriting.renew(value, {}, 0)
-        _replace(value, names, numbers, rewriting)
+        _replace(tree, names, rewriting)
         name = f"@v{index}"
-        names[number] = name
+        names[tree.number] = name
         bindings.append((name, value))
-    _replace(message.expr, names, numbers, rewriting)
+    if names:
+        _replace(numbers.of(message.expr), names, rewriting)
     if as_outcomes:
         _absorb_errors(message.expr, rewriting)
     used = _names(message.expr)
@@ -51,13 +52,21 @@ def share(serialized: bytes, shared: Sequence[bytes], *, as_outcomes: bool = Fal
     return rewriting.pack(message)
 
 
+class _Tree(NamedTuple):
+    """A node and its parts with their numbers, which are computed once: a number depends on all nodes below."""
+
+    node: Any
+    number: int
+    parts: list[_Tree]
+
+
 class _Numbers:
     """Gives equal nodes equal numbers, whatever their ids."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
 
-    def of(self, node: Any) -> int:
+    def of(self, node: Any) -> _Tree:
         kind = node.WhichOneof("expr_kind")
         own: tuple[object, ...] = ()
         match kind:
@@ -74,21 +83,23 @@ class _Numbers:
             case "comprehension_expr":
                 loop = node.comprehension_expr
                 own = (loop.iter_var, loop.iter_var2, loop.accu_var)
-        return self._numbers.setdefault((kind, own, *(self.of(part) for part in parts_of(node))), len(self._numbers))
+        parts = [self.of(part) for part in parts_of(node)]
+        number = self._numbers.setdefault((kind, own, *(part.number for part in parts)), len(self._numbers))
+        return _Tree(node, number, parts)
 
 
-def _replace(node: Any, names: dict[int, str], numbers: _Numbers, rewriting: Rewriting) -> None:
+def _replace(tree: _Tree, names: dict[int, str], rewriting: Rewriting) -> None:
     """Replace the parts of a node that have a name, outermost first.
 
     A name gets a new id: under the old one the library would take it for the function that the replaced part called.
     """
-    name = names.get(numbers.of(node)) if names else None
+    name = names.get(tree.number)
     if name is not None:
-        node.Clear()
-        rewriting.new(node, 0).ident_expr.name = name
+        tree.node.Clear()
+        rewriting.new(tree.node, 0).ident_expr.name = name
         return
-    for part in parts_of(node):
-        _replace(part, names, numbers, rewriting)
+    for part in tree.parts:
+        _replace(part, names, rewriting)
 
 
 def _absorb_errors(node: Any, rewriting: Rewriting) -> None:
