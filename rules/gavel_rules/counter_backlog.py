@@ -6,7 +6,9 @@ have not lapsed as `CounterFilled`. A replay does the same and compares. The log
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from gavel.v1.envelope_pb2 import Envelope
@@ -21,6 +23,8 @@ from gavel_rules.state.transitions.counters import open_counters
 
 # Entries in one event: an event holds at most 1 MiB, and an entry with a long group and text takes about 1 KB.
 ENTRIES_PER_FILL_MAX: Final = 500
+# Entries that one step sorts: a few milliseconds.
+ENTRIES_PER_SORT: Final = 2_000
 
 
 class CounterBacklog:
@@ -33,16 +37,6 @@ class CounterBacklog:
         open_counters(self.state.store, counters, is_pinned=True)
         self._tables: Final = {counter.digest: self.state.counters[counter.digest] for counter in counters}
 
-    @property
-    def head(self) -> int:
-        """The sequence number of the last event that was fed."""
-        return self.state.head
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it has every event before the counters were opened."""
-        return self.state.head >= self._opened_at - 1
-
     def feed(self, envelope: Envelope) -> None:
         """Count the next event. Events from `opened_at` on are left out: the counters count them themselves."""
         if envelope.sequence_number < self._opened_at:
@@ -54,14 +48,31 @@ class CounterBacklog:
 
         The last event of each counter is `complete`.
         """
-        for digest in sorted(self._tables):
+        for filled in self.fill_steps(now_ms):
+            if filled is not None:
+                yield filled
+
+    def fill_steps(self, now_ms: int, digests: Iterable[str] = ()) -> Iterator[CounterFilled | None]:
+        """Yield the same events, and None after a step that has none: a caller may do something else between two steps.
+
+        `digests` leave out the other counters.
+        """
+        for digest in sorted(digests or self._tables):
             table = self._tables[digest]
-            entries = [entry for entry in table.entries.values() if entry.lapses_at_ms > now_ms]
-            entries.sort(key=_place)
-            for start in range(0, max(len(entries), 1), ENTRIES_PER_FILL_MAX):
-                chunk = entries[start : start + ENTRIES_PER_FILL_MAX]
-                filled = CounterFilled(digest=digest, entries=map(_message, chunk), opened_at=self._opened_at)
-                filled.complete = start + len(chunk) == len(entries)
+            remaining = iter(table.entries.values())
+            runs: list[list[CounterEntry]] = []
+            count = 0
+            while read := list(islice(remaining, ENTRIES_PER_SORT)):
+                run = sorted([entry for entry in read if entry.lapses_at_ms > now_ms], key=_place)
+                runs.append(run)
+                count += len(run)
+                yield None
+            entries = heapq.merge(*runs, key=_place)
+            for start in range(0, max(count, 1), ENTRIES_PER_FILL_MAX):
+                filled = CounterFilled(
+                    digest=digest, entries=map(_message, islice(entries, ENTRIES_PER_FILL_MAX)), opened_at=self._opened_at
+                )
+                filled.complete = start + ENTRIES_PER_FILL_MAX >= count
                 full_until_ms = _full_until_ms(table)
                 if filled.complete and full_until_ms > now_ms:
                     set_timestamp(filled.full_until, full_until_ms)

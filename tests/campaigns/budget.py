@@ -41,9 +41,9 @@ WEIGHTS: Final = (0.1, 0.25, 1.0, 2.5, 7.3)
 BUDGET_SHARE: Final = 0.4
 CLIENTS_PER_EXECUTOR: Final = 2
 DECISION_TTL_MS: Final = 20_000
-# Enough tries for a server that is killed and starts again.
+# Enough tries for a server that is killed and starts again, also on a machine where that takes minutes.
 PATIENT: Final = Backoff(initial_ms=20, maximum_ms=500)
-TRIES_MAX: Final = 200
+TRIES_MAX: Final = 2_000
 
 
 def budgeted_rule_set(limit: float) -> str:

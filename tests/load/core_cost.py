@@ -31,7 +31,7 @@ from tests.support.driver import Core, event_id
 from tests.support.paths import ROOT
 
 CUSTOMER = "c-77"
-TERMS_PER_RULE_SET = 25
+TERMS_PER_RULE_SET = 100
 SHIPPED = (ROOT / "rules/sets/refunds.yaml").read_text(encoding="utf-8")
 SECOND = """gavel: v2
 rule_set: limits-{number}

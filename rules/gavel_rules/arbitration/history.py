@@ -10,7 +10,7 @@ from typing import Final
 from gavel.v1.decision_pb2 import Decision
 
 from gavel_rules.arbitration.retry_hint import delay_retry
-from gavel_rules.codec.counter_fragments import encode_reading
+from gavel_rules.codec.counter_fragments import encode_key, encode_reading
 from gavel_rules.language.counters.retry_after import RetryAfter
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction
@@ -22,7 +22,7 @@ class HistoryReading:
 
     def __init__(self) -> None:
         self.numbers: Final[dict[str, float]] = {}
-        self.fragments: Final[dict[bytes, None]] = {}  # as keys: two reads of a counter may have the same key
+        self.fragments: Final[list[bytes]] = []
         self.full: Final[list[str]] = []
 
 
@@ -32,9 +32,13 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
     A read whose key has no value is left out, like an absent fact.
     """
     reading = HistoryReading()
-    if action.counter_places:
-        counters, numbers = state.counters, reading.numbers
-        for key, place in zip(action.counter_keys(case), action.counter_places, strict=True):
+    places = action.counter_places
+    if places:
+        counters, numbers, fragments = state.counters, reading.numbers, reading.fragments
+        keys = action.counter_keys(case)
+        encoded_keys = [b"" if key is None else encode_key(key) for key in keys]
+        for place in places:
+            key = keys[place.key]
             if key is None:
                 continue
             table = counters.get(place.digest)
@@ -43,7 +47,9 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
                 reading.full.append(place.counter)
                 continue
             numbers[place.variable] = counter_reading.value
-            reading.fragments[encode_reading(place.fragment, key, counter_reading.value, counter_reading.frees_at_ms)] = None
+            fragment = encode_reading(place.fragment, encoded_keys[place.key], counter_reading.value, counter_reading.frees_at_ms)
+            if place.is_first or fragment not in fragments:  # two keys of a counter may be equal
+                fragments.append(fragment)
     for counter in action.reserving_counters:
         table = state.counters.get(counter.digest)
         if table is None or not table.has_room_for_one(now_ms):

@@ -24,7 +24,15 @@ def encode_counter(policy_id: str, counter: str) -> bytes:
     return _POLICY_ID.text(policy_id) + _COUNTER.text(counter)
 
 
-def encode_reading(counter: bytes, key: str, value: float, frees_at_ms: int) -> bytes:
-    """Encode a reading of a decision. `counter` is from `encode_counter`; `frees_at_ms` is 0 if no entry lapses by the passing of time."""
-    reading = counter + _KEY.text(key) + _VALUE_TAG + _pack_double(value)
+def encode_key(key: str) -> bytes:
+    """Encode the field of a CounterReading with the group that is read, up to the value, which follows."""
+    return _KEY.text(key) + _VALUE_TAG
+
+
+def encode_reading(counter: bytes, key: bytes, value: float, frees_at_ms: int) -> bytes:
+    """Encode a reading of a decision. `frees_at_ms` is 0 if no entry lapses by the passing of time.
+
+    `counter` is from `encode_counter`, and `key` from `encode_key`: most reads of a decision have the same key.
+    """
+    reading = counter + key + _pack_double(value)
     return _COUNTERS.content(reading + _FREES_AT.timestamp(frees_at_ms) if frees_at_ms else reading)

@@ -84,11 +84,13 @@ class Verdict:
 class CounterPlace:
     """A counter that an action reads, and the variable that stands for the read: docs/performance.md#plain-classes."""
 
-    def __init__(self, variable: str, counter: str, digest: str, fragment: bytes) -> None:
+    def __init__(self, variable: str, counter: str, digest: str, fragment: bytes, key: int, is_first: bool) -> None:
         self.variable: Final = variable
         self.counter: Final = counter
         self.digest: Final = digest
         self.fragment: Final = fragment  # of a decision: see `codec.counter_fragments`
+        self.key: Final = key  # its place in `CompiledAction.counter_keys`
+        self.is_first: Final = is_first  # no place before it reads the counter
 
 
 class CompiledAction:
@@ -142,8 +144,17 @@ class CompiledAction:
         self.counter_reads = checked.environment.counter_reads.all()
         self.read_counters: tuple[CompiledCounter, ...] = tuple(counters[read.counter] for read in self.counter_reads)
         # Where each of `counter_reads` is read.
+        self._keys = tuple(dict.fromkeys(read.key for read in self.counter_reads))  # "": of a counter without groups
+        first = {read.counter: read for read in reversed(self.counter_reads)}
         self.counter_places = tuple(
-            CounterPlace(read.variable, counter.name, counter.digest, encode_counter(document.policy_id, counter.name))
+            CounterPlace(
+                read.variable,
+                counter.name,
+                counter.digest,
+                encode_counter(document.policy_id, counter.name),
+                self._keys.index(read.key),
+                first[read.counter] is read,
+            )
             for read, counter in zip(self.counter_reads, self.read_counters, strict=True)
         )
         # The counters without which no approval may be given: what it reserves must find room.
@@ -230,7 +241,7 @@ class CompiledAction:
         return score if isinstance(score, float) and math.isfinite(score) else None
 
     def counter_keys(self, case: Case) -> list[str | None]:
-        """Return the group that each of `counter_reads` reads in a case; None if its key fails, as with an absent optional fact."""
+        """Return the different groups that an action reads in a case; None for a key that fails, as with an absent optional fact."""
         if self._key_programs is None:
             self._key_programs = self._prepare_keys()
         reader, program, variables = self._key_programs
@@ -316,15 +327,15 @@ class CompiledAction:
         return reader, Program(self.environment, [condition_source(SCORE_DEFAULT)])
 
     def _prepare_keys(self) -> tuple[CaseReader, Program | None, list[str]]:
-        """Return what reads the keys of `counter_reads`: no program if each is absent or just the value of a variable."""
-        sources = [read.key or '""' for read in self.counter_reads]
+        """Return what reads the keys of counters: no program if each is absent or just the value of a variable."""
+        sources = [key or '""' for key in self._keys]
         trees = [self.environment.tree(source) for source in sources]
         reader = CaseReader(
             (variable for tree in trees for variable in find_variables(tree, self.environment.types)),
             [path for tree in trees for path in find_presence_tests(tree)],
         )
         variables = [direct_variable(tree, self.environment) for tree in trees]
-        if all(variable or not read.key for variable, read in zip(variables, self.counter_reads, strict=True)):
+        if all(variable or not key for variable, key in zip(variables, self._keys, strict=True)):
             return reader, None, variables
         return reader, Program(self.environment, [condition_source(source) for source in sources]), variables
 

@@ -6,7 +6,7 @@ before the counters were opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gavel.v1.envelope_pb2 import Envelope
@@ -18,6 +18,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.replay.errors import DivergedError
 from gavel_rules.replay.integrity import decode
+from gavel_rules.state.state import State
 
 
 class RecordedFill:
@@ -34,54 +35,62 @@ class RecordedFill:
 
 
 class FillProof:
-    """Compares recorded fills with the past. Feed every record from number 1 in order, up to `last`."""
+    """Compares recorded fills with the past. Feed every record from number 1 in order, up to `last`, then compare."""
 
     def __init__(self, bus: str, fills: Iterable[RecordedFill]) -> None:
-        self._open: Final = [(fill, CounterBacklog(bus, fill.counters, fill.opened_at)) for fill in fills if fill.events]
+        self._backlogs: Final = [(fill, CounterBacklog(bus, fill.counters, fill.opened_at)) for fill in fills if fill.events]
 
     @property
     def last(self) -> int:
         """The last sequence number that is needed; 0 if nothing was filled."""
-        return max((fill.opened_at - 1 for fill, _ in self._open), default=0)
+        return max((fill.opened_at - 1 for fill, _ in self._backlogs), default=0)
 
     @property
-    def backlogs(self) -> list[CounterBacklog]:
-        """The backlogs that are still fed."""
-        return [backlog for _, backlog in self._open]
+    def states(self) -> list[State]:
+        """The states that count the past."""
+        return [backlog.state for _, backlog in self._backlogs]
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> None:
-        """Count one event, and compare the fills whose past it completes. Raises DivergedError if one differs."""
+        """Count one event. Raises DamagedError if the bytes are not an envelope."""
         envelope = decode(sequence_number, envelope_bytes)
-        for fill, backlog in list(self._open):
+        for _, backlog in self._backlogs:
             backlog.feed(envelope)
-            if backlog.is_complete:
-                _compare(fill, backlog)
-                self._open.remove((fill, backlog))
+
+    def compare(self) -> Iterator[None]:
+        """Compare the fills with the past in steps, after which a caller may do something else. Raises DivergedError if one differs."""
+        for fill, backlog in self._backlogs:
+            for counter in fill.counters:
+                events = [event for event in fill.events if event.fact.counter_filled.digest == counter.digest]
+                if events:
+                    yield from _compare(events, counter, backlog)
 
 
-def _compare(fill: RecordedFill, backlog: CounterBacklog) -> None:
-    for counter in fill.counters:
-        events = [event for event in fill.events if event.fact.counter_filled.digest == counter.digest]
-        if not events:
-            continue
-        now_ms = milliseconds(events[-1].recorded_at)
-        recorded = _entries((event.fact.counter_filled for event in events), now_ms)
-        counted = _entries((filled for filled in backlog.fills(now_ms) if filled.digest == counter.digest), now_ms)
-        is_complete = events[-1].fact.counter_filled.complete
-        wrong = [entry_id for entry_id, entry in recorded.items() if counted.get(entry_id) != entry]
-        missing = [entry_id for entry_id in counted if entry_id not in recorded] if is_complete else []
-        if wrong or missing:
-            raise _divergence(events[-1], counter, sorted([*wrong, *missing])[0])
+def _compare(events: list[Envelope], counter: CompiledCounter, backlog: CounterBacklog) -> Iterator[None]:
+    """Compare the events that fill a counter with its past."""
+    now_ms = milliseconds(events[-1].recorded_at)
+    recorded: dict[str, CounterEntry] = {}
+    for event in events:
+        recorded.update(_entries(event.fact.counter_filled, now_ms))
+        yield None
+    is_complete = events[-1].fact.counter_filled.complete
+    differences: list[str] = []
+    for filled in backlog.fill_steps(now_ms, [counter.digest]):
+        counted = _entries(filled, now_ms) if filled is not None else {}
+        for entry_id, entry in counted.items():
+            if entry_id in recorded:
+                if recorded.pop(entry_id) != entry:
+                    differences.append(entry_id)
+            elif is_complete:
+                differences.append(entry_id)
+        yield None
+    differences.extend(recorded)
+    if differences:
+        raise _divergence(events[-1], counter, min(differences))
 
 
-def _entries(fills: Iterable[CounterFilled], now_ms: int) -> dict[str, CounterEntry]:
+def _entries(filled: CounterFilled, now_ms: int) -> dict[str, CounterEntry]:
     """Return the entries that have not lapsed, by id."""
-    return {
-        entry.entry_id: entry
-        for filled in fills
-        for entry in filled.entries
-        if not entry.HasField("lapses_at") or milliseconds(entry.lapses_at) > now_ms
-    }
+    return {entry.entry_id: entry for entry in filled.entries if not entry.HasField("lapses_at") or milliseconds(entry.lapses_at) > now_ms}
 
 
 def _divergence(event: Envelope, counter: CompiledCounter, entry_id: str) -> DivergedError:

@@ -200,10 +200,13 @@ class CounterTable:
         faults = self.faults
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
 
-    def has_room(self, group: str) -> bool:
-        """Return whether one more entry of a group finds room. A group that gives no number takes entries too: it may give one again."""
+    def has_room(self, group: CounterGroup | None) -> bool:
+        """Return whether one more entry finds room in a group of the counter, or in a new one if it is None.
+
+        A group that gives no number takes entries too: it may give one again.
+        """
         counter = self.counter
-        return len(self.entries) < counter.entries_max and (group in self.groups or len(self.groups) < counter.groups_max)
+        return len(self.entries) < counter.entries_max and (group is not None or len(self.groups) < counter.groups_max)
 
     def has_room_for_one(self, now_ms: int) -> bool:
         """Return whether one more entry finds room at `now_ms`, whatever its group."""
@@ -239,13 +242,17 @@ class CounterTable:
 ALL_GROUPS: Final = "*" * 300
 
 
-def index_counters(tables: Iterable[CounterTable]) -> dict[tuple[str, str], tuple[CounterTable, ...]]:
-    """Return the counters by (source, action type or fact key) of the events that they count."""
-    index: dict[tuple[str, str], tuple[CounterTable, ...]] = {}
+CountersByName = dict[str, tuple[CounterTable, ...]]
+NO_COUNTERS: Final[CountersByName] = {}
+
+
+def index_counters(tables: Iterable[CounterTable]) -> dict[str, CountersByName]:
+    """Return the counters by the source and then the action type or fact key of the events that they count."""
+    index: dict[str, CountersByName] = {}
     for table in tables:
+        names = index.setdefault(table.counter.source, {})
         for name in (*table.counter.actions, *table.counter.fact_keys):
-            place = (table.counter.source, name)
-            index[place] = (*index.get(place, ()), table)
+            names[name] = (*names.get(name, ()), table)
     return index
 
 

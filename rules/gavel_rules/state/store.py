@@ -17,7 +17,8 @@ from gavel_rules.events.arbiter_versions import LATEST
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.state.contest_tables import ContestTables
-from gavel_rules.state.counters import CounterTable
+from gavel_rules.state.counters import CountersByName, CounterTable
+from gavel_rules.state.disposal import Disposal
 from gavel_rules.state.packed_evidence import KeyCandidates, newest_number, unpack_evidence
 from gavel_rules.state.paged_table import PagedTable, StatePages
 from gavel_rules.state.records import (
@@ -50,6 +51,7 @@ class Store:
     def __init__(self, bus: str) -> None:
         self.undo_log: Final = UndoLog()
         self._entries: Final = self.undo_log.entries
+        self.disposal: Final = Disposal()
 
         self.bus: Final = bus
         self.head = 0
@@ -79,7 +81,7 @@ class Store:
 
         # Counters by the digest of their definition, and by the events that they count: see `index_counters`.
         self.counters: Final[dict[str, CounterTable]] = {}
-        self.counters_by_event: dict[tuple[str, str], tuple[CounterTable, ...]] = {}
+        self.counters_by_event: dict[str, CountersByName] = {}
 
         self.contest_tables: Final = ContestTables()
 
@@ -149,6 +151,52 @@ class Store:
         if old is not ABSENT:
             del table[key]
             self._entries.append((table, key, old))
+
+    def dispose(self, table: dict[Any, Any], key: object) -> None:
+        """Delete a key of a table like `drop`. Its value is a large table, and is freed in steps once the change is committed."""
+        self.disposal.add_drop(table[key], self.undo_log.position)
+        self._entries.append(self.disposal.withdraw)
+        self.drop(table, key)
+
+    def dispose_all(self) -> Disposal:
+        """Return all tables to be freed. The store cannot be used any more."""
+        tables: tuple[Any, ...] = (
+            self.evidence,
+            self.counters,
+            self.contest_tables.open_proposals,
+            self.contest_tables.open_proposals_by_subject,
+            self.contest_tables.open_proposals_by_trace,
+            self.contest_tables.contests,
+            self.decisions,
+            self.decisions_by_subject,
+            self.conflict_keys,
+            self.grants,
+            self.ended_decisions,
+            self.reviews,
+            self.traces,
+            self.refused_traces.by_trace,
+            self.refused_traces.by_producer,
+            self.refused_traces.counts,
+            self.refusals,
+            self.trace_reviews,
+            self.closed_actions,
+            self.tool_calls,
+            self.trace_of_execution,
+            self.tool_result_tables.tool_results,
+            self.tool_result_tables.readings,
+            self.tool_result_tables.contradictions,
+            self.tool_result_tables.candidate_counts,
+            self.tool_result_tables.outliving_results.changes,
+            self.trace_versions,
+            self.answers,
+            self.timers,
+            self.trace_lapses,
+            self.decision_ends,
+        )
+        for table in tables:
+            self.disposal.add(table)
+        self.counters_by_event = {}
+        return self.disposal
 
     def drop_oldest(self, table: dict[str, Any], numbers: Mapping[str, int], count: int) -> None:
         """Delete the `count` keys of a table with the lowest sequence numbers. Many at once: sorting costs more than deleting."""

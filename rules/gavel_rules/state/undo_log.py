@@ -33,6 +33,11 @@ class UndoLog:
         """The position after the last entry."""
         return self._dropped + len(self.entries)
 
+    @property
+    def commit_position(self) -> int:
+        """The position before which no change can be undone any more."""
+        return self._dropped
+
     def undo(self, position: int) -> None:
         """Take back every change after a position, latest first."""
         entries = self.entries

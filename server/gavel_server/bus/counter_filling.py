@@ -19,6 +19,9 @@ from gavel_rules.language.rule_set import CompiledRuleSet
 
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.precompiler import Precompiler
+from gavel_server.fairness.callers import INTERNAL
+from gavel_server.fairness.turns import call_slice
+from gavel_server.history.disposal import temporary_states
 from gavel_server.history.replay import pages
 from gavel_server.intake.event_ids import new_event_id
 
@@ -62,7 +65,13 @@ async def fill_counters(sequencer: Sequencer, rule_set: CompiledRuleSet) -> None
     counters = [counter for counter in rule_set.counters.values() if counter.digest in digests]
     backlog = CounterBacklog(sequencer.bus, counters, opened_at)
     before: Callable[[bytes], Awaitable[None]] = partial(Precompiler().before, backlog.state)
-    async for _ in pages(sequencer.log, opened_at - 1, lambda record: backlog.feed(Envelope.FromString(record.envelope)), before):
-        pass
-    for filled in backlog.fills(sequencer.now_ms()):
-        await sequencer.execute(FillCounter(new_event_id(), filled))
+    time_slice = call_slice(1, INTERNAL)
+    async with temporary_states() as states:
+        states.append(backlog.state)
+        async for _ in pages(sequencer.log, opened_at - 1, lambda record: backlog.feed(Envelope.FromString(record.envelope)), before):
+            pass
+        for filled in backlog.fill_steps(sequencer.now_ms()):
+            if filled is None:
+                await time_slice.spend(1)
+            else:
+                await sequencer.execute(FillCounter(new_event_id(), filled))

@@ -27,6 +27,7 @@ from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.fairness.turns import call_slice
+from gavel_server.history.disposal import temporary_states
 from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogCorruptError, Record
@@ -56,54 +57,60 @@ async def verify(
 
     Yields progress, which counts up once per pass, and last the verdict. Raises ReplayRangeError, LogUnavailableError.
     """
-    try:
-        head, last = await _range(log, from_sequence_number, to_sequence_number)
-        integrity = Integrity(log.bus)
-        async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
-            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-        recomputation, prepare = replay_part(log.bus, engine=engine, compare_from=from_sequence_number)
-        report = DriftReport()
-        comparison = SnapshotComparison(snapshots)
-        await comparison.load(log, last)
-        fed = 0
+    async with temporary_states() as states:
+        try:
+            head, last = await _range(log, from_sequence_number, to_sequence_number)
+            integrity = Integrity(log.bus)
+            async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
+                yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+            recomputation, prepare = replay_part(log.bus, engine=engine, compare_from=from_sequence_number)
+            states.append(recomputation.state)
+            report = DriftReport()
+            comparison = SnapshotComparison(snapshots)
+            await comparison.load(log, last)
+            fed = 0
 
-        def feed(record: Record) -> None:
-            nonlocal fed
-            event = recomputation.feed(record.sequence_number, record.envelope)
-            fed = record.sequence_number
-            if fed >= from_sequence_number:
-                report.note(event, recomputation.state)
+            def feed(record: Record) -> None:
+                nonlocal fed
+                event = recomputation.feed(record.sequence_number, record.envelope)
+                fed = record.sequence_number
+                if fed >= from_sequence_number:
+                    report.note(event, recomputation.state)
 
-        async def before(envelope: bytes) -> None:
-            if comparison.is_due(fed):
-                await comparison.compare(fed, recomputation.state)
-            await prepare(envelope)
+            async def before(envelope: bytes) -> None:
+                if comparison.is_due(fed):
+                    await comparison.compare(fed, recomputation.state)
+                await prepare(envelope)
 
-        async for number in pages(log, last, feed, before):
-            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-        recomputation.finish(at_head=last == head)
-        if comparison.is_due(last):
-            await comparison.compare(last, recomputation.state)
-        proof = FillProof(log.bus, recomputation.fills)
-        async for number in pages(log, proof.last, lambda record: proof.feed(record.sequence_number, record.envelope)):
-            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=proof.last))
-    except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
-        yield VerifyReplayResponse(verdict=verdict_of(error))
-        return
-    events, decisions = recomputation.events, recomputation.decisions
-    yield VerifyReplayResponse(
-        verdict=ReplayVerdict(
-            proved=True,
-            status=replay_service_pb2.REPLAY_STATUS_PROVED,
-            events=events,
-            decisions=decisions,
-            derived_facts=recomputation.derived_facts,
-            snapshots=comparison.compared,
-            drifts=report.drifts(recomputation.state),
-            data_losses=recomputation.data_losses,
-            message=proved_message(events, decisions, comparison.compared),
+            async for number in pages(log, last, feed, before):
+                yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+            recomputation.finish(at_head=last == head)
+            if comparison.is_due(last):
+                await comparison.compare(last, recomputation.state)
+            proof = FillProof(log.bus, recomputation.fills)
+            states.extend(proof.states)
+            async for number in pages(log, proof.last, lambda record: proof.feed(record.sequence_number, record.envelope)):
+                yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=proof.last))
+            time_slice = call_slice(1, INTERNAL)
+            for _ in proof.compare():
+                await time_slice.spend(1)
+        except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
+            yield VerifyReplayResponse(verdict=verdict_of(error))
+            return
+        events, decisions = recomputation.events, recomputation.decisions
+        yield VerifyReplayResponse(
+            verdict=ReplayVerdict(
+                proved=True,
+                status=replay_service_pb2.REPLAY_STATUS_PROVED,
+                events=events,
+                decisions=decisions,
+                derived_facts=recomputation.derived_facts,
+                snapshots=comparison.compared,
+                drifts=report.drifts(recomputation.state),
+                data_losses=recomputation.data_losses,
+                message=proved_message(events, decisions, comparison.compared),
+            )
         )
-    )
 
 
 def proved_message(events: int, decisions: int, snapshots: int) -> str:
@@ -143,31 +150,33 @@ async def impact(
     integrity = Integrity(log.bus)
     async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
         yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-    simulation = Simulation(log.bus, candidate)
-    decisions = replaced = 0
-    changed: list[ChangedDecision] = []
-    transitions: Counter[str] = Counter()
+    async with temporary_states() as states:
+        simulation = Simulation(log.bus, candidate)
+        states.append(simulation.state)
+        decisions = replaced = 0
+        changed: list[ChangedDecision] = []
+        transitions: Counter[str] = Counter()
 
-    def feed(record: Record) -> None:
-        nonlocal decisions, replaced
-        before = simulation.decisions, simulation.replaced
-        change = simulation.feed(record.sequence_number, record.envelope)
-        if record.sequence_number >= from_sequence_number:
-            decisions += simulation.decisions - before[0]
-            replaced += simulation.replaced - before[1]
-            if change is not None:
-                changed.append(
-                    ChangedDecision(recorded=change.recorded, simulated=change.simulated, sequence_number=change.sequence_number)
-                )
-                transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
+        def feed(record: Record) -> None:
+            nonlocal decisions, replaced
+            before = simulation.decisions, simulation.replaced
+            change = simulation.feed(record.sequence_number, record.envelope)
+            if record.sequence_number >= from_sequence_number:
+                decisions += simulation.decisions - before[0]
+                replaced += simulation.replaced - before[1]
+                if change is not None:
+                    changed.append(
+                        ChangedDecision(recorded=change.recorded, simulated=change.simulated, sequence_number=change.sequence_number)
+                    )
+                    transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
 
-    async for number in pages(log, last, feed, partial(Precompiler().before, simulation.state)):
-        for change in changed:
-            yield SimulateRuleSetResponse(changed=change)
-        changed.clear()
-        yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-    summary = SimulationSummary(decisions=decisions, changed=transitions.total(), transitions=transitions, replaced=replaced)
-    yield SimulateRuleSetResponse(summary=summary)
+        async for number in pages(log, last, feed, partial(Precompiler().before, simulation.state)):
+            for change in changed:
+                yield SimulateRuleSetResponse(changed=change)
+            changed.clear()
+            yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+        summary = SimulationSummary(decisions=decisions, changed=transitions.total(), transitions=transitions, replaced=replaced)
+        yield SimulateRuleSetResponse(summary=summary)
 
 
 async def pages(

@@ -21,7 +21,7 @@ from cel_expr_python import cel
 from google.protobuf.message import DecodeError
 
 from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost, suggest_bounds
-from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, CounterReads, ReadPlace
+from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_PER_ACTION_MAX, CounterReads, ReadPlace
 from gavel_rules.language.cel.expansion import expand, may_call
 from gavel_rules.language.cel.inference import sum_kinds
 from gavel_rules.language.cel.library import BODIES, NESTED_TOO_DEEP, Report, library_config, report_complaint
@@ -295,8 +295,11 @@ class _Check:
         for place in places if not inner else ():
             entry = environment.counter_reads.find(source, place)
             if entry is None:
-                message = f"the expressions of the action read {place.counter} with more than {KEYS_PER_COUNTER_MAX} different keys"
-                self._note(place.start, "too-complex", message, "read it with fewer keys")
+                message = (
+                    f"the expressions of the action read {place.counter} with more than {KEYS_PER_COUNTER_MAX} different keys,"
+                    f" or all counters with more than {READS_PER_ACTION_MAX}"
+                )
+                self._note(place.start, "too-complex", message, "read counters with fewer keys")
                 continue
             read, is_new = entry
             if is_new:

@@ -14,6 +14,8 @@ from gavel_rules.language.cel.vocabulary import COUNTER_READS
 
 # Different keys with which the expressions of an action may read one counter.
 KEYS_PER_COUNTER_MAX: Final = 36
+# Different reads by the expressions of an action. A decision records each of them, and an event holds at most 1 MiB.
+READS_PER_ACTION_MAX: Final = 1_152
 
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -45,13 +47,13 @@ class CounterReads:
         return tuple(self._by_key.values())
 
     def find(self, text: str, place: ReadPlace) -> tuple[CounterRead, bool] | None:
-        """Return the read at a place, and whether it is new; None if the action reads the counter with too many keys."""
+        """Return the read at a place, and whether it is new; None if the action has too many reads."""
         key = text[place.opening + 1 : closing_offset(text, place.opening)].strip()
         known = self._by_key.get((place.counter, key))
         if known is not None:
             return known, False
         number = sum(1 for counter, _ in self._by_key if counter == place.counter)
-        if number >= KEYS_PER_COUNTER_MAX:
+        if number >= KEYS_PER_COUNTER_MAX or len(self._by_key) >= READS_PER_ACTION_MAX:
             return None
         read = CounterRead(place.counter, key, f"{COUNTER_READS}.{place.counter}_{_DIGITS[number]}")
         self._by_key[place.counter, key] = read

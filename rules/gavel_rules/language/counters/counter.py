@@ -20,7 +20,7 @@ from gavel_rules.language.cel.vocabulary import ValueType
 from gavel_rules.language.cel.zones import Zone
 from gavel_rules.language.document.models import CounterPart
 from gavel_rules.language.document.params_schema import ParamsSchema
-from gavel_rules.language.engines.case import Case, CaseReader, Proposer, bare_case
+from gavel_rules.language.engines.case import Case, CaseReader, Proposer, bare_case, convert
 from gavel_rules.language.engines.cel import Program, condition_source
 
 # The greatest whole number that a group may reach, in its smallest unit: a double holds it exactly.
@@ -28,6 +28,7 @@ TOTAL_MAX: Final = 2**53
 GROUP_LENGTH_MAX: Final = 256
 # The time at which an entry lapses that counts until its decision ends.
 NEVER_MS: Final = 2**62
+_FIFTEEN_DIGITS: Final = 10**15
 
 COUNT: Final = "count"
 SUM: Final = "sum"
@@ -63,15 +64,26 @@ class CountedEvent:
         self.producer_id: Final = producer_id
         self.producer_version: Final = producer_version
         self.others: Final = others
+        self._case: Case | None = None
+        self._schema: ParamsSchema | None = None  # of `_case`
         # By `CompiledCounter.measure`, for counters that differ only in their windows and limits. _NOT_COUNTED: the event does not count.
         self.amounts: Final[dict[str, Amount | CounterError]] = {}
 
+    def case(self, schema: ParamsSchema | None) -> Case:
+        """Return the event as a case. `schema` is that of its action, None without one."""
+        if self._case is None or self._schema is not schema:
+            params = self.params if schema is None else schema.typed(self.params)
+            proposer = Proposer(self.producer_type, self.producer_id, self.producer_version, ())
+            self._case, self._schema = bare_case(params, {}, self.subject, proposer), schema
+        return self._case
 
-class Amount(NamedTuple):
-    """The amount with which an event counts in a group. `value` is 1, a whole number of the counter's smallest unit, or a text."""
 
-    group: str
-    value: int | str
+class Amount:
+    """The amount with which an event counts in a group: docs/performance.md#plain-classes."""
+
+    def __init__(self, group: str, value: int | str) -> None:
+        self.group: Final = group
+        self.value: Final[int | str] = value  # 1, a whole number of the counter's smallest unit, or a text
 
 
 _NOT_COUNTED: Final = Amount("", 0)
@@ -99,18 +111,26 @@ class _Expression:
             find_presence_tests(expression.tree),
         )
         self._others = [name for name in sorted(variables) if name.partition(".")[0] not in _CASE_ROOTS]
-        # Most keys and amounts are one value of the case, which needs no evaluation: that takes 10 µs and more.
+        # Most keys and amounts are one value of the case, which needs no evaluation: that takes 10 µs and more. A param needs no case.
         self._variable: Final = direct_variable(expression.tree, environment)
+        root, _, param = self._variable.partition(".")
+        self._param: Final = param if root == "params" and "." not in param else ""
+        self._kind: Final = environment.types[self._variable].kind if self._param else ""
         self._program = Program(environment, [condition_source(expression.source)])
 
-    def evaluate(self, case: Case, others: Mapping[str, object]) -> object:
-        """Return the value for an event, given as a case and its other values; None if the expression fails."""
+    def evaluate(self, event: CountedEvent, schema: ParamsSchema | None) -> object:
+        """Return the value for an event, whose params have a schema or none; None if the expression fails."""
         try:
-            values = self._reader.read(case)
+            if self._param:
+                value = event.params.get(self._param)
+                typed = value if schema is None else schema.typed_param(self._param, value)
+                return None if typed is None else convert(typed, self._kind, self._variable)
+            values = self._reader.read(event.case(schema))
         except CaseError:
             return None  # params of another version of the schema
         if self._variable:
             return values.get(self._variable)
+        others = event.others
         for name in self._others:
             if name in others:
                 values[name] = others[name]
@@ -191,19 +211,19 @@ class CompiledCounter:
         return None if amount is _NOT_COUNTED else amount
 
     def _measure(self, event: CountedEvent) -> Amount:
-        case = self._case(event)
+        schema = self._schemas.get(event.action_type)
         if self._where is not None:
-            counts = self._where.evaluate(case, event.others)
+            counts = self._where.evaluate(event, schema)
             if not isinstance(counts, bool):
                 raise CounterError(f"`where` of counter {self.name} fails for the event")
             if not counts:
                 return _NOT_COUNTED
-        group: object = "" if self._by is None else self._by.evaluate(case, event.others)
+        group: object = "" if self._by is None else self._by.evaluate(event, schema)
         if not isinstance(group, str):
             raise CounterError(f"`by` of counter {self.name} gives no text")
         if len(group) > GROUP_LENGTH_MAX:
             return _NOT_COUNTED
-        return Amount(group, 1 if self._amount is None else self._scaled(self._amount.evaluate(case, event.others), group))
+        return Amount(group, 1 if self._amount is None else self._scaled(self._amount.evaluate(event, schema), group))
 
     def fits(self, event: CountedEvent) -> bool:
         """Return whether the params of an event match the schema of its action, which the counter's expressions rely on."""
@@ -212,7 +232,7 @@ class CompiledCounter:
 
     def settled_amount(self, event: CountedEvent, approved: int | str) -> int | str:
         """Return the amount of a reserved approval after its report. Raises CounterError."""
-        return approved if self._settle is None else self._scaled(self._settle.evaluate(self._case(event), event.others), None)
+        return approved if self._settle is None else self._scaled(self._settle.evaluate(event, self._schemas.get(event.action_type)), None)
 
     def lapse_ms(self, recorded_at_ms: int) -> int:
         """Return the time from which an event recorded at `recorded_at_ms` no longer counts. Raises CounterError outside of its zone."""
@@ -234,11 +254,6 @@ class CompiledCounter:
         """Return a whole number of the smallest unit as expressions read it."""
         return value if self.is_whole else value / self._units
 
-    def _case(self, event: CountedEvent) -> Case:
-        schema = self._schemas.get(event.action_type)
-        params = event.params if schema is None else schema.typed(event.params)
-        return bare_case(params, {}, event.subject, Proposer(event.producer_type, event.producer_id, event.producer_version, ()))
-
     def _scaled(self, value: object, group: str | None) -> int | str:
         if self.aggregate == DISTINCT:
             if isinstance(value, str) and len(value) <= GROUP_LENGTH_MAX:
@@ -247,9 +262,20 @@ class CompiledCounter:
             if abs(value) * self._units <= TOTAL_MAX:
                 return value * self._units
         elif isinstance(value, float) and abs(value) * self._units <= TOTAL_MAX:
-            # Through its shortest decimal text: 0.1 is one tenth. Rounded up, so that a budget is never overrun by a fraction.
-            return int((Decimal(repr(value)) * self._units).to_integral_value(ROUND_CEILING))
+            return to_units(value, self._units)
         raise CounterError(f"`{self.aggregate}` of counter {self.name} gives a value that cannot be counted", group)
+
+
+def to_units(value: float, units: int) -> int:
+    """Return a number as a whole number of the smallest unit, of which 1 has `units`: a power of ten.
+
+    The number is its shortest decimal text: 0.1 is one tenth. It is rounded up, so that a budget is never overrun by a fraction.
+    """
+    nearest = int(value * units + (0.5 if value >= 0.0 else -0.5))
+    # Only one decimal of at most 15 digits is nearest to a double. If the double is that of `nearest`, its shortest text is it too.
+    if -_FIFTEEN_DIGITS < nearest < _FIFTEEN_DIGITS and nearest / units == value:
+        return nearest
+    return int((Decimal(repr(value)) * units).to_integral_value(ROUND_CEILING))
 
 
 def aggregate_of(part: CounterPart) -> str:

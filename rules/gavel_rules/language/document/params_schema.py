@@ -41,7 +41,7 @@ class ParamsSchema:
     parts: int  # with all references followed
     _validator: jsonschema_rs.Draft202012Validator
     _of_properties: jsonschema_rs.Draft202012Validator | None  # of `properties` alone; None if it does not compile by itself
-    _retyped: tuple[tuple[str, ValueType], ...]  # the properties whose values need conversion
+    _retyped: Mapping[str, ValueType]  # the properties whose values need conversion
 
     def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
         """Return (JSON pointer, keyword) of every violation, sorted.
@@ -73,10 +73,15 @@ class ParamsSchema:
     def typed(self, params: dict[str, object]) -> dict[str, object]:
         """Return valid params with declared integers as int and declared numbers as float."""
         typed = dict(params)
-        for name, type_ in self._retyped:
+        for name, type_ in self._retyped.items():
             if name in typed:
                 typed[name] = _convert(typed[name], type_)
         return typed
+
+    def typed_param(self, name: str, value: object) -> object:
+        """Return the value of one param as `typed` gives it."""
+        type_ = self._retyped.get(name)
+        return value if type_ is None else _convert(value, type_)
 
 
 def _violations(validator: jsonschema_rs.Draft202012Validator, value: dict[str, object]) -> set[tuple[str, str]]:
@@ -114,7 +119,7 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
     except jsonschema_rs.ValidationError:
         of_properties = None
     type_ = type_of_schema(schema, schema)
-    retyped = tuple((name, field.type) for name, field in type_.fields.items() if field.type.kind not in _UNCONVERTED)
+    retyped = {name: field.type for name, field in type_.fields.items() if field.type.kind not in _UNCONVERTED}
     return ParamsSchema(type_, schema.get("additionalProperties") is False, parts, validator, of_properties, retyped)
 
 

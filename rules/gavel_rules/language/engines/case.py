@@ -199,28 +199,30 @@ class CaseReader:
         for name, key, kind in self._params:
             value = params.get(key)
             if value is not None or key in params:
-                values[name] = _convert(value, kind, name)
+                values[name] = convert(value, kind, name)
         facts = case.facts
         for name, key, kind in self._facts:
             value = facts.get(key)
             if value is not None or key in facts:
-                values[name] = _convert(value, kind, name)
+                values[name] = convert(value, kind, name)
         for name, attribute, kind in self._attributes:
-            values[name] = _convert(getattr(case, attribute), kind, name)
+            values[name] = convert(getattr(case, attribute), kind, name)
         for name, steps, kind in self._nested:
             exists, value = _find(params, steps)
             if exists:
-                values[name] = _convert(value, kind, name)
+                values[name] = convert(value, kind, name)
         for name, steps, kind in self._nested_facts:
             exists, value = _find(facts, steps)
             if exists:
-                values[name] = _convert(value, kind, name)
+                values[name] = convert(value, kind, name)
         for name in self._subject_parts:
             kind_of_subject, _, identity = case.subject.partition("/")
-            values[name] = _convert(kind_of_subject if name == "subject.type" else identity, "string", name)
+            values[name] = convert(kind_of_subject if name == "subject.type" else identity, "string", name)
+        history = case.history
         for name, kind in self._history:
-            if name in case.history:
-                values[name] = _convert(case.history[name], kind, name)
+            number = history.get(name)
+            if number is not None:
+                values[name] = convert(number, kind, name)
         if self._reads_now:
             values["now"] = _EPOCH + timedelta(milliseconds=case.now_ms)
         if self._params_tree:
@@ -260,7 +262,7 @@ def _find(value: object, steps: tuple[str, ...]) -> tuple[bool, object]:
     return True, value
 
 
-def _convert(value: Any, kind: str, name: str) -> object:
+def convert(value: Any, kind: str, name: str) -> object:
     """Return a value as its declared kind. A number may be an int or a float; a bool is never a number."""
     actual = type(value)
     if kind == "string":

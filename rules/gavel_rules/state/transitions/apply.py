@@ -32,6 +32,8 @@ def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None
             forget_ended_decisions(store)
         if store.counters:
             expire_entries(store)
+        if store.disposal.has_tables:
+            store.disposal.free(store.undo_log.commit_position)
     touch_trace(store, event.trace_id)
     if store.semantics.binds_versions:
         note_versions(store, event)

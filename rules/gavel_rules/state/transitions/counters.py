@@ -21,7 +21,7 @@ from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.counters.counter import NEVER_MS, CompiledCounter, CountedEvent, CounterError
 from gavel_rules.language.report_expressions import execution_values
-from gavel_rules.state.counters import ALL_GROUPS, FAULTY_GROUPS_MAX, CounterEntry, CounterTable, index_counters
+from gavel_rules.state.counters import ALL_GROUPS, FAULTY_GROUPS_MAX, NO_COUNTERS, CounterEntry, CounterTable, index_counters
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.values import struct_to_dict, value_to_python
@@ -54,8 +54,9 @@ def expire_entries(store: Store) -> None:
 def count_event(store: Store, event: RecordedEvent) -> None:
     """Enter an event into the counters that count it, before it changes anything else."""
     payload = event.payload
+    index = store.counters_by_event  # an event is read only if counters have its source
     if payload == "proposal":
-        tables = store.counters_by_event.get((_PROPOSALS, event.proposal.action_type))
+        tables = index.get(_PROPOSALS, NO_COUNTERS).get(event.proposal.action_type)
         if tables is not None:
             proposal = event.proposal
             enter_event(store, tables, event.event_id, _event_of(proposal, proposal.action_type, proposal.params, event.subject, {}))
@@ -64,16 +65,20 @@ def count_event(store: Store, event: RecordedEvent) -> None:
     elif payload == "execution":
         _count_execution(store, event.envelope, event.envelope.execution)
     elif payload == "fact":
-        fact = event.envelope.fact
-        tables = store.counters_by_event.get((_FACTS, fact.key))
-        if tables is not None and fact.WhichOneof("system") is None:
-            _count_value(store, tables, event, event.event_id, value_to_python(fact.value))
+        names = index.get(_FACTS)
+        if names is not None:
+            fact = event.envelope.fact
+            tables = names.get(fact.key)
+            if tables is not None and fact.WhichOneof("system") is None:
+                _count_value(store, tables, event, event.event_id, value_to_python(fact.value))
     elif payload == "observation":
-        fields = event.envelope.observation.extracted_fields
-        for key in sorted(fields):
-            tables = store.counters_by_event.get((_OBSERVATIONS, key))
-            if tables is not None:
-                _count_value(store, tables, event, f"{event.event_id}/{key}", value_to_python(fields[key]))
+        names = index.get(_OBSERVATIONS)
+        if names is not None:
+            fields = event.envelope.observation.extracted_fields
+            for key in sorted(fields):
+                tables = names.get(key)
+                if tables is not None:
+                    _count_value(store, tables, event, f"{event.event_id}/{key}", value_to_python(fields[key]))
     elif payload == "agent_diagnostic" and event.envelope.agent_diagnostic.WhichOneof("detail") == "late_execution":
         _count_execution(store, event.envelope, event.envelope.agent_diagnostic.late_execution.execution)
 
@@ -89,6 +94,8 @@ def open_counters(
         known = store.counters.get(counter.digest)
         if known is not None and known.is_pinned:
             continue
+        if known is not None:
+            store.dispose(store.counters, counter.digest)
         table = CounterTable(counter, store.head, policy_id, version)
         store.put(store.counters, counter.digest, table)
         if is_pinned:
@@ -131,7 +138,7 @@ def keep_counters(store: Store) -> None:
             if not table.flags.get("in force"):
                 store.put(table.flags, "in force", True)
         elif table.flags.get("in force") and not table.is_pinned:
-            store.drop(store.counters, digest)
+            store.dispose(store.counters, digest)
     store.set("counters_by_event", index_counters(store.counters.values()))
 
 
@@ -140,7 +147,9 @@ def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
     if execution.status not in _EFFECTIVE:
         return
     decision = live.decision.decision
-    tables = [table for table in store.counters_by_event.get((_APPROVALS, decision.action_type), ()) if table.counter.is_reserved]
+    tables = [
+        table for table in store.counters_by_event.get(_APPROVALS, NO_COUNTERS).get(decision.action_type, ()) if table.counter.is_reserved
+    ]
     if tables:
         proposal = ProposalView(live.proposal)
         params = struct_to_dict(decision.params)
@@ -183,10 +192,10 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
 
 def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
     """Add an entry. If it finds no room, its group gives no number until the entry would have lapsed."""
-    if not table.has_room(entry.group):
+    group = table.groups.get(entry.group)
+    if not table.has_room(group):
         _fail(store, table, ALL_GROUPS, entry.lapses_at_ms)
         return
-    group = table.groups.get(entry.group)
     values = group.values if group is not None else None
     if values is not None and len(values) >= table.counter.distinct_max and str(entry.value) not in values:
         _fail(store, table, entry.group, entry.lapses_at_ms)
@@ -210,9 +219,12 @@ def _count_decision(store: Store, event: RecordedEvent) -> None:
     if counted is None:
         return
     source, outcome = counted
+    names = store.counters_by_event.get(source)
+    if names is None:
+        return
     decision = event.envelope.decision
     action_type = decision.action_type
-    tables = store.counters_by_event.get((source, action_type))
+    tables = names.get(action_type)
     if tables is None:
         return
     others: dict[str, object] = {"outcome": outcome, "reason_code": decision.reason_code}
@@ -238,7 +250,8 @@ def _decided_proposal(store: Store, decision: Decision) -> Envelope | None:
 
 
 def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> None:
-    if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
+    names = store.counters_by_event.get(_EXECUTIONS)
+    if names is None or execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
         return
     live = store.decisions.get(execution.decision_id)
     if live is None:
@@ -247,7 +260,7 @@ def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> 
             return
         live = ended.live
     action_type = live.decision.decision.action_type
-    tables = store.counters_by_event.get((_EXECUTIONS, action_type))
+    tables = names.get(action_type)
     if tables is not None:
         proposal = ProposalView(live.proposal)
         event = _event_of(proposal, action_type, proposal.params, envelope.subject, execution_values(execution))

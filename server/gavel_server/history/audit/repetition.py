@@ -16,6 +16,7 @@ from gavel_rules.events.arbiter_versions import implemented_versions, is_impleme
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
+from gavel_server.history.disposal import temporary_states
 from gavel_server.history.replay import pages, replay_part, verdict_of
 from gavel_server.log import EventLog, LogCorruptError, Record
 
@@ -58,13 +59,15 @@ async def repeat_decisions(
     status = replay_service_pb2.REPLAY_STATUS_PROVED
     message = ""
     reached = 0
-    try:
-        async for number in pages(log, last, feed, before):
-            reached = number
-    except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
-        verdict = verdict_of(error)
-        status, message = verdict.status, verdict.message
-        reached = (verdict.divergence.sequence_number or reached + 1) - 1
+    async with temporary_states() as states:
+        states.append(recomputation.state)
+        try:
+            async for number in pages(log, last, feed, before):
+                reached = number
+        except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
+            verdict = verdict_of(error)
+            status, message = verdict.status, verdict.message
+            reached = (verdict.divergence.sequence_number or reached + 1) - 1
     for decision in decisions:
         number = decision.sequence_number
         if number <= reached:

@@ -93,7 +93,7 @@ def _count_approvals(rule_set: CompiledRuleSet, action: CompiledAction) -> tuple
 
     state = State("bench")
     open_counters(state.store, rule_set.counters.values(), is_pinned=True)
-    tables = state.store.counters_by_event.get(("approvals", action.action_type), ())
+    tables = state.store.counters_by_event.get("approvals", {}).get(action.action_type, ())
     numbers = itertools.count()
 
     def count(case: Case) -> None:
