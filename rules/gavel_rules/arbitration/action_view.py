@@ -29,6 +29,11 @@ def view_action(state: State, action: CompiledAction, actions: Sequence[Compiled
     return ActionView(action, params, select_evidence(state, action, actions, proposal, params, now_ms))
 
 
+def view_actions(state: State, proposal: ProposalView, now_ms: int, actions: Sequence[CompiledAction]) -> list[ActionView]:
+    """Return the view of every rule set that governs the proposal's action."""
+    return [view_action(state, action, actions, proposal, now_ms) for action in actions]
+
+
 def case_of(state: State, proposal: ProposalView, now_ms: int, view: ActionView) -> Case:
     """Return the case that the rules of one rule set evaluate."""
     # Passed by position: sixteen keyword arguments would take as long as the rest of the function.

@@ -12,11 +12,12 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reason_codes
+from gavel_rules.arbitration.action_view import view_actions
 from gavel_rules.arbitration.evaluation import Evaluate, evaluate_by_rete
 from gavel_rules.arbitration.rejection_limit import count_rejection
 from gavel_rules.arbitration.retry_hint import complete
 from gavel_rules.arbitration.review_policy import assign_policy
-from gavel_rules.arbitration.stages import REREAD_STAGES, STAGES, Context, Stage, view_actions
+from gavel_rules.arbitration.stages import REREAD_STAGES, STAGES, Context, Stage
 from gavel_rules.arbitration.verdict import begin, bind, refuse
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW

@@ -15,7 +15,7 @@ from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reason_codes
 from gavel_rules.arbitration import retry_hint
-from gavel_rules.arbitration.action_view import ActionView, case_of, view_action
+from gavel_rules.arbitration.action_view import ActionView, case_of, view_actions
 from gavel_rules.arbitration.drift import mismatch_drift, refuses, trace_drifts, warn_of_drift
 from gavel_rules.arbitration.evaluation import Evaluate
 from gavel_rules.arbitration.evidence import (
@@ -458,11 +458,6 @@ def _case_of(context: Context, action: CompiledAction) -> Case:
     """Return the case that the rules of an action have evaluated."""
     (view,) = [view for view in context.views if view.action is action]
     return view.case or case_of(context.state, context.proposal, context.now_ms, view)
-
-
-def view_actions(state: State, proposal: ProposalView, now_ms: int, actions: Sequence[CompiledAction]) -> list[ActionView]:
-    """Return the view of every rule set that governs the proposal's action."""
-    return [view_action(state, action, actions, proposal, now_ms) for action in actions]
 
 
 def _refuse(context: Context, reason_code: str) -> bool:

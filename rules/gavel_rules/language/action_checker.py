@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gavel.v1.decision_pb2 import RetryPolicy
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
-from gavel_rules.language.cel.cost import ACTION_STEPS_MAX, INLINE_STEPS_MAX, ITERATIONS_MAX, suggest_bounds
+from gavel_rules.language.cel.cost import ACTION_STEPS_MAX, INLINE_STEPS_MAX, ITERATIONS_MAX
 from gavel_rules.language.cel.syntax_tree import MESSAGE_DEPTH_MAX
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import (
@@ -28,6 +28,7 @@ from gavel_rules.language.cel.vocabulary import (
     conflict_key_scope,
     derivation_scope,
     subject_scope,
+    suggest_bounds,
 )
 from gavel_rules.language.compensation import Compensation, check_compensation
 from gavel_rules.language.counters.checker import CheckedCounters, check_counters

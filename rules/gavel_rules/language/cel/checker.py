@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from cel_expr_python import cel
 from google.protobuf.message import DecodeError
 
-from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost, suggest_bounds
+from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost
 from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_PER_ACTION_MAX, CounterReads, ReadPlace
 from gavel_rules.language.cel.expansion import expand, may_call
 from gavel_rules.language.cel.inference import sum_kinds
@@ -30,7 +30,7 @@ from gavel_rules.language.cel.sharing import share
 from gavel_rules.language.cel.syntax_tree import MESSAGE_DEPTH_MAX, Constant, Identifier, Node, decode, message_depth, walk
 from gavel_rules.language.cel.tokens import closing_offset
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
-from gavel_rules.language.cel.vocabulary import HISTORY, PRESENCE_MAPS, ValueType, flatten_scope
+from gavel_rules.language.cel.vocabulary import HISTORY, PRESENCE_MAPS, ValueType, flatten_scope, suggest_bounds
 from gavel_rules.values import text_problem
 
 _NO_NAMES: Final[frozenset[str]] = frozenset()

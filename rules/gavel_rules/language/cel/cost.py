@@ -12,7 +12,7 @@ The elements of a loop together are no larger than the list or map that it goes 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final, NamedTuple
@@ -29,7 +29,6 @@ ACTION_STEPS_MAX: Final = 200_000_000
 # A server deploys no action beyond this, so that one decision takes at most about 5 ms (ADR 0036). The compiler takes more: a log may hold
 # rule sets that were deployed before.
 DECISION_STEPS_MAX: Final = 4_000_000
-BOUNDS_NAMED_MAX: Final = 8  # of a suggestion
 # The conditions of an action share the values of variables only if they take no longer than this without sharing. A refusal may evaluate
 # some of them one by one, to find out whether any proposal could succeed (`feasibility`).
 INLINE_STEPS_MAX: Final = 16_000_000
@@ -172,33 +171,6 @@ def _shape_of_elements(elements: list[Shape], parts: Mapping[str, Shape] | None,
         keyed=parts is not None,
         parts=parts,
     )
-
-
-def suggest_bounds(names: Mapping[str, ValueType]) -> str:
-    """Return the bounds that the document could declare for the variables of an expression; "" if it declares all."""
-    bounds = []
-    for name, type_ in sorted(names.items()):
-        if name.startswith("facts.") and name.count(".") == 1 and type_.kind == "string" and type_.size_max is None:
-            bounds.append(f"max_length for {name}")
-        elif name.startswith(("params.", "facts.")):
-            bounds.extend(_missing_bounds(name, type_))
-    more = f" and {len(bounds) - BOUNDS_NAMED_MAX} more" if len(bounds) > BOUNDS_NAMED_MAX else ""
-    return f"declare {', '.join(bounds[:BOUNDS_NAMED_MAX])}{more}" if bounds else ""
-
-
-def _missing_bounds(name: str, type_: ValueType) -> Iterator[str]:
-    """Yield the bounds that a value's schema could declare, for it and for the elements inside of it."""
-    if type_.size_max is None and type_.kind in _BOUNDS:
-        yield f"{_BOUNDS[type_.kind]} for {name}"
-    element = type_.element
-    if element is None:
-        return
-    yield from _missing_bounds(f"the elements of {name}", element)
-    for field_name, field in element.fields.items():
-        yield from _missing_bounds(f"{name}[].{field_name}", field.type)
-
-
-_BOUNDS: Final[Mapping[str, str]] = {"string": "maxLength", "list": "maxItems", "map": "maxProperties"}
 
 
 @dataclass(slots=True)

@@ -53,6 +53,9 @@ ADDED_ROOTS: Final = frozenset(["history", "constants", "zones", "calendars"])
 # The root of the counters, as authors write it and as the root of the variables that stand for reads of them: see `counter_reads`.
 HISTORY: Final = "history"
 COUNTER_READS: Final = "History"
+BOUNDS_NAMED_MAX: Final = 8  # in a suggestion
+# The keys of JSON Schema that bound a value, by its kind.
+_BOUNDS: Final[Mapping[str, str]] = MappingProxyType({"string": "maxLength", "list": "maxItems", "map": "maxProperties"})
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 # The maps of present values, by the root that they stand for. Both names have the same length: see `checker`.
@@ -211,3 +214,27 @@ def _flatten(name: str, type_: ValueType) -> Iterator[tuple[str, ValueType]]:
 def is_spellable(name: str) -> bool:
     """Report whether a name can stand in a CEL expression."""
     return IDENTIFIER.fullmatch(name) is not None and name not in RESERVED_WORDS
+
+
+def suggest_bounds(names: Mapping[str, ValueType]) -> str:
+    """Return the bounds that the document could declare for the variables of an expression; "" if it declares all."""
+    bounds = []
+    for name, type_ in sorted(names.items()):
+        if name.startswith("facts.") and name.count(".") == 1 and type_.kind == "string" and type_.size_max is None:
+            bounds.append(f"max_length for {name}")
+        elif name.startswith(("params.", "facts.")):
+            bounds.extend(_missing_bounds(name, type_))
+    more = f" and {len(bounds) - BOUNDS_NAMED_MAX} more" if len(bounds) > BOUNDS_NAMED_MAX else ""
+    return f"declare {', '.join(bounds[:BOUNDS_NAMED_MAX])}{more}" if bounds else ""
+
+
+def _missing_bounds(name: str, type_: ValueType) -> Iterator[str]:
+    """Yield the bounds that a value's schema could declare, for it and for the elements inside of it."""
+    if type_.size_max is None and type_.kind in _BOUNDS:
+        yield f"{_BOUNDS[type_.kind]} for {name}"
+    element = type_.element
+    if element is None:
+        return
+    yield from _missing_bounds(f"the elements of {name}", element)
+    for part, field_ in element.fields.items():
+        yield from _missing_bounds(f"{name}[].{part}", field_.type)
