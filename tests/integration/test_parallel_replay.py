@@ -19,7 +19,7 @@ from gavel_server.log.redis.log import RedisLog
 from redis.asyncio import Redis
 
 from tests.load.finished_work import write_log
-from tests.support.driver import rechain
+from tests.support.entries import rechain
 
 # An order has nine events after the three that open the bus. The second snapshot is between an order's facts and the proposal that cites
 # them.

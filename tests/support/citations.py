@@ -1,10 +1,11 @@
-"""The references that the shell looks up in the log for a command."""
+"""References: those of a proposal to events, and those that the shell looks up in the log for a command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import EventReference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.commands import Command, References, ResolveReview, SubmitProposal, decision_id_of
@@ -23,6 +24,11 @@ def references_for(command: Command, state: State, known: Mapping[int, CitedEven
         return References(known, about.decision, about.end_reason)
     decision_id = decision_id_of(command)
     return _decision_references(decision_id, state, events) if decision_id else References()
+
+
+def references_to(events: Iterable[Envelope]) -> list[EventReference]:
+    """Return the references of a proposal to events."""
+    return [EventReference(event_id=event.event_id, sequence_number=event.sequence_number) for event in events]
 
 
 def _decision_references(decision_id: str, state: State, events: Mapping[str, Envelope]) -> References:

@@ -65,7 +65,7 @@ from gavel_server.intake.admission import admit
 from gavel_server.intake.human_commands import resolution, revocation
 from gavel_server.log import Record, chain, genesis_hash
 
-from tests.support.citations import references_for
+from tests.support.citations import references_for, references_to
 from tests.support.hashes import sha256_of
 
 START_MS = 1_700_000_000_000
@@ -127,11 +127,6 @@ def document(
 def compile_cached(text: str) -> CompiledRuleSet:
     """Return a document, compiled once as long as it is in use."""
     return compile_rule_set(text)
-
-
-def references_to(events: Iterable[Envelope]) -> list[EventReference]:
-    """Return references of a proposal to events."""
-    return [EventReference(event_id=event.event_id, sequence_number=event.sequence_number) for event in events]
 
 
 class Core:
@@ -492,17 +487,6 @@ def replay_log(
         recomputation.feed(record.sequence_number, record.envelope)
     recomputation.finish(at_head=True)
     return recomputation
-
-
-def rechain(bus: str, envelopes: Iterable[Envelope]) -> list[Record]:
-    """Return events as records with a valid hash chain, as a forger would make them."""
-    records = []
-    chain_hash = genesis_hash(bus)
-    for number, envelope in enumerate(envelopes, 1):
-        stored = envelope.SerializeToString(deterministic=True)
-        chain_hash = chain(chain_hash, stored)
-        records.append(Record(number, stored, chain_hash))
-    return records
 
 
 SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS

@@ -1,10 +1,11 @@
-"""Entries for tests of the log, correctly numbered and chained."""
+"""Entries and records for tests of the log, correctly numbered and chained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from gavel_server.log import Entry, Head, Record, chain
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_server.log import Entry, Head, Record, chain, genesis_hash
 from gavel_server.log.entries import Work
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -33,3 +34,14 @@ def head_of(entries: list[Entry]) -> Head:
 def records_of(entries: list[Entry]) -> list[Record]:
     """Return the records of `entries`."""
     return [Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries]
+
+
+def rechain(bus: str, envelopes: Iterable[Envelope]) -> list[Record]:
+    """Return events as records with a valid hash chain, as a forger would make them."""
+    records = []
+    chain_hash = genesis_hash(bus)
+    for number, envelope in enumerate(envelopes, 1):
+        stored = envelope.SerializeToString(deterministic=True)
+        chain_hash = chain(chain_hash, stored)
+        records.append(Record(number, stored, chain_hash))
+    return records

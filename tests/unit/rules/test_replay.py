@@ -16,7 +16,8 @@ from gavel_rules.events.timestamps import timestamp
 from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError, field_differences
 from gavel_server.log import Record
 
-from tests.support.driver import BUS, START_MS, Core, document, event_id, fact_envelope, rechain, replay_log
+from tests.support.driver import BUS, START_MS, Core, document, event_id, fact_envelope, replay_log
+from tests.support.entries import rechain
 from tests.support.histories.story import story
 
 Alter = Callable[[list[Envelope]], None]

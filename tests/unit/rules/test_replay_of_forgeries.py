@@ -8,7 +8,8 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.replay import DivergedError
 
-from tests.support.driver import BUS, Core, document, rechain, replay_log
+from tests.support.driver import BUS, Core, document, replay_log
+from tests.support.entries import rechain
 
 
 def _postpone(envelope: Envelope) -> None:

@@ -18,7 +18,8 @@ from gavel_rules.language import rule_set_cache
 from gavel_rules.language.engines.rete import Network
 from gavel_rules.replay import DivergedError
 
-from tests.support.driver import ACTION, RULES, Core, compile_cached, document, rechain, replay_log
+from tests.support.driver import ACTION, RULES, Core, compile_cached, document, replay_log
+from tests.support.entries import rechain
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REJECTED = decision_pb2.OUTCOME_REJECTED

@@ -31,9 +31,9 @@ from tests.support.driver import (
     Core,
     copy_command,
     document,
-    rechain,
     replay_log,
 )
+from tests.support.entries import rechain
 from tests.support.histories.compensations import UNDO, bus_with_compensation, compensation_of, holder, report_partial
 
 APPROVAL = decision_pb2.OUTCOME_APPROVED

@@ -15,7 +15,8 @@ from gavel_rules.replay import DivergedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.driver import RULES, SUCCESS, Core, document, rechain, replay_log
+from tests.support.driver import RULES, SUCCESS, Core, document, replay_log
+from tests.support.entries import rechain
 from tests.unit.rules.execution.test_reviews import under_review
 
 APPROVED = decision_pb2.OUTCOME_APPROVED

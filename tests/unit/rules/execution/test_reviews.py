@@ -14,7 +14,8 @@ from gavel_rules.decider import handle
 from gavel_rules.limits import TRACE_LAPSE_MS
 from gavel_rules.replay import DivergedError
 
-from tests.support.driver import SUBJECT, SUCCESS, Core, document, event_id, rechain, replay_log
+from tests.support.driver import SUBJECT, SUCCESS, Core, document, event_id, replay_log
+from tests.support.entries import rechain
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REJECTED = decision_pb2.OUTCOME_REJECTED

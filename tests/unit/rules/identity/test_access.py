@@ -25,7 +25,8 @@ from gavel_server.log import Record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.driver import BUS, SUBJECT, Core, compile_cached, document, proposal_envelope, rechain, replay_log
+from tests.support.driver import BUS, SUBJECT, Core, compile_cached, document, proposal_envelope, replay_log
+from tests.support.entries import rechain
 
 ADMIN = Principal("ada", "token")
 # The callers of the property, and the names by which grants know them.

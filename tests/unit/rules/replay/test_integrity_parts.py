@@ -11,7 +11,8 @@ from gavel_server.log import Record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.driver import BUS, WEEK_MS, rechain
+from tests.support.driver import BUS, WEEK_MS
+from tests.support.entries import rechain
 from tests.support.histories.story import play_story
 
 RECORDS = play_story().records

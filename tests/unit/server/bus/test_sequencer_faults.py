@@ -22,7 +22,8 @@ from gavel_server.log import Entry, LogCorruptError, LogUnavailableError, Outcom
 from gavel_server.log.memory import MemoryLog
 
 from tests.simulation.virtual_time import run_virtually
-from tests.support.driver import BUS, WEEK_MS, compile_cached, event_id, proposal_envelope, rechain
+from tests.support.driver import BUS, WEEK_MS, compile_cached, event_id, proposal_envelope
+from tests.support.entries import rechain
 from tests.support.simulation.faults import FaultRates, FaultyLog
 from tests.support.simulation.servers import TEXT, CountingLog, Servers, execute, reason, record_event, repeat_command, with_servers
 

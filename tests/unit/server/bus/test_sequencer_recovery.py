@@ -22,7 +22,8 @@ from gavel_server.services.batches.answers import BatchAnswers
 from google.rpc import code_pb2
 
 from tests.simulation.virtual_time import run_virtually
-from tests.support.driver import EXECUTOR, proposal_envelope, rechain
+from tests.support.driver import EXECUTOR, proposal_envelope
+from tests.support.entries import rechain
 from tests.support.simulation.servers import Servers, execute, reason, record_event, repeat_command, with_servers
 
 AWAY = LogUnavailableError("connection refused")

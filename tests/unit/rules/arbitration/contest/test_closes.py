@@ -22,7 +22,8 @@ from gavel_rules.replay import DivergedError, Recomputation
 from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
-from tests.support.driver import AGENT, BUS, Core, compile_cached, rechain, replay_log
+from tests.support.driver import AGENT, BUS, Core, compile_cached, replay_log
+from tests.support.entries import rechain
 from tests.support.histories.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, contest_document, deliver, verdict
 
 

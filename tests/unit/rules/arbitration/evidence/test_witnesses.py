@@ -8,7 +8,8 @@ from gavel.v1.common_pb2 import Producer
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.replay import DivergedError
 
-from tests.support.driver import AGENT, Core, document, rechain, replay_log
+from tests.support.driver import AGENT, Core, document, replay_log
+from tests.support.entries import rechain
 
 RUNTIME = Producer(type=common_pb2.PRODUCER_TYPE_TOOL_RUNTIME, id="tools-1")
 REFUNDS = Principal("refund-agent", "jwt", actors=("planner",))
