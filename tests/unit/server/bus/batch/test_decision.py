@@ -25,7 +25,8 @@ from gavel_server.process import metrics
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from tests.support.driver import BUS, EXECUTOR, SUCCESS, Core, document, event_id, fact_envelope, proposal_envelope, references_to
+from tests.support.citations import references_to
+from tests.support.driver import BUS, EXECUTOR, SUCCESS, Core, document, event_id, fact_envelope, proposal_envelope
 
 
 def pending(core: Core, command: Command, named_in_batch: Sequence[str] = ()) -> Request:
