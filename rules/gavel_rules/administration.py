@@ -174,6 +174,7 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         or _limit_fault(state, policy_id, deployed, command.shadow)
         or _disagreement_fault(state, deployed)
         or _review_fault(state, policy_id, deployed)
+        or _derivation_fault(state, policy_id, deployed)
     )
     if fault is not None:
         return fault
@@ -348,6 +349,18 @@ def _disagreement_fault(state: State, deployed: DeployedRuleSet) -> Fault | None
         return None
     disagreements = find_disagreements(deployed.rule_set, (active.rule_set for active in state.active_rule_sets.values()))
     return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements)) if disagreements else None
+
+
+def _derivation_fault(state: State, policy_id: str, deployed: DeployedRuleSet) -> Fault | None:
+    """Return a fault if a derivation reads or says more than the semantics of the bus know."""
+    if state.semantics.derives_from_evidence:
+        return None
+    for rule in deployed.rule_set.derivations:
+        if rule.needs_evidence:
+            problem = f"derivation {rule.id} reads facts or counters, or names a subject, which bus {state.bus}"
+            problem = f"{problem} of arbiter version {state.arbiter_version} does not know"
+            return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"rule set {policy_id}: {problem}; use a bus of a later arbiter version")
+    return None
 
 
 def _review_fault(state: State, policy_id: str, deployed: DeployedRuleSet) -> Fault | None:

@@ -1,13 +1,13 @@
 """Facts derived from executions: derive(EXECUTION, DECISION, its rule set) -> facts (constitution §4.7.3, §7.2).
 
-A pure, versioned function without other inputs. One rule is built in; the others come from the rule set that made the decision, even if
-another one is active now (`language.derivation_rules`). The fact derivation reactor publishes the result. The server derives the facts
-again on append and refuses any difference; a replay does the same. A rule that fails gives no fact; the built-in rule always gives one.
+A pure, versioned function without other inputs: the two events hold what rules read of facts and counters. One rule is built in; the
+others come from the rule set that made the decision, even if another one is active now (`language.derivation_rules`). The fact derivation
+reactor publishes the result. The server derives the facts again on append and refuses any difference; a replay does the same. A rule that
+fails gives no fact; the built-in rule always gives one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
@@ -19,7 +19,8 @@ from google.protobuf.struct_pb2 import Value
 
 from gavel_rules.events.ids import derived_event_id
 from gavel_rules.events.kinds import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION
-from gavel_rules.language.derivation_rules import DerivationRule
+from gavel_rules.events.timestamps import milliseconds, set_timestamp
+from gavel_rules.language.derivation_rules import DerivationRule, DerivedValue
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.values import python_to_value
@@ -49,29 +50,47 @@ def derive(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | 
     if rule_set is None or not rule_set.derivations:
         return (status,)
     facts = [status]
-    for rule in _applicable_rules(execution, decision, rule_set):
-        value = rule.value(execution, decision)
-        if value is not None:
-            facts.append(_fact(execution, decision, key=rule.key, value=python_to_value(value), rule_id=rule.id, rule_version=rule.version))
+    for rule in applicable_rules(execution, decision, rule_set):
+        derived = rule.derive(execution, decision)
+        if derived is not None:
+            fact = _fact(
+                execution, decision, key=rule.key, value=python_to_value(derived.value), rule_id=rule.id, rule_version=rule.version
+            )
+            _rate(fact, derived)
+            facts.append(fact)
     return tuple(facts)
 
 
-def failed_rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> list[DerivationRule]:
-    """Return the rules that apply to a report and fail. Arguments as for `derive`."""
+def failed_rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> list[tuple[DerivationRule, str]]:
+    """Return the rules that apply to a report and give no fact, each with its problem (`DerivationRule.problem`).
+
+    Arguments as for `derive`.
+    """
+    problems = [(rule, rule.problem(execution, decision)) for rule in applicable_rules(execution, decision, rule_set)]
+    return [(rule, problem) for rule, problem in problems if problem]
+
+
+def applicable_rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> list[DerivationRule]:
+    """Return the rules that apply to a report. Arguments as for `derive`."""
     if rule_set is None:
         return []
-    return [rule for rule in _applicable_rules(execution, decision, rule_set) if rule.value(execution, decision) is None]
-
-
-def _applicable_rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet) -> Iterator[DerivationRule]:
-    for rule in rule_set.derivations:
-        if rule.status == execution.execution.status and rule.action_type == decision.decision.action_type:
-            yield rule
+    return [rule for rule in rule_set.derivations if rule.applies(execution.execution, decision.decision)]
 
 
 def is_derived(fact: Fact) -> bool:
     """Return whether a fact claims to be derived. A fact with any of these fields must have all of them right."""
     return bool(fact.decision_id or fact.execution_id or fact.derivation_rule_id or fact.derivation_rule_version)
+
+
+def _rate(envelope: Envelope, derived: DerivedValue) -> None:
+    """Give a fact its subject, and the tier and age of the evidence that it rests on."""
+    envelope.subject = derived.subject
+    fact = envelope.fact
+    fact.max_age_ms = derived.max_age_ms
+    if derived.trust_tier > common_pb2.TRUST_TIER_1_SYSTEM_FACT:
+        fact.trust_tier = derived.trust_tier
+    if derived.aged_from_ms < milliseconds(envelope.occurred_at):
+        set_timestamp(fact.aged_from, derived.aged_from_ms)
 
 
 def _fact(execution: Envelope, decision: Envelope, *, key: str, value: Value, rule_id: str, rule_version: int) -> Envelope:

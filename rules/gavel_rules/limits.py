@@ -46,6 +46,8 @@ SUBJECT: Final = r"[a-z][a-z0-9_-]{0,63}/[^\x00-\x1f\x7f]{1,256}"
 # The same in arbiter version 2.
 SUBJECT_IN_ASCII: Final = r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}"
 SUBJECT_BYTES_MAX: Final = 256
+# Subjects that the server admits, with A in place of each letter, mark and digit beyond ASCII.
+RECORDABLE_SUBJECT: Final = r"[a-z][a-z0-9_-]{0,63}(/[A-Za-z0-9._~:@+ -]+)+"
 # The name of a bus.
 BUS: Final = r"[a-z0-9-]{1,63}"
 # Producers, e.g. "orders-db".

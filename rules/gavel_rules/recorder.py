@@ -5,6 +5,7 @@ A recorder serves one command. It writes nothing: the shell appends `Recorder.ev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -59,6 +60,14 @@ class Recorder:
         number = self._complete(envelope, payload)
         self._append(RecordedEvent(envelope, number, payload, envelope.event_id, envelope.trace_id, envelope.subject))
         return envelope
+
+    def preview(self, envelope: Envelope, payload: str, read: Callable[[], None]) -> None:
+        """Call `read` in the state as it would be after `record` of an event, which is taken back afterwards."""
+        position = self.state.mark()
+        number = self._complete(envelope, payload)
+        self.state.advance(RecordedEvent(envelope, number, payload, envelope.event_id, envelope.trace_id, envelope.subject), self.now_ms)
+        read()
+        self.state.undo(position)
 
     def record_proposal(self, proposal: ProposalView) -> RecordedEvent:
         """Record a proposal."""

@@ -86,11 +86,12 @@ def reread(
     now_ms: int,
     actions: Sequence[CompiledAction],
     own_decision_id: str,
+    rule_set_digest: str,
 ) -> bool:
     """Check what a person approves against the latest evidence, without rules: REREAD_STAGES. Return whether it passes.
 
     `decision` has its conflict key; it becomes an approval bound to the evidence, or a refusal. `own_decision_id` is the decision that may
-    hold the key, because its execution goes on, or "".
+    hold the key, because its execution goes on, or "". `rule_set_digest` is that of the rule set that derives facts, or "".
     """
     proposal = ProposalView(envelope)
     views = view_actions(state, proposal, now_ms, actions)
@@ -110,7 +111,7 @@ def reread(
     if not _walk(context, REREAD_STAGES):
         return False
     decision.outcome = OUTCOME_APPROVED
-    bind(decision, now_ms, views)
+    bind(decision, now_ms, views, rule_set_digest)
     return True
 
 
@@ -126,7 +127,7 @@ def _walk_all(
     begin(decision, state.semantics.arbiter_version, proposal, now_ms, actions)
     context = Context(decision, state, proposal, cited_events, now_ms, evaluate, actions)
     if _walk(context, STAGES):
-        bind(decision, now_ms, context.views)
+        bind(decision, now_ms, context.views, decision.rule_set_digest)
 
 
 def _walk(context: Context, stages: tuple[Stage, ...]) -> bool:

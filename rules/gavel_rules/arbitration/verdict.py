@@ -21,6 +21,8 @@ from gavel_rules.codec.evidence_fragments import encode_absent_fact, encode_pinn
 from gavel_rules.events.citation import Citation
 from gavel_rules.events.kinds import GAVEL, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.language.document.models import DERIVATION_FACTS_BYTES_MAX
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.state.state import State
 from gavel_rules.text import clip
@@ -91,7 +93,7 @@ def outrank(decision: Decision, winner_id: str, free_after_ms: int) -> None:
     code = reason_codes.OUTRANKED
     refuse(decision, code, retry_hint.of_reason_code(code, free_after_ms))
     decision.conflict_with_proposal_ids.append(winner_id)
-    for field in ("rule_set_digest", "rule_id", "pinned_facts", "absent_facts", "valid_until", "retry_policy", "details"):
+    for field in ("rule_set_digest", "rule_id", "pinned_facts", "absent_facts", "valid_until", "retry_policy", "details", "fact_values"):
         decision.ClearField(field)
 
 
@@ -144,10 +146,42 @@ def make_terminal(decision: Decision, views: list[ActionView]) -> None:
     merge(decision, _TERMINAL + _basis_fragments(views))
 
 
-def bind(decision: Decision, now_ms: int, views: list[ActionView]) -> None:
-    """Bind an approval to the evidence that it rests on, to a time limit and to a retry policy."""
+def bind(decision: Decision, now_ms: int, views: list[ActionView], rule_set_digest: str) -> None:
+    """Bind an approval to the evidence that it rests on, to a time limit and to a retry policy.
+
+    The rule set with `rule_set_digest` derives facts from its execution: what its derivations read of the evidence is recorded.
+    """
     valid_until = encode_valid_until(now_ms + min([view.action.decision_ttl_ms for view in views]))
     merge(decision, views[0].action.retry_policy_fragment + valid_until + _basis_fragments(views))
+    for view in views:
+        if view.action.derivation_facts and view.action.digest == rule_set_digest:
+            _add_fact_values(decision, view)
+
+
+def _add_fact_values(decision: Decision, view: ActionView) -> None:
+    """Record the facts that derivations read: their values, and how trusted and how old the evidence is.
+
+    One that exceeds DERIVATION_FACTS_BYTES_MAX is left out, and derivations that read it give no fact.
+    """
+    room = DERIVATION_FACTS_BYTES_MAX
+    for name in view.action.derivation_facts:
+        if name not in view.evidence.facts:
+            continue  # optional and absent
+        value = python_to_value(view.evidence.facts[name])
+        if value.ByteSize() > room:
+            continue
+        room -= value.ByteSize()
+        fact = decision.fact_values.add(name=name, value=value)
+        found = [selection.candidate for selection in view.evidence.selections if selection.declaration.name == name]
+        candidates = [candidate for candidate in found if candidate is not None]
+        if not candidates:
+            continue  # of no subjects
+        # An int of the closed enum.
+        fact.trust_tier = max([candidate.trust_tier for candidate in candidates])  # type: ignore[assignment]
+        aged_from_ms = min([candidate.aged_from_ms for candidate in candidates])
+        set_timestamp(fact.aged_from, aged_from_ms)
+        limits_ms = [candidate.aged_from_ms + candidate.max_age_ms for candidate in candidates if candidate.max_age_ms > 0]
+        fact.max_age_ms = min(limits_ms) - aged_from_ms if limits_ms else 0
 
 
 def warn_of_unknown(decision: Decision, citations: Iterable[Citation]) -> None:

@@ -35,6 +35,7 @@ CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
         "the bus has a registry of tools; tool calls have an execution_id of their own and name their schemas",
         "a contradiction between readings of a tool result lasts as long as one of them is evidence",
         "traces are bound to versions, and drift is noted",
+        "derivations read facts and counters, and name subjects",
     ),
 }
 
@@ -58,6 +59,7 @@ class Semantics:
         keeps_readings: bool,
         pairs_tool_calls: bool,
         binds_versions: bool,
+        derives_from_evidence: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -82,6 +84,8 @@ class Semantics:
         self.pairs_tool_calls: Final = pairs_tool_calls
         # Whether a trace is bound to the versions that its events name first, and decisions and starts warn of drift.
         self.binds_versions: Final = binds_versions
+        # Whether derivations may read facts and counters, and name the subject of their fact.
+        self.derives_from_evidence: Final = derives_from_evidence
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -110,6 +114,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         keeps_readings=False,
         pairs_tool_calls=False,
         binds_versions=False,
+        derives_from_evidence=False,
     ),
     3: Semantics(
         3,
@@ -125,6 +130,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         keeps_readings=True,
         pairs_tool_calls=True,
         binds_versions=True,
+        derives_from_evidence=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

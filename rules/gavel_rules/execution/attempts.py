@@ -18,7 +18,7 @@ from gavel_rules.events.timestamps import timestamp
 from gavel_rules.execution.evidence_recheck import EvidenceChange, check_evidence
 from gavel_rules.execution.faults import end_reason, ended_fault, holder_fault
 from gavel_rules.execution.lifecycle import call_person
-from gavel_rules.execution.reports import record_failed_derivations
+from gavel_rules.execution.reports import read_counters, record_failed_derivations
 from gavel_rules.execution.version_check import check_start
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision
@@ -102,7 +102,7 @@ def _record_start(
         if command.request_id:
             # The log refuses a second event with this id, so a repeated request never starts a second attempt.
             event_id = execution.request_id = command.request_id
-    return _record_execution(recorder, live, command, execution, event_id, event_name)
+    return recorder.record(_new_execution(recorder, live, command, execution, event_id, event_name), "execution")
 
 
 def _abort(recorder: Recorder, live: LiveDecision, command: BeginExecution, change: EvidenceChange) -> None:
@@ -115,11 +115,13 @@ def _abort(recorder: Recorder, live: LiveDecision, command: BeginExecution, chan
         error=ExecutionError(code=change.reason_code, message=change.message),
     )
     event_id = derived_event_id(live.decision_id, live.sequence_number, "aborted")
-    envelope = _record_execution(recorder, live, command, execution, event_id, EXECUTION_NAME[execution.status])
+    envelope = _new_execution(recorder, live, command, execution, event_id, EXECUTION_NAME[execution.status])
+    read_counters(recorder, live, envelope)
+    recorder.record(envelope, "execution")
     record_failed_derivations(recorder, live, envelope)
 
 
-def _record_execution(
+def _new_execution(
     recorder: Recorder,
     live: LiveDecision,
     command: BeginExecution | RenewExecution,
@@ -130,20 +132,17 @@ def _record_execution(
     binding = None
     if isinstance(command, BeginExecution) and recorder.state.semantics.binds_versions:
         binding = command.version_binding
-    return recorder.record(
-        Envelope(
-            event_id=event_id,
-            event_category=EXECUTION,
-            event_name=event_name,
-            trace_id=live.decision.trace_id,
-            causation_id=live.decision_id,
-            producer=command.producer,
-            subject=live.decision.subject,
-            traceparent=command.traceparent,
-            version_binding=binding,
-            execution=execution,
-        ),
-        "execution",
+    return Envelope(
+        event_id=event_id,
+        event_category=EXECUTION,
+        event_name=event_name,
+        trace_id=live.decision.trace_id,
+        causation_id=live.decision_id,
+        producer=command.producer,
+        subject=live.decision.subject,
+        traceparent=command.traceparent,
+        version_binding=binding,
+        execution=execution,
     )
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import Final
 
 from gavel.v1 import error_pb2, execution_pb2
+from gavel.v1.decision_pb2 import CounterReading
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LateExecution
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reason_codes
 from gavel_rules.commands import EventAnswer, Fault, References, ReportExecution
-from gavel_rules.derivation import failed_rules
+from gavel_rules.derivation import applicable_rules, failed_rules
 from gavel_rules.events.ids import derived_event_id, execution_id_of
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.execution.compensation import compensate
 from gavel_rules.execution.faults import ended_fault, holder_fault
 from gavel_rules.execution.lifecycle import call_person
+from gavel_rules.language.derivation_rules import SUBJECT
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import UNDER_REVIEW, LiveDecision
 from gavel_rules.values import python_to_value
@@ -58,9 +60,11 @@ def report(recorder: Recorder, command: ReportExecution, references: References)
 
 def record_failed_derivations(recorder: Recorder, live: LiveDecision, envelope: Envelope) -> None:
     """Record which derivations of the rule set have no value for a report: their facts will not come (constitution §7.2)."""
-    for rule in failed_rules(envelope, live.decision, recorder.state.rule_set_of(live.decision.decision)):
+    for rule, problem in failed_rules(envelope, live.decision, recorder.state.rule_set_of(live.decision.decision)):
         diagnostic = AgentDiagnostic(kind="DerivationFailed")
         attributes = {"derivation_rule_id": rule.id, "derivation_rule_version": rule.version, "key": rule.key}
+        if problem == SUBJECT:
+            attributes["problem"] = problem
         diagnostic.attributes.CopyFrom(python_to_value(attributes).struct_value)
         recorder.record_diagnostic(
             diagnostic,
@@ -69,6 +73,34 @@ def record_failed_derivations(recorder: Recorder, live: LiveDecision, envelope: 
             trace_id=envelope.trace_id,
             subject=envelope.subject,
         )
+
+
+def read_counters(recorder: Recorder, live: LiveDecision, envelope: Envelope) -> None:
+    """Fill the numbers of the counters that derivations read for a report, the report itself included.
+
+    A counter that gives no number is left out: its derivation then gives no fact.
+    """
+    envelope.execution.ClearField("counters")
+    state = recorder.state
+    rules = applicable_rules(envelope, live.decision, state.rule_set_of(live.decision.decision))
+    keys = {(key.counter.name, key.key): key for rule in rules for key in rule.counter_keys(envelope, live.decision)}
+    if not keys:
+        return
+    readings: list[CounterReading] = []
+
+    def read() -> None:
+        for name, group in sorted(keys):
+            table = state.counters.get(keys[name, group].counter.digest)
+            found = table.read(group, recorder.now_ms) if table is not None else None
+            if found is not None:
+                reading = CounterReading(policy_id=live.decision.decision.policy_id, counter=name, key=group, value=found.value)
+                if found.frees_at_ms:
+                    set_timestamp(reading.frees_at, found.frees_at_ms)
+                readings.append(reading)
+
+    recorder.preview(envelope, "execution", read)
+    envelope.execution.counters.extend(readings)
+    state.on_undo(lambda: envelope.execution.ClearField("counters"))
 
 
 def _complete(recorder: Recorder, live: LiveDecision, envelope: Envelope, attempt: int) -> None:
@@ -94,6 +126,7 @@ def _complete(recorder: Recorder, live: LiveDecision, envelope: Envelope, attemp
 
 
 def _record_report(recorder: Recorder, live: LiveDecision, envelope: Envelope) -> EventAnswer:
+    read_counters(recorder, live, envelope)
     recorder.record(envelope, "execution")
     record_failed_derivations(recorder, live, envelope)
     execution = envelope.execution

@@ -107,7 +107,9 @@ def _approve(recorder: Recorder, review: Review, live: LiveDecision | None, caus
     else:
         own_decision_id = "" if live is None else live.decision_id
         actions = state.actions_of(basis)
-        passes = reread(decision, state, review.proposal, references.cited_events, recorder.now_ms, actions, own_decision_id)
+        # Facts are derived from the approval, also if a person grants another attempt.
+        digest = basis.rule_set_digest if live is None else ""
+        passes = reread(decision, state, review.proposal, references.cited_events, recorder.now_ms, actions, own_decision_id, digest)
     if passes:
         decision.policy_id = basis.policy_id
         decision.policy_version = basis.policy_version

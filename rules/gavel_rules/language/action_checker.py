@@ -188,7 +188,7 @@ class _ActionChecker:
         order = self._sort_facts(subject_environment, subjects)
         score = self._check_expression(environment, getattr(self._part, "score", None), (*self._path, "score"), "DOUBLE")
         compensation = self._check_compensation()
-        derivations = self._check_derivations()
+        derivations = self._check_derivations(fields, fact_schemas)
         self._check_steps()
         if len(self._messages) > before or self._schema is None or conflict_key is None:
             return None
@@ -310,12 +310,18 @@ class _ActionChecker:
             if subject is None:
                 continue
             subjects[name] = subject
-            invalid = find_invalid_subject(environment, subject)
-            if invalid is not None:
-                hint = 'write "type/id" with a type of a-z 0-9 _ - and an id, e.g. "customer/7"'
-                message = f"{invalid!r} is not a valid subject, so no fact can have it"
-                self._messages.add(self._source.locate(path), "not-a-subject", message, hint)
+            self._check_literal_subject(environment, subject, path)
         return subjects
+
+    def _check_literal_subject(
+        self, environment: Environment, subject: CheckedExpression, path: Path, *, is_recorded: bool = False
+    ) -> None:
+        """Record a subject template of literals alone that is not a valid subject."""
+        invalid = find_invalid_subject(environment, subject, is_recorded=is_recorded)
+        if invalid is not None:
+            hint = 'write "type/id" with a type of a-z 0-9 _ - and an id, e.g. "customer/7"'
+            message = f"{invalid!r} is not a valid subject, so no fact can have it"
+            self._messages.add(self._source.locate(path), "not-a-subject", message, hint)
 
     def _sort_facts(self, environment: Environment, subjects: Mapping[str, CheckedExpression]) -> list[str]:
         """Return the declared facts, each after those that its subject depends on; record subjects that depend on themselves."""
@@ -355,16 +361,21 @@ class _ActionChecker:
         retry = self._actions.get(action, self._part).retry
         return Compensation(action, expressions, self._schemas.get(action), RetryPolicy(**retry.model_dump()))
 
-    def _check_derivations(self) -> tuple[DerivationRule, ...]:
-        """Return the sound derivations from executions of the action, sorted by id."""
+    def _check_derivations(self, fields: Mapping[str, Field], fact_schemas: Mapping[str, FactSchema | None]) -> tuple[DerivationRule, ...]:
+        """Return the sound derivations from executions of the action, sorted by id. `fields` are the action's facts."""
         if not self._derivations:
             return ()
-        environment = self._environment(derivation_scope(self._params))
+        environment = self._environment(derivation_scope(self._params, fields, self._counters))
         rules = []
         for index, part in self._derivations:
-            value = self._check_expression(environment, getattr(part, "value", None), ("derivations", index, "value"), "SCALAR")
+            path: Path = ("derivations", index)
+            value = self._check_expression(environment, getattr(part, "value", None), (*path, "value"), "SCALAR")
+            subject = self._check_expression(environment, getattr(part, "subject", None), (*path, "subject"), "STRING")
+            if subject is not None:
+                self._check_literal_subject(environment, subject, (*path, "subject"), is_recorded=True)
             if value is not None and self._schema is not None and not len(self._messages):
-                rules.append(DerivationRule(part, ScopedExpression(environment, value), self._schema))
+                facts = {name: _declare_fact(name, fact, fact_schemas.get(name)) for name, fact in self._part.facts.items()}
+                rules.append(DerivationRule(part, environment, value, subject, self._schema, facts, self._compiled_counters))
         return tuple(sorted(rules, key=lambda rule: rule.id))
 
     def _check_steps(self) -> None:

@@ -39,10 +39,12 @@ def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expre
         if name not in used and name not in imported:
             yield DocumentWarning(("shared", name), True, "shared-never-used", f"no action uses {name}", "remove it")
     read = {one.counter for action in actions.values() for one in action.environment.counter_reads.all()}
+    read.update(one.counter for action in actions.values() for rule in action.derivations for one in rule.counter_reads)
     for name in part.counters:
         if name not in read:
             hint = "it is still counted; remove it, or read it in a condition"
-            yield DocumentWarning(("counters", name), True, "counter-never-read", f"no rule and no score reads {name}", hint)
+            message = f"no rule, no score and no derivation reads {name}"
+            yield DocumentWarning(("counters", name), True, "counter-never-read", message, hint)
     for path, code, message, hint in _unit_warnings(part, actions):
         yield DocumentWarning(path, False, code, message, hint)
     for name, action in actions.items():
@@ -112,7 +114,7 @@ def _review_warnings(path: Path, review: ReviewPart) -> Iterator[DocumentWarning
 
 
 def _names_in_use(action: CheckedAction) -> set[str]:
-    """Return every name that the rules, the score, the keys of counters and the subject templates of an action read or test."""
+    """Return every name that the rules, the score, the keys of counters, the subject templates and the derivations read or test."""
     expressions = [condition for _, condition in action.rules]
     expressions.extend(expression for details in action.details.values() for expression in details.values())
     if action.score is not None:
@@ -124,6 +126,7 @@ def _names_in_use(action: CheckedAction) -> set[str]:
         names.update(name for name, _ in find_variables(key, action.environment.types))
     for subject in action.subjects.values():
         names.update(f"facts.{name}" for name in find_dependencies(action.subject_environment, subject))
+    names.update(f"facts.{name}" for rule in action.derivations for name in rule.facts)
     # An expression that reads a part of a fact reads the fact.
     names.update(".".join(name.split(".")[:2]) for name in tuple(names) if name.startswith("facts."))
     return names

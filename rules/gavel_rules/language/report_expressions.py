@@ -1,13 +1,14 @@
 """Expressions over the report of an execution, for derivations and compensations (constitution §4.7.3, §7).
 
-An expression reads the execution, its decision, and the decision's params and subject, and nothing else. The two events and the
-rule set therefore determine its value. No schema describes an executor's result: an expression that reads an absent part of it has
-no value.
+An expression reads the execution, its decision, and the decision's params and subject. Those of derivations also read facts and counters,
+whose values the two events hold (`derivation_rules`). The two events and the rule set therefore determine its value. No schema describes
+an executor's result: an expression that reads an absent part of it has no value.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
@@ -17,18 +18,30 @@ from gavel_rules.errors import GavelRulesError
 from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.cost import ITERATIONS_MAX, count_elements, estimate_cost
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.cel.vocabulary import COUNTER_READS
 from gavel_rules.language.document.params_schema import ParamsSchema
-from gavel_rules.language.engines.case import CaseReader, bare_case
+from gavel_rules.language.engines.case import NO_HISTORY, CaseReader, bare_case
 from gavel_rules.values import VALUE_DEPTH_MAX, struct_to_dict
 
 STATUS_PREFIX: Final = "EXECUTION_STATUS_"
 
+_CASE_ROOTS: Final = ("params", "subject", "facts", COUNTER_READS)
 _ERROR: Final = "ERROR"
 _SCALARS: Final = frozenset({"BOOL", "INT", "UINT", "DOUBLE", "STRING"})
 
 
 class NoValueError(GavelRulesError):
     """An expression fails, or its value is not of the kind asked for."""
+
+
+class DecisionEvidence(NamedTuple):
+    """What an expression reads besides a report and its decision: facts by declared name, and counters by the variable of the read."""
+
+    facts: dict[str, object]
+    history: Mapping[str, float]
+
+
+NO_EVIDENCE: Final = DecisionEvidence({}, NO_HISTORY)
 
 
 class ReportExpression:
@@ -40,14 +53,14 @@ class ReportExpression:
         self._schema = schema
         self._compiled = environment.compile(expression.source)
         variables = dict(find_variables(expression.tree, environment.types))
-        case_variables = [(name, type_) for name, type_ in variables.items() if name.partition(".")[0] in ("params", "subject")]
+        case_variables = [(name, type_) for name, type_ in variables.items() if name.partition(".")[0] in _CASE_ROOTS]
         self._reader = CaseReader(case_variables, find_presence_tests(expression.tree))
         self._names = frozenset(variables)
         self._may_reach_limit = estimate_cost(expression.tree, environment.types).elements > ITERATIONS_MAX
 
-    def scalar(self, execution: Envelope, decision: Envelope) -> str | float | bool:
+    def scalar(self, execution: Envelope, decision: Envelope, evidence: DecisionEvidence = NO_EVIDENCE) -> str | float | bool:
         """Return the value for a report and its decision. Raises NoValueError unless it is a string, number or boolean."""
-        answer = self._evaluate(execution, decision)
+        answer = self._evaluate(execution, decision, evidence)
         if answer.type().name() not in _SCALARS:
             raise NoValueError
         value: str | float | bool = answer.plain_value()
@@ -55,11 +68,11 @@ class ReportExpression:
 
     def json(self, execution: Envelope, decision: Envelope) -> object:
         """Return the value for a report and its decision as JSON data. Raises NoValueError if JSON cannot hold it."""
-        return _to_json(self._evaluate(execution, decision), 0)
+        return _to_json(self._evaluate(execution, decision, NO_EVIDENCE), 0)
 
-    def _evaluate(self, execution: Envelope, decision: Envelope) -> Any:
+    def _evaluate(self, execution: Envelope, decision: Envelope, evidence: DecisionEvidence) -> Any:
         params = self._schema.typed(struct_to_dict(decision.decision.params))
-        values = self._reader.read(bare_case(params, {}, decision.subject))
+        values = self._reader.read(bare_case(params, evidence.facts, decision.subject).with_history(evidence.history))
         event_values = (*execution_values(execution.execution).items(), *_decision_values(decision.decision))
         values.update((name, value) for name, value in event_values if name in self._names)
         if self._may_reach_limit and count_elements(self.scoped.expression.tree, values) > ITERATIONS_MAX:

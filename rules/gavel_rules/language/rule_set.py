@@ -126,6 +126,8 @@ class CompiledAction:
         self.review_policies: Mapping[str, ReviewPolicy] = {rule_id: _review_policy(review) for rule_id, review in checked.reviews.items()}
         self.fact_keys_are_unique = len({declared.key for declared in self.facts}) == len(self.facts)
         self.compensation = checked.compensation
+        # The declared facts that derivations read, by name.
+        self.derivation_facts = tuple(sorted({name for rule in checked.derivations for name in rule.facts}))
         # Of versions that the action requires, and of drift.
         self.on_version_mismatch = part.on_version_mismatch or "fail"
         self.on_drift = part.on_version_mismatch or "warn"

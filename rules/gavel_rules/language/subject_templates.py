@@ -8,6 +8,7 @@ of a mapping. While one of them is not available as required, the subject is unk
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
@@ -17,10 +18,14 @@ from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, Nod
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.engines.case import NOBODY, Case, CaseReader, Proposer, bare_case
 from gavel_rules.language.engines.cel import Program, condition_source
-from gavel_rules.limits import SUBJECT, SUBJECT_IN_ASCII
+from gavel_rules.limits import RECORDABLE_SUBJECT, SUBJECT, SUBJECT_BYTES_MAX, SUBJECT_IN_ASCII
 
 _SUBJECT: Final = re.compile(SUBJECT)
 _SUBJECT_IN_ASCII: Final = re.compile(SUBJECT_IN_ASCII)
+_RECORDABLE_SUBJECT: Final = re.compile(RECORDABLE_SUBJECT)
+_TABLES: Final = unicodedata.ucd_3_2_0
+# Letters with their marks, and digits: general categories of Unicode, the first letter or both.
+_LETTERS_AND_DIGITS: Final = ("L", "M", "Nd")
 SUBJECT_LENGTH_MAX: Final = 64 + 1 + 256  # the longest match of SUBJECT
 SUBJECT_CACHE_MAX: Final = 4_096
 _FACTS: Final = "facts."
@@ -95,6 +100,21 @@ def _is_subject(text: str) -> bool:
     return len(text) <= SUBJECT_LENGTH_MAX and _matches_subject(text)
 
 
+def is_recordable_subject(text: str) -> bool:
+    """Return whether a text may be the subject of an event, as the server admits it: "type/id" in Unicode's form NFC.
+
+    The tables of Unicode 3.2 tell, which every version of Python has: a decision does not depend on the newest characters.
+    """
+    if len(text) > SUBJECT_BYTES_MAX or len(text.encode()) > SUBJECT_BYTES_MAX or not _TABLES.is_normalized("NFC", text):
+        return False
+    in_ascii = "".join([character if character.isascii() else _in_ascii(character) for character in text])
+    return _RECORDABLE_SUBJECT.fullmatch(in_ascii) is not None
+
+
+def _in_ascii(character: str) -> str:
+    return "A" if _TABLES.category(character).startswith(_LETTERS_AND_DIGITS) else "#"
+
+
 @lru_cache(SUBJECT_CACHE_MAX)
 def _matches_subject(text: str) -> bool:
     return _SUBJECT.fullmatch(text) is not None
@@ -151,13 +171,17 @@ def find_dependencies(environment: Environment, expression: CheckedExpression) -
     return tuple(sorted({path.split(".")[1] for path in paths if path.startswith(_FACTS)}))
 
 
-def find_invalid_subject(environment: Environment, expression: CheckedExpression) -> str | None:
-    """Return the text of a template made of literals alone if it is not a valid subject; None for any other template."""
+def find_invalid_subject(environment: Environment, expression: CheckedExpression, *, is_recorded: bool = False) -> str | None:
+    """Return the text of a template made of literals alone if it is not a valid subject; None for any other template.
+
+    `is_recorded`: an event gets the subject, so that it must be one that the server admits.
+    """
     pieces = _split_concatenation(expression.tree, environment)
     if pieces is None or any(root for root, _ in pieces):
         return None
     literal = "".join(text for _, text in pieces)
-    return None if _is_subject(literal) else literal
+    is_valid = is_recordable_subject(literal) if is_recorded else _is_subject(literal)
+    return None if is_valid else literal
 
 
 def sort_by_dependency(names: list[str], dependencies: Mapping[str, tuple[str, ...]]) -> tuple[list[str], list[str]]:

@@ -120,7 +120,7 @@ def _check_header(envelope: Envelope, header: EnvelopeHeader, payload: str | Non
     if event_name and not EVENT_NAME.match(event_name):
         violations.append(("envelope.event_name", "is not PascalCase of at most 128 characters"))
     subject = header.subject
-    if payload == "execution" and not subject:
-        pass  # the subject is the decision's
+    if (payload == "execution" and not subject) or (payload == "fact" and envelope.fact.decision_id):
+        pass  # the subject is the decision's, or the one that the core derives again
     elif not is_subject(subject):
         violations.append(("envelope.subject", NOT_A_SUBJECT))

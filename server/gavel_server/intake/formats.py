@@ -26,7 +26,7 @@ NOT_A_SUBJECT: Final = (
     'is not "type/id", e.g. "order/123": a type of a-z 0-9 _ - that begins with a letter, then letters, digits, spaces and -._~:@+ between '
     f"slashes; {limits.SUBJECT_BYTES_MAX} bytes at most"
 )
-_SUBJECT: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(/[A-Za-z0-9._~:@+ -]+)+\Z")
+_SUBJECT: Final = re.compile(limits.RECORDABLE_SUBJECT + r"\Z")
 # Letters with their marks, and digits: general categories of Unicode, the first letter or both.
 _LETTERS_AND_DIGITS: Final = ("L", "M", "Nd")
 _DOTTED_NAME: Final = re.compile(limits.DOTTED_NAME + r"\Z")

@@ -91,7 +91,11 @@ def _check_fact(envelope: Envelope, violations: Violations) -> None:
         violations.append((f"{path}.observed_from", f"{fact.observed_from} is unknown"))
     if not 0 <= fact.max_age_ms <= INTEGER_MAX:
         violations.append((f"{path}.max_age_ms", "is not from 0 to 2^53"))
-    if is_derived(fact):
+    if not is_derived(fact):
+        for field, sent in (("trust_tier", fact.trust_tier), ("aged_from", fact.HasField("aged_from"))):
+            if sent:
+                violations.append((f"{path}.{field}", "is only allowed for a derived fact"))
+    else:
         if not is_uuid(fact.decision_id):
             violations.append((f"{path}.decision_id", "is required for a derived fact: the decision's UUID"))
         for field, value in (
@@ -237,6 +241,7 @@ def _check_execution(envelope: Envelope, violations: Violations) -> None:
         ("will_retry", execution.will_retry),
         ("lease_until", execution.HasField("lease_until")),
         ("request_id", execution.request_id),
+        ("counters", execution.counters),
     ):
         if sent:
             violations.append((f"{path}.{field}", SET_BY_SERVER))

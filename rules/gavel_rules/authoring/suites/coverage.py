@@ -172,9 +172,9 @@ class Coverage:
                     counted[place] += 1
 
     def _add_consequences(self, action: str, consequences: Consequences) -> None:
-        for fact in consequences.facts:
-            _count(self._made, _derivation_name(fact.derivation_rule_id))
-        for rule_id in consequences.failed:
+        for envelope in consequences.facts:
+            _count(self._made, _derivation_name(envelope.fact.derivation_rule_id))
+        for rule_id, _ in consequences.failed:
             _count(self._failed, _derivation_name(rule_id))
         if consequences.compensation is not None:
             _count(self._made, _compensation_name(action))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome
-from gavel.v1.fact_pb2 import Fact
+from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.authoring.suites.case_bus import Consequences
 from gavel_rules.authoring.suites.models import DerivedCase, ExpectCase, HintCase
@@ -72,8 +72,9 @@ def outcome_name(decision: Decision) -> str:
 def _compare_consequences(expect: ExpectCase, consequences: Consequences) -> Iterator[Difference]:
     facts = list(consequences.facts)
     if expect.derived is not None and not _pair_up(expect.derived, facts, _fact_fits):
-        expected = [row.key if row.value is None else f"{row.key} {_format(row.value)}" for row in expect.derived]
-        yield Difference("derived", _list(expected), _list(f"{fact.key} {_format(value_to_python(fact.value))}" for fact in facts))
+        subject = consequences.report.subject
+        actual = [_format_derived(one.fact.key, value_to_python(one.fact.value), one.subject, subject) for one in facts]
+        yield Difference("derived", _list(_format_derived(row.key, row.value, row.subject, None) for row in expect.derived), _list(actual))
     compensation = consequences.compensation or Decision()
     if expect.compensation is not None:
         params = struct_to_dict(compensation.params)
@@ -95,8 +96,19 @@ def _pair_up(expected: Sequence[Expected], actual: Sequence[Actual], fits: Calla
     return any(fits(first, row) and _pair_up(others, [*actual[:index], *actual[index + 1 :]], fits) for index, row in enumerate(actual))
 
 
-def _fact_fits(expected: DerivedCase, fact: Fact) -> bool:
-    return expected.key == fact.key and (expected.value is None or _equal(expected.value, value_to_python(fact.value)))
+def _fact_fits(expected: DerivedCase, envelope: Envelope) -> bool:
+    fact = envelope.fact
+    return (
+        expected.key == fact.key
+        and (expected.value is None or _equal(expected.value, value_to_python(fact.value)))
+        and expected.subject in (None, envelope.subject)
+    )
+
+
+def _format_derived(key: str, value: object, subject: str | None, omitted: str | None) -> str:
+    """Return a derived fact as text, without a subject that equals `omitted`."""
+    parts = [key, "" if value is None else _format(value), "" if subject in (None, omitted) else f"of {subject}"]
+    return " ".join(filter(None, parts))
 
 
 def _hint_fits(expected: HintCase, row: FactRequirement) -> bool:

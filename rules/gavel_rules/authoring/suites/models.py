@@ -145,12 +145,14 @@ class HintCase(_Part):
 
 
 class DerivedCase(_Part):
-    """A fact that the rule set derives. Without a value, any value matches."""
+    """A fact that the rule set derives. Without a value or a subject, any matches."""
 
     key: FactKey
     """The fact's key."""
     value: Annotated[Any, WithJsonSchema({"type": ["string", "number", "boolean", "null"]})] = None
     """Its value: a string, a number or a boolean."""
+    subject: Subject | None = None
+    """Its subject."""
 
 
 class CompensationCase(_Part):

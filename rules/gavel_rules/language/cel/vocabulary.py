@@ -174,9 +174,12 @@ def compensation_scope(params: ValueType) -> Mapping[str, ValueType]:
     return {"params": _params(params), "execution": _EXECUTION}
 
 
-def derivation_scope(params: ValueType) -> Mapping[str, ValueType]:
-    """Return the scope of a derived fact's value."""
-    return {**compensation_scope(params), "decision": _DECISION, "subject": _SUBJECT}
+def derivation_scope(
+    params: ValueType, facts: Mapping[str, Field], counters: Mapping[str, ValueType] | None = None
+) -> Mapping[str, ValueType]:
+    """Return the scope of a derived fact's value and subject. Facts and counters are as for `condition_scope`."""
+    evidence = {} if counters is None else {HISTORY: _scope(**counters), "facts": ValueType("scope", fields=facts)}
+    return {**evidence, **compensation_scope(params), "decision": _DECISION, "subject": _SUBJECT}
 
 
 def counted_event_scope(source: str, params: ValueType | None, value: ValueType) -> Mapping[str, ValueType]:

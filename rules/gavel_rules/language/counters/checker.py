@@ -166,12 +166,12 @@ class _CounterChecker:
         """Return the type of the counted facts' values, as the document's actions declare it."""
         keys = getattr(self._part, "fact", None) or ()
         types = {
-            FACT_TYPES.get(fact.type, DYN)
+            getattr(fact, "type", None) or ""
             for action in self._document.actions.values()
             for fact in getattr(action, "facts", {}).values()
             if getattr(fact, "key", None) in keys
         }
-        return types.pop() if len(types) == 1 else DYN
+        return FACT_TYPES.get(types.pop(), DYN) if len(types) == 1 else DYN
 
     def _check_expression(self, environment: Environment, key: str, result: str) -> ScopedExpression | None:
         text = getattr(self._part, key, None)

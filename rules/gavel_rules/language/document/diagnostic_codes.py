@@ -19,7 +19,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "costly-decision": "One decision of an action may take more than `DECISION_STEPS_MAX`. A server refuses the document; "
     "`gavel rules lint` warns.",
     "document-too-long": "The text is longer than `DOCUMENT_BYTES_MAX`, or has more than `DOCUMENT_PARTS_MAX` keys and values.",
-    "duplicate-derivation": "Two derivations give the same key for one action and status.",
+    "duplicate-derivation": "Two derivations give the same key and subject for one action and status.",
     "duplicate-id": "Two rules, or two derivations, have the same id.",
     "duplicate-key": "A mapping has the same key twice.",
     "duplicate-name": "An imported document declares a name that the document, or another imported one, has too.",
@@ -80,8 +80,8 @@ MISTAKES: Final[Mapping[str, str]] = {
 WARNINGS: Final[Mapping[str, str]] = {
     "constant-never-used": "No expression uses a constant.",
     "contest-outlasts-fact": "A fact is stale before a contest of the action can close.",
-    "counter-never-read": "No rule and no score reads a counter.",
-    "fact-never-read": "No rule and no subject reads a declared fact.",
+    "counter-never-read": "No rule, no score and no derivation reads a counter.",
+    "fact-never-read": "No rule, no subject and no derivation reads a declared fact.",
     "limit-differs": "The limit of a retry_after is not the number that its rule compares with.",
     "needless-escalation": "An escalation of reviews lets nobody vote who could not before.",
     "never-approves": "No rule approves an action or requests a review.",

@@ -25,6 +25,7 @@ from gavel_rules.values import INTEGER_MAX
 RULES_MAX: Final = 2_000
 VARIABLES_MAX: Final = 200
 DERIVATIONS_MAX: Final = 200
+DERIVATION_FACTS_BYTES_MAX: Final = 262_144
 RULES_PER_ACTION_MAX: Final = 500
 ACTIONS_MAX: Final = 200
 FACTS_PER_ACTION_MAX: Final = 64
@@ -269,7 +270,9 @@ class DerivationPart(Part):
     on: OnPart
     """The reports from which the fact is derived."""
     key: FactKey
-    """The fact's key. The fact's subject is that of the decision."""
+    """The fact's key."""
+    subject: ExpressionText | None = None
+    """The fact's subject: CEL that gives "type/id". Default: that of the decision. Needs `gavel: v2`."""
     value: ExpressionText
     """The fact's value: CEL that gives a string, number or boolean."""
 

@@ -184,10 +184,11 @@ _NAMING: Final = defaultdict(
 )
 
 
-# Keys of the second version: of the document, of its actions, and of its rules.
+# Keys of the second version: of the document, of its actions, of its rules, and of its derivations.
 _ADDED_KEYS: Final = ("shared", "constants", "zones", "calendars", "imports", "documents")
 _ADDED_ACTION_KEYS: Final = ("use",)
 _ADDED_RULE_KEYS: Final = ("actions", "detail")
+_ADDED_DERIVATION_KEYS: Final = ("subject",)
 
 
 def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> None:
@@ -200,6 +201,9 @@ def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> Non
     for index, rule in enumerate(getattr(part, "rules", ())):
         if rule is not None:
             paths.extend(("rules", index, key) for key in _ADDED_RULE_KEYS if key in rule.model_fields_set)
+    for index, derivation in enumerate(getattr(part, "derivations", ())):
+        if derivation is not None:
+            paths.extend(("derivations", index, key) for key in _ADDED_DERIVATION_KEYS if key in derivation.model_fields_set)
     for path in paths:
         message = f"no such key here: {path[-1]} needs the language's second version"
         messages.add(source.locate_key(path), "unknown-key", message, "write `gavel: v2`")
@@ -340,10 +344,12 @@ def _check_derivations(part: RuleSetPart, source: Source, messages: Messages) ->
         if action is not None and action not in actions:
             _report_undeclared(action, (*path, "on", "action"), actions, source, messages)
         if None not in (action, status, key):
-            other = places.setdefault((action, status, key), derivation_id or f"number {index}")
+            place = (action, status, key, getattr(derivation, "subject", None) or "subject")
+            other = places.setdefault(place, derivation_id or f"number {index}")
             if other != (derivation_id or f"number {index}"):
                 message = f"derivation {other} already gives {key} for this action and status"
-                messages.add(source.locate((*path, "key")), "duplicate-derivation", message, "a report gives a key only one value")
+                hint = "a report gives a key of a subject only one value"
+                messages.add(source.locate((*path, "key")), "duplicate-derivation", message, hint)
 
 
 # The keys of facts that Gavel publishes: about itself, and for every execution.

@@ -69,7 +69,7 @@ def count_event(store: Store, event: RecordedEvent) -> None:
         if names is not None:
             fact = event.envelope.fact
             tables = names.get(fact.key)
-            if tables is not None and fact.WhichOneof("system") is None:
+            if tables is not None and fact.WhichOneof("system") is None and not fact.trust_tier:
                 _count_value(store, tables, event, event.event_id, value_to_python(fact.value))
     elif payload == "observation":
         names = index.get(_OBSERVATIONS)

@@ -24,9 +24,11 @@ from gavel_rules.values import value_to_python
 
 
 def apply_fact(store: Store, event: RecordedEvent, fact: Fact) -> None:
-    """Make a fact the candidate of its source."""
+    """Make a fact the candidate of its source. A derived fact may rest on less trusted and older evidence."""
     envelope = event.envelope
     claimed_at_ms = milliseconds(envelope.occurred_at)
+    trust_tier = fact.trust_tier or common_pb2.TRUST_TIER_1_SYSTEM_FACT
+    aged_from_ms = milliseconds(fact.aged_from) if fact.HasField("aged_from") else claimed_at_ms
     producer = envelope.producer
     subject = event.subject
     number = event.sequence_number
@@ -36,15 +38,15 @@ def apply_fact(store: Store, event: RecordedEvent, fact: Fact) -> None:
         subject,
         key,
         Candidate(
-            pin=encode_pin(key, subject, event.event_id, number, common_pb2.TRUST_TIER_1_SYSTEM_FACT, ""),
+            pin=encode_pin(key, subject, event.event_id, number, trust_tier, ""),
             sequence_number=number,
             category=FACT,
-            trust_tier=common_pb2.TRUST_TIER_1_SYSTEM_FACT,
+            trust_tier=trust_tier,
             source=producer.id,
             value=value_to_python(fact.value),
             claimed_at_ms=claimed_at_ms,
             stated_at_ms=min(claimed_at_ms, store.recorded_at_ms),
-            aged_from_ms=claimed_at_ms,
+            aged_from_ms=aged_from_ms,
             max_age_ms=fact.max_age_ms,
             evidence_ref="",
             confidence=0.0,

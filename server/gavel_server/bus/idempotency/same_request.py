@@ -121,6 +121,7 @@ def _is_same_report(recorded: Envelope, sent: Envelope) -> bool:
     execution.CopyFrom(report)
     # A failed attempt may have set this field in the sent report.
     execution.will_retry = sent.execution.will_retry
+    execution.ClearField("counters")
     # The report may name a person's grant. The execution_id, a hash of the approval's id, identifies the attempt as well.
     execution.decision_id = sent.execution.decision_id
     if not sent.execution.attempt:

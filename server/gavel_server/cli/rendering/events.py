@@ -240,6 +240,10 @@ def _fact(fact: Fact) -> str:
         return _system_fact(fact, system)
     limit = f", good for {format_duration(fact.max_age_ms)}" if fact.max_age_ms else ""
     origin = f", derived by {fact.derivation_rule_id} {fact.derivation_rule_version}" if fact.derivation_rule_id else ""
+    if fact.trust_tier:
+        origin += f" from evidence of trust tier {fact.trust_tier}"
+    if fact.HasField("aged_from"):
+        origin += f" as of {format_time(fact.aged_from)}"
     if fact.value.HasField("null_value"):
         return printable(f"{fact.key} retracted{origin}")
     return printable(f"{fact.key} = {format_value(fact.value)}{limit}{origin}")
@@ -331,6 +335,7 @@ def _execution(execution: Execution) -> str:
         parts.append(f"done: {', '.join(execution.completed_steps)}")
     if execution.will_retry:
         parts.append("another attempt follows")
+    parts.extend(f"{one.counter}({one.key}) is {one.value:.15g}" for one in execution.counters)
     return printable(", ".join(parts))
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
 from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel_rules.authoring.suites.coverage import Coverage
 from gavel_rules.authoring.suites.runner import CaseResult
+from gavel_rules.language.derivation_rules import SUBJECT
 from gavel_rules.text import printable
 
 from gavel_server.cli.rendering.events import enum_name, format_value, requirement_line, verdict_line
 from gavel_server.cli.rendering.lint_report import invalid_json
 from gavel_server.cli.rule_files import InvalidFile
+
+_NO_VALUE: Final = "its expression fails, or gives no string, number or boolean"
 
 
 class SuiteRun(NamedTuple):
@@ -72,10 +75,14 @@ def consequence_lines(result: CaseResult) -> Iterator[str]:
     if consequences is None:
         return
     yield f"carried out: {enum_name(ExecutionStatus, consequences.report.execution.status)}"
-    for fact in consequences.facts:
-        yield f"derived: {fact.key} = {format_value(fact.value)}"
-    for rule_id in consequences.failed:
-        yield f"derivation {rule_id} gives no fact: its expression fails, or gives no string, number or boolean"
+    for envelope in consequences.facts:
+        fact = envelope.fact
+        about = f" of {printable(envelope.subject)}" if envelope.subject != consequences.report.subject else ""
+        tier = f", trust tier {fact.trust_tier}" if fact.trust_tier else ""
+        yield f"derived: {fact.key}{about} = {format_value(fact.value)}{tier}"
+    for rule_id, problem in consequences.failed:
+        wrong = "its subject fails, or is not a subject" if problem == SUBJECT else _NO_VALUE
+        yield f"derivation {rule_id} gives no fact: {wrong}"
     if consequences.decision is not None:
         yield f"decided then: {verdict_line(consequences.decision)}"
 

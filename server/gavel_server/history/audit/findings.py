@@ -136,6 +136,8 @@ def fact_uses(decision: Envelope, records: Iterable[Record]) -> list[FactUse]:
         event = Envelope.FromString(record.envelope)
         stated_at_ms = milliseconds(event.occurred_at)
         values = {event.fact.key: event.fact.value} if event.HasField("fact") else dict(event.observation.extracted_fields)
+        if event.fact.HasField("aged_from"):
+            stated_at_ms = milliseconds(event.fact.aged_from)
         if event.HasField("observation"):
             stated_at_ms = milliseconds(event.observation.observed_at)
             if event.observation.HasField("evidence_recorded_at"):
@@ -147,7 +149,7 @@ def fact_uses(decision: Envelope, records: Iterable[Record]) -> list[FactUse]:
             use = FactUse(
                 key=key,
                 subject=event.subject,
-                trust_tier=event.observation.trust_tier or TRUST_TIER_1_SYSTEM_FACT,
+                trust_tier=event.observation.trust_tier or event.fact.trust_tier or TRUST_TIER_1_SYSTEM_FACT,
                 event_id=event.event_id,
                 sequence_number=event.sequence_number,
                 age_ms=max(evaluated_at_ms - stated_at_ms, 0),

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gavel.v1 import execution_pb2
-from gavel.v1.common_pb2 import EventReference, Producer
+from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT, EventReference, Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import PendingExecution, PendingProposal, ProjectedFact, ProjectedObservation, Projection
 from gavel_rules.events.kinds import FACT
@@ -165,6 +165,8 @@ def _fill_fact(answer: ProjectedFact, key: str, candidate: Candidate) -> None:
         derivation_rule_id=candidate.derivation_rule_id,
         derivation_rule_version=candidate.derivation_rule_version,
     )
+    if candidate.trust_tier > TRUST_TIER_1_SYSTEM_FACT:
+        part.trust_tier = candidate.trust_tier  # type: ignore[assignment]  # an int of the closed enum
     set_timestamp(part.occurred_at, candidate.aged_from_ms)
     answer.CopyFrom(part)
 

@@ -231,6 +231,7 @@ class Decision(_message.Message):
     REVIEW_POLICY_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
+    FACT_VALUES_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The envelope's event_id."""
     proposal_id: _builtins.str
@@ -337,6 +338,10 @@ class Decision(_message.Message):
     def details(self) -> _struct_pb2.Struct:
         """Values that the deciding rule shows with its decision, such as what is left of a limit: texts, numbers and booleans."""
 
+    @_builtins.property
+    def fact_values(self) -> _containers.RepeatedCompositeFieldContainer[Global___FactValue]:
+        """For an approval: the values of the pinned facts that derivations of the rule set read."""
+
     def __init__(
         self,
         *,
@@ -375,10 +380,11 @@ class Decision(_message.Message):
         review_policy: Global___ReviewPolicy | None = ...,
         counters: _abc.Iterable[Global___CounterReading] | None = ...,
         details: _struct_pb2.Struct | None = ...,
+        fact_values: _abc.Iterable[Global___FactValue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "details", b"details", "evaluated_at", b"evaluated_at", "params", b"params", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "counters", b"counters", "decision_id", b"decision_id", "details", b"details", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason", b"reason", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "counters", b"counters", "decision_id", b"decision_id", "details", b"details", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "fact_values", b"fact_values", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason", b"reason", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -386,7 +392,7 @@ Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class CounterReading(_message.Message):
-    """A counter as a decision read it."""
+    """A counter as a decision, or a derivation after a report, read it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -765,6 +771,48 @@ class PinnedFact(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinnedFact: _TypeAlias = PinnedFact  # noqa: Y015
+
+@_typing.final
+class FactValue(_message.Message):
+    """FactValue is the value of a pinned fact, for derivations to read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    TRUST_TIER_FIELD_NUMBER: _builtins.int
+    AGED_FROM_FIELD_NUMBER: _builtins.int
+    MAX_AGE_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name by which the rule set declares the fact."""
+    trust_tier: _common_pb2.TrustTier.ValueType
+    """Tier of the evidence; of several pieces, the worst."""
+    max_age_ms: _builtins.int
+    """How long the value is valid, in milliseconds from `aged_from`. 0: the evidence sets no limit."""
+    @_builtins.property
+    def value(self) -> _struct_pb2.Value:
+        """The value. Of a fact of many subjects: the list of their values."""
+
+    @_builtins.property
+    def aged_from(self) -> _timestamp_pb2.Timestamp:
+        """The time from which the age of the evidence counts; of several pieces, the oldest. Unset: there is none."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _struct_pb2.Value | None = ...,
+        trust_tier: _common_pb2.TrustTier.ValueType = ...,
+        aged_from: _timestamp_pb2.Timestamp | None = ...,
+        max_age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aged_from", b"aged_from", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aged_from", b"aged_from", "max_age_ms", b"max_age_ms", "name", b"name", "trust_tier", b"trust_tier", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FactValue: _TypeAlias = FactValue  # noqa: Y015
 
 @_typing.final
 class EngineVerdict(_message.Message):

@@ -27,7 +27,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gavel/v1/execution.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\x03\n\tExecution\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12/\n\x0blease_until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06status\x18\x05 \x01(\x0e\x32\x19.gavel.v1.ExecutionStatus\x12\x13\n\x0breason_code\x18\x06 \x01(\t\x12\'\n\x06result\x18\x07 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\'\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x18.gavel.v1.ExecutionError\x12\x17\n\x0f\x63ompleted_steps\x18\t \x03(\t\x12.\n\nstarted_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nwill_retry\x18\x0c \x01(\x08\x12\x12\n\nrequest_id\x18\r \x01(\t\x12#\n\x08warnings\x18\x0e \x03(\x0b\x32\x11.gavel.v1.Warning\"/\n\x0e\x45xecutionError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\xe6\x01\n\x0f\x45xecutionStatus\x12 \n\x1c\x45XECUTION_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XECUTION_STATUS_STARTED\x10\x01\x12\x1c\n\x18\x45XECUTION_STATUS_SUCCESS\x10\x02\x12\x1b\n\x17\x45XECUTION_STATUS_FAILED\x10\x03\x12\x1c\n\x18\x45XECUTION_STATUS_PARTIAL\x10\x04\x12\x1c\n\x18\x45XECUTION_STATUS_TIMEOUT\x10\x05\x12\x1c\n\x18\x45XECUTION_STATUS_ABORTED\x10\x06\x42h\n\x0c\x64\x65v.gavel.v1B\x0e\x45xecutionProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gavel/v1/execution.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfd\x03\n\tExecution\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12/\n\x0blease_until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06status\x18\x05 \x01(\x0e\x32\x19.gavel.v1.ExecutionStatus\x12\x13\n\x0breason_code\x18\x06 \x01(\t\x12\'\n\x06result\x18\x07 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\'\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x18.gavel.v1.ExecutionError\x12\x17\n\x0f\x63ompleted_steps\x18\t \x03(\t\x12.\n\nstarted_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nwill_retry\x18\x0c \x01(\x08\x12\x12\n\nrequest_id\x18\r \x01(\t\x12#\n\x08warnings\x18\x0e \x03(\x0b\x32\x11.gavel.v1.Warning\x12*\n\x08\x63ounters\x18\x0f \x03(\x0b\x32\x18.gavel.v1.CounterReading\"/\n\x0e\x45xecutionError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\xe6\x01\n\x0f\x45xecutionStatus\x12 \n\x1c\x45XECUTION_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XECUTION_STATUS_STARTED\x10\x01\x12\x1c\n\x18\x45XECUTION_STATUS_SUCCESS\x10\x02\x12\x1b\n\x17\x45XECUTION_STATUS_FAILED\x10\x03\x12\x1c\n\x18\x45XECUTION_STATUS_PARTIAL\x10\x04\x12\x1c\n\x18\x45XECUTION_STATUS_TIMEOUT\x10\x05\x12\x1c\n\x18\x45XECUTION_STATUS_ABORTED\x10\x06\x42h\n\x0c\x64\x65v.gavel.v1B\x0e\x45xecutionProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.execution_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\016ExecutionProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_EXECUTIONSTATUS']._serialized_start=644
-  _globals['_EXECUTIONSTATUS']._serialized_end=874
+  _globals['_EXECUTIONSTATUS']._serialized_start=688
+  _globals['_EXECUTIONSTATUS']._serialized_end=918
   _globals['_EXECUTION']._serialized_start=127
-  _globals['_EXECUTION']._serialized_end=592
-  _globals['_EXECUTIONERROR']._serialized_start=594
-  _globals['_EXECUTIONERROR']._serialized_end=641
+  _globals['_EXECUTION']._serialized_end=636
+  _globals['_EXECUTIONERROR']._serialized_start=638
+  _globals['_EXECUTIONERROR']._serialized_end=685
 # @@protoc_insertion_point(module_scope)

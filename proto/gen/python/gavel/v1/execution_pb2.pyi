@@ -82,6 +82,7 @@ class Execution(_message.Message):
     WILL_RETRY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The approved decision."""
     execution_id: _builtins.str
@@ -126,6 +127,10 @@ class Execution(_message.Message):
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[_decision_pb2.Warning]:
         """For STARTED: what has drifted since the decision, if a policy asks for it (`on_version_mismatch`)."""
 
+    @_builtins.property
+    def counters(self) -> _containers.RepeatedCompositeFieldContainer[_decision_pb2.CounterReading]:
+        """For a report: the counters that derivations read, with their numbers after this report. Set by the server."""
+
     def __init__(
         self,
         *,
@@ -143,10 +148,11 @@ class Execution(_message.Message):
         will_retry: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         warnings: _abc.Iterable[_decision_pb2.Warning] | None = ...,
+        counters: _abc.Iterable[_decision_pb2.CounterReading] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished_at", b"finished_at", "lease_until", b"lease_until", "result", b"result", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "completed_steps", b"completed_steps", "decision_id", b"decision_id", "error", b"error", "execution_id", b"execution_id", "finished_at", b"finished_at", "lease_until", b"lease_until", "reason_code", b"reason_code", "request_id", b"request_id", "result", b"result", "started_at", b"started_at", "status", b"status", "warnings", b"warnings", "will_retry", b"will_retry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "completed_steps", b"completed_steps", "counters", b"counters", "decision_id", b"decision_id", "error", b"error", "execution_id", b"execution_id", "finished_at", b"finished_at", "lease_until", b"lease_until", "reason_code", b"reason_code", "request_id", b"request_id", "result", b"result", "started_at", b"started_at", "status", b"status", "warnings", b"warnings", "will_retry", b"will_retry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,12 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from gavel.v1 import common_pb2 as gavel_dot_v1_dot_common__pb2
 from gavel.v1 import tool_pb2 as gavel_dot_v1_dot_tool__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13gavel/v1/fact.proto\x12\x08gavel.v1\x1a\x13gavel/v1/tool.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\t\n\x04\x46\x61\x63t\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value\x12-\n\robserved_from\x18\x03 \x01(\x0e\x32\x16.gavel.v1.ObservedFrom\x12\x12\n\nmax_age_ms\x18\x04 \x01(\x03\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x05 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x06 \x01(\t\x12\x1a\n\x12\x64\x65rivation_rule_id\x18\x07 \x01(\t\x12\x1f\n\x17\x64\x65rivation_rule_version\x18\x08 \x01(\x03\x12)\n\nbus_opened\x18\x14 \x01(\x0b\x32\x13.gavel.v1.BusOpenedH\x00\x12\x42\n\x17\x61rbiter_version_changed\x18\x15 \x01(\x0b\x32\x1f.gavel.v1.ArbiterVersionChangedH\x00\x12:\n\x13\x63ross_check_changed\x18\x16 \x01(\x0b\x32\x1b.gavel.v1.CrossCheckChangedH\x00\x12\x36\n\x11rule_set_deployed\x18\x17 \x01(\x0b\x32\x19.gavel.v1.RuleSetDeployedH\x00\x12\x38\n\x12rule_set_activated\x18\x18 \x01(\x0b\x32\x1a.gavel.v1.RuleSetActivatedH\x00\x12<\n\x14rule_set_deactivated\x18\x19 \x01(\x0b\x32\x1c.gavel.v1.RuleSetDeactivatedH\x00\x12\x33\n\x0freview_resolved\x18\x1a \x01(\x0b\x32\x18.gavel.v1.ReviewResolvedH\x00\x12=\n\x14revocation_requested\x18\x1b \x01(\x0b\x32\x1d.gavel.v1.RevocationRequestedH\x00\x12\x38\n\x12\x64\x61ta_loss_accepted\x18\x1c \x01(\x0b\x32\x1a.gavel.v1.DataLossAcceptedH\x00\x12:\n\x18tool_contract_registered\x18\x1d \x01(\x0b\x32\x16.gavel.v1.ToolContractH\x00\x12:\n\x18tool_provider_registered\x18\x1e \x01(\x0b\x32\x16.gavel.v1.ToolProviderH\x00\x12+\n\ntool_bound\x18\x1f \x01(\x0b\x32\x15.gavel.v1.ToolBindingH\x00\x12\x31\n\x0e\x63lock_accepted\x18  \x01(\x0b\x32\x17.gavel.v1.ClockAcceptedH\x00\x12\x33\n\x0fgrants_deployed\x18! \x01(\x0b\x32\x18.gavel.v1.GrantsDeployedH\x00\x12-\n\x0creview_voted\x18\" \x01(\x0b\x32\x15.gavel.v1.ReviewVotedH\x00\x12-\n\x0ctool_unbound\x18# \x01(\x0b\x32\x15.gavel.v1.ToolUnboundH\x00\x12\x33\n\x0f\x63ounters_opened\x18$ \x01(\x0b\x32\x18.gavel.v1.CountersOpenedH\x00\x12\x31\n\x0e\x63ounter_filled\x18% \x01(\x0b\x32\x17.gavel.v1.CounterFilledH\x00\x42\x08\n\x06system\"J\n\nCrossCheck\x12&\n\x04mode\x18\x01 \x01(\x0e\x32\x18.gavel.v1.CrossCheckMode\x12\x14\n\x0csample_every\x18\x02 \x01(\x03\"n\n\tBusOpened\x12\x17\n\x0f\x61rbiter_version\x18\x01 \x01(\x05\x12)\n\x0b\x63ross_check\x18\x02 \x01(\x0b\x32\x14.gavel.v1.CrossCheck\x12\x1d\n\x15idempotency_window_ms\x18\x03 \x01(\x03\"\x89\x01\n\x15\x41rbiterVersionChanged\x12\x17\n\x0f\x61rbiter_version\x18\x01 \x01(\x05\x12\x1c\n\x14\x66rom_arbiter_version\x18\x02 \x01(\x05\x12\x14\n\x0cstate_digest\x18\x03 \x01(\t\x12\x13\n\x0bupgraded_by\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\">\n\x11\x43rossCheckChanged\x12)\n\x0b\x63ross_check\x18\x01 \x01(\x0b\x32\x14.gavel.v1.CrossCheck\"\x92\x01\n\x0fRuleSetDeployed\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08\x64ocument\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x05 \x01(\t\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"\xab\x01\n\x10RuleSetActivated\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x18\n\x10previous_version\x18\x05 \x01(\x03\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"E\n\x0e\x43ountersOpened\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0f\n\x07\x64igests\x18\x03 \x03(\t\"\x9d\x01\n\rCounterFilled\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\'\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x16.gavel.v1.CounterEntry\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12.\n\nfull_until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\topened_at\x18\x05 \x01(\x03\"\xa2\x01\n\x0c\x43ounterEntry\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x06\x61mount\x18\x03 \x01(\x03H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12-\n\tlapses_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fsequence_number\x18\x06 \x01(\x03\x42\x07\n\x05value\"\x83\x01\n\x12RuleSetDeactivated\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x11\n\tprincipal\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x8c\x01\n\x0eGrantsDeployed\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08\x64ocument\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x05 \x01(\t\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"\x8d\x01\n\x0bReviewVoted\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12(\n\x07verdict\x18\x02 \x01(\x0e\x32\x17.gavel.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05votes\x18\x05 \x01(\x05\x12\x0e\n\x06quorum\x18\x06 \x01(\x05\"q\n\x0eReviewResolved\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12(\n\x07verdict\x18\x02 \x01(\x0e\x32\x17.gavel.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"N\n\x13RevocationRequested\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x12\n\nrevoked_by\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xb5\x01\n\x10\x44\x61taLossAccepted\x12$\n\x1c\x61\x63knowledged_sequence_number\x18\x01 \x01(\x03\x12\x1f\n\x17\x61\x63knowledged_chain_hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x61\x63\x63\x65pted_by\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x1c\n\x14head_sequence_number\x18\x05 \x01(\x03\x12\x17\n\x0fhead_chain_hash\x18\x06 \x01(\x0c\"_\n\rClockAccepted\x12)\n\x05\x63lock\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x61\x63\x63\x65pted_by\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*\xd3\x01\n\x0cObservedFrom\x12\x1d\n\x19OBSERVED_FROM_UNSPECIFIED\x10\x00\x12\x14\n\x10OBSERVED_FROM_DB\x10\x01\x12\x15\n\x11OBSERVED_FROM_API\x10\x02\x12\x19\n\x15OBSERVED_FROM_WEBHOOK\x10\x03\x12\x18\n\x14OBSERVED_FROM_SENSOR\x10\x04\x12#\n\x1fOBSERVED_FROM_EXECUTOR_FEEDBACK\x10\x05\x12\x1d\n\x19OBSERVED_FROM_HUMAN_INPUT\x10\x06*\x86\x01\n\x0e\x43rossCheckMode\x12 \n\x1c\x43ROSS_CHECK_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ROSS_CHECK_MODE_ALWAYS\x10\x01\x12\x1b\n\x17\x43ROSS_CHECK_MODE_SAMPLE\x10\x02\x12\x18\n\x14\x43ROSS_CHECK_MODE_OFF\x10\x03*i\n\x0e\x41\x63tivationMode\x12\x1f\n\x1b\x41\x43TIVATION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41\x43TIVATION_MODE_ACTIVE\x10\x01\x12\x1a\n\x16\x41\x43TIVATION_MODE_SHADOW\x10\x02*\x82\x01\n\rReviewVerdict\x12\x1e\n\x1aREVIEW_VERDICT_UNSPECIFIED\x10\x00\x12\x1a\n\x16REVIEW_VERDICT_APPROVE\x10\x01\x12\x19\n\x15REVIEW_VERDICT_REJECT\x10\x02\x12\x1a\n\x16REVIEW_VERDICT_COMMENT\x10\x03\x42\x63\n\x0c\x64\x65v.gavel.v1B\tFactProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13gavel/v1/fact.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x13gavel/v1/tool.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa3\n\n\x04\x46\x61\x63t\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value\x12-\n\robserved_from\x18\x03 \x01(\x0e\x32\x16.gavel.v1.ObservedFrom\x12\x12\n\nmax_age_ms\x18\x04 \x01(\x03\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x05 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x06 \x01(\t\x12\x1a\n\x12\x64\x65rivation_rule_id\x18\x07 \x01(\t\x12\x1f\n\x17\x64\x65rivation_rule_version\x18\x08 \x01(\x03\x12\'\n\ntrust_tier\x18\t \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12-\n\taged_from\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\nbus_opened\x18\x14 \x01(\x0b\x32\x13.gavel.v1.BusOpenedH\x00\x12\x42\n\x17\x61rbiter_version_changed\x18\x15 \x01(\x0b\x32\x1f.gavel.v1.ArbiterVersionChangedH\x00\x12:\n\x13\x63ross_check_changed\x18\x16 \x01(\x0b\x32\x1b.gavel.v1.CrossCheckChangedH\x00\x12\x36\n\x11rule_set_deployed\x18\x17 \x01(\x0b\x32\x19.gavel.v1.RuleSetDeployedH\x00\x12\x38\n\x12rule_set_activated\x18\x18 \x01(\x0b\x32\x1a.gavel.v1.RuleSetActivatedH\x00\x12<\n\x14rule_set_deactivated\x18\x19 \x01(\x0b\x32\x1c.gavel.v1.RuleSetDeactivatedH\x00\x12\x33\n\x0freview_resolved\x18\x1a \x01(\x0b\x32\x18.gavel.v1.ReviewResolvedH\x00\x12=\n\x14revocation_requested\x18\x1b \x01(\x0b\x32\x1d.gavel.v1.RevocationRequestedH\x00\x12\x38\n\x12\x64\x61ta_loss_accepted\x18\x1c \x01(\x0b\x32\x1a.gavel.v1.DataLossAcceptedH\x00\x12:\n\x18tool_contract_registered\x18\x1d \x01(\x0b\x32\x16.gavel.v1.ToolContractH\x00\x12:\n\x18tool_provider_registered\x18\x1e \x01(\x0b\x32\x16.gavel.v1.ToolProviderH\x00\x12+\n\ntool_bound\x18\x1f \x01(\x0b\x32\x15.gavel.v1.ToolBindingH\x00\x12\x31\n\x0e\x63lock_accepted\x18  \x01(\x0b\x32\x17.gavel.v1.ClockAcceptedH\x00\x12\x33\n\x0fgrants_deployed\x18! \x01(\x0b\x32\x18.gavel.v1.GrantsDeployedH\x00\x12-\n\x0creview_voted\x18\" \x01(\x0b\x32\x15.gavel.v1.ReviewVotedH\x00\x12-\n\x0ctool_unbound\x18# \x01(\x0b\x32\x15.gavel.v1.ToolUnboundH\x00\x12\x33\n\x0f\x63ounters_opened\x18$ \x01(\x0b\x32\x18.gavel.v1.CountersOpenedH\x00\x12\x31\n\x0e\x63ounter_filled\x18% \x01(\x0b\x32\x17.gavel.v1.CounterFilledH\x00\x42\x08\n\x06system\"J\n\nCrossCheck\x12&\n\x04mode\x18\x01 \x01(\x0e\x32\x18.gavel.v1.CrossCheckMode\x12\x14\n\x0csample_every\x18\x02 \x01(\x03\"n\n\tBusOpened\x12\x17\n\x0f\x61rbiter_version\x18\x01 \x01(\x05\x12)\n\x0b\x63ross_check\x18\x02 \x01(\x0b\x32\x14.gavel.v1.CrossCheck\x12\x1d\n\x15idempotency_window_ms\x18\x03 \x01(\x03\"\x89\x01\n\x15\x41rbiterVersionChanged\x12\x17\n\x0f\x61rbiter_version\x18\x01 \x01(\x05\x12\x1c\n\x14\x66rom_arbiter_version\x18\x02 \x01(\x05\x12\x14\n\x0cstate_digest\x18\x03 \x01(\t\x12\x13\n\x0bupgraded_by\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\">\n\x11\x43rossCheckChanged\x12)\n\x0b\x63ross_check\x18\x01 \x01(\x0b\x32\x14.gavel.v1.CrossCheck\"\x92\x01\n\x0fRuleSetDeployed\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08\x64ocument\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x05 \x01(\t\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"\xab\x01\n\x10RuleSetActivated\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x18\n\x10previous_version\x18\x05 \x01(\x03\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"E\n\x0e\x43ountersOpened\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0f\n\x07\x64igests\x18\x03 \x03(\t\"\x9d\x01\n\rCounterFilled\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\'\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x16.gavel.v1.CounterEntry\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12.\n\nfull_until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\topened_at\x18\x05 \x01(\x03\"\xa2\x01\n\x0c\x43ounterEntry\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x06\x61mount\x18\x03 \x01(\x03H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12-\n\tlapses_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fsequence_number\x18\x06 \x01(\x03\x42\x07\n\x05value\"\x83\x01\n\x12RuleSetDeactivated\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x11\n\tprincipal\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x8c\x01\n\x0eGrantsDeployed\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08\x64ocument\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x05 \x01(\t\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"\x8d\x01\n\x0bReviewVoted\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12(\n\x07verdict\x18\x02 \x01(\x0e\x32\x17.gavel.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05votes\x18\x05 \x01(\x05\x12\x0e\n\x06quorum\x18\x06 \x01(\x05\"q\n\x0eReviewResolved\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12(\n\x07verdict\x18\x02 \x01(\x0e\x32\x17.gavel.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"N\n\x13RevocationRequested\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x12\n\nrevoked_by\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xb5\x01\n\x10\x44\x61taLossAccepted\x12$\n\x1c\x61\x63knowledged_sequence_number\x18\x01 \x01(\x03\x12\x1f\n\x17\x61\x63knowledged_chain_hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x61\x63\x63\x65pted_by\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x1c\n\x14head_sequence_number\x18\x05 \x01(\x03\x12\x17\n\x0fhead_chain_hash\x18\x06 \x01(\x0c\"_\n\rClockAccepted\x12)\n\x05\x63lock\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x61\x63\x63\x65pted_by\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*\xd3\x01\n\x0cObservedFrom\x12\x1d\n\x19OBSERVED_FROM_UNSPECIFIED\x10\x00\x12\x14\n\x10OBSERVED_FROM_DB\x10\x01\x12\x15\n\x11OBSERVED_FROM_API\x10\x02\x12\x19\n\x15OBSERVED_FROM_WEBHOOK\x10\x03\x12\x18\n\x14OBSERVED_FROM_SENSOR\x10\x04\x12#\n\x1fOBSERVED_FROM_EXECUTOR_FEEDBACK\x10\x05\x12\x1d\n\x19OBSERVED_FROM_HUMAN_INPUT\x10\x06*\x86\x01\n\x0e\x43rossCheckMode\x12 \n\x1c\x43ROSS_CHECK_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ROSS_CHECK_MODE_ALWAYS\x10\x01\x12\x1b\n\x17\x43ROSS_CHECK_MODE_SAMPLE\x10\x02\x12\x18\n\x14\x43ROSS_CHECK_MODE_OFF\x10\x03*i\n\x0e\x41\x63tivationMode\x12\x1f\n\x1b\x41\x43TIVATION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41\x43TIVATION_MODE_ACTIVE\x10\x01\x12\x1a\n\x16\x41\x43TIVATION_MODE_SHADOW\x10\x02*\x82\x01\n\rReviewVerdict\x12\x1e\n\x1aREVIEW_VERDICT_UNSPECIFIED\x10\x00\x12\x1a\n\x16REVIEW_VERDICT_APPROVE\x10\x01\x12\x19\n\x15REVIEW_VERDICT_REJECT\x10\x02\x12\x1a\n\x16REVIEW_VERDICT_COMMENT\x10\x03\x42\x63\n\x0c\x64\x65v.gavel.v1B\tFactProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,46 +36,46 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.fact_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\tFactProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_OBSERVEDFROM']._serialized_start=3356
-  _globals['_OBSERVEDFROM']._serialized_end=3567
-  _globals['_CROSSCHECKMODE']._serialized_start=3570
-  _globals['_CROSSCHECKMODE']._serialized_end=3704
-  _globals['_ACTIVATIONMODE']._serialized_start=3706
-  _globals['_ACTIVATIONMODE']._serialized_end=3811
-  _globals['_REVIEWVERDICT']._serialized_start=3814
-  _globals['_REVIEWVERDICT']._serialized_end=3944
-  _globals['_FACT']._serialized_start=118
-  _globals['_FACT']._serialized_end=1345
-  _globals['_CROSSCHECK']._serialized_start=1347
-  _globals['_CROSSCHECK']._serialized_end=1421
-  _globals['_BUSOPENED']._serialized_start=1423
-  _globals['_BUSOPENED']._serialized_end=1533
-  _globals['_ARBITERVERSIONCHANGED']._serialized_start=1536
-  _globals['_ARBITERVERSIONCHANGED']._serialized_end=1673
-  _globals['_CROSSCHECKCHANGED']._serialized_start=1675
-  _globals['_CROSSCHECKCHANGED']._serialized_end=1737
-  _globals['_RULESETDEPLOYED']._serialized_start=1740
-  _globals['_RULESETDEPLOYED']._serialized_end=1886
-  _globals['_RULESETACTIVATED']._serialized_start=1889
-  _globals['_RULESETACTIVATED']._serialized_end=2060
-  _globals['_COUNTERSOPENED']._serialized_start=2062
-  _globals['_COUNTERSOPENED']._serialized_end=2131
-  _globals['_COUNTERFILLED']._serialized_start=2134
-  _globals['_COUNTERFILLED']._serialized_end=2291
-  _globals['_COUNTERENTRY']._serialized_start=2294
-  _globals['_COUNTERENTRY']._serialized_end=2456
-  _globals['_RULESETDEACTIVATED']._serialized_start=2459
-  _globals['_RULESETDEACTIVATED']._serialized_end=2590
-  _globals['_GRANTSDEPLOYED']._serialized_start=2593
-  _globals['_GRANTSDEPLOYED']._serialized_end=2733
-  _globals['_REVIEWVOTED']._serialized_start=2736
-  _globals['_REVIEWVOTED']._serialized_end=2877
-  _globals['_REVIEWRESOLVED']._serialized_start=2879
-  _globals['_REVIEWRESOLVED']._serialized_end=2992
-  _globals['_REVOCATIONREQUESTED']._serialized_start=2994
-  _globals['_REVOCATIONREQUESTED']._serialized_end=3072
-  _globals['_DATALOSSACCEPTED']._serialized_start=3075
-  _globals['_DATALOSSACCEPTED']._serialized_end=3256
-  _globals['_CLOCKACCEPTED']._serialized_start=3258
-  _globals['_CLOCKACCEPTED']._serialized_end=3353
+  _globals['_OBSERVEDFROM']._serialized_start=3467
+  _globals['_OBSERVEDFROM']._serialized_end=3678
+  _globals['_CROSSCHECKMODE']._serialized_start=3681
+  _globals['_CROSSCHECKMODE']._serialized_end=3815
+  _globals['_ACTIVATIONMODE']._serialized_start=3817
+  _globals['_ACTIVATIONMODE']._serialized_end=3922
+  _globals['_REVIEWVERDICT']._serialized_start=3925
+  _globals['_REVIEWVERDICT']._serialized_end=4055
+  _globals['_FACT']._serialized_start=141
+  _globals['_FACT']._serialized_end=1456
+  _globals['_CROSSCHECK']._serialized_start=1458
+  _globals['_CROSSCHECK']._serialized_end=1532
+  _globals['_BUSOPENED']._serialized_start=1534
+  _globals['_BUSOPENED']._serialized_end=1644
+  _globals['_ARBITERVERSIONCHANGED']._serialized_start=1647
+  _globals['_ARBITERVERSIONCHANGED']._serialized_end=1784
+  _globals['_CROSSCHECKCHANGED']._serialized_start=1786
+  _globals['_CROSSCHECKCHANGED']._serialized_end=1848
+  _globals['_RULESETDEPLOYED']._serialized_start=1851
+  _globals['_RULESETDEPLOYED']._serialized_end=1997
+  _globals['_RULESETACTIVATED']._serialized_start=2000
+  _globals['_RULESETACTIVATED']._serialized_end=2171
+  _globals['_COUNTERSOPENED']._serialized_start=2173
+  _globals['_COUNTERSOPENED']._serialized_end=2242
+  _globals['_COUNTERFILLED']._serialized_start=2245
+  _globals['_COUNTERFILLED']._serialized_end=2402
+  _globals['_COUNTERENTRY']._serialized_start=2405
+  _globals['_COUNTERENTRY']._serialized_end=2567
+  _globals['_RULESETDEACTIVATED']._serialized_start=2570
+  _globals['_RULESETDEACTIVATED']._serialized_end=2701
+  _globals['_GRANTSDEPLOYED']._serialized_start=2704
+  _globals['_GRANTSDEPLOYED']._serialized_end=2844
+  _globals['_REVIEWVOTED']._serialized_start=2847
+  _globals['_REVIEWVOTED']._serialized_end=2988
+  _globals['_REVIEWRESOLVED']._serialized_start=2990
+  _globals['_REVIEWRESOLVED']._serialized_end=3103
+  _globals['_REVOCATIONREQUESTED']._serialized_start=3105
+  _globals['_REVOCATIONREQUESTED']._serialized_end=3183
+  _globals['_DATALOSSACCEPTED']._serialized_start=3186
+  _globals['_DATALOSSACCEPTED']._serialized_end=3367
+  _globals['_CLOCKACCEPTED']._serialized_start=3369
+  _globals['_CLOCKACCEPTED']._serialized_end=3464
 # @@protoc_insertion_point(module_scope)

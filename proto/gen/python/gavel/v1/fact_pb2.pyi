@@ -4,6 +4,7 @@ isort:skip_file
 Facts, and facts about Gavel itself (constitution §4.7)."""
 
 from collections import abc as _abc
+from gavel.v1 import common_pb2 as _common_pb2
 from gavel.v1 import tool_pb2 as _tool_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -148,6 +149,8 @@ class Fact(_message.Message):
     EXECUTION_ID_FIELD_NUMBER: _builtins.int
     DERIVATION_RULE_ID_FIELD_NUMBER: _builtins.int
     DERIVATION_RULE_VERSION_FIELD_NUMBER: _builtins.int
+    TRUST_TIER_FIELD_NUMBER: _builtins.int
+    AGED_FROM_FIELD_NUMBER: _builtins.int
     BUS_OPENED_FIELD_NUMBER: _builtins.int
     ARBITER_VERSION_CHANGED_FIELD_NUMBER: _builtins.int
     CROSS_CHECK_CHANGED_FIELD_NUMBER: _builtins.int
@@ -173,7 +176,7 @@ class Fact(_message.Message):
     observed_from: Global___ObservedFrom.ValueType
     """The channel. Empty: the channel implied by the producer's type."""
     max_age_ms: _builtins.int
-    """How long the value is valid, in milliseconds from `occurred_at`. 0: the fact sets no limit."""
+    """How long the value is valid, in milliseconds from `occurred_at`, or from `aged_from`. 0: the fact sets no limit."""
     decision_id: _builtins.str
     """For a derived fact: the decision that was carried out. Required for derived facts, like the next three fields."""
     execution_id: _builtins.str
@@ -182,9 +185,19 @@ class Fact(_message.Message):
     """For a derived fact: the rule that derived it."""
     derivation_rule_version: _builtins.int
     """For a derived fact: version of that rule."""
+    trust_tier: _common_pb2.TrustTier.ValueType
+    """For a derived fact: the tier of the least trusted evidence that it rests on, if that is worse than tier 1. Set by
+    the derivation.
+    """
     @_builtins.property
     def value(self) -> _struct_pb2.Value:
         """The value. Null retracts the key. Numbers must be finite, integers within ±2^53."""
+
+    @_builtins.property
+    def aged_from(self) -> _timestamp_pb2.Timestamp:
+        """For a derived fact that rests on evidence of the decision: the time from which the age of the oldest such evidence
+        counts, if that is before `occurred_at`. The age of the fact counts from it.
+        """
 
     @_builtins.property
     def bus_opened(self) -> Global___BusOpened:
@@ -269,6 +282,8 @@ class Fact(_message.Message):
         execution_id: _builtins.str = ...,
         derivation_rule_id: _builtins.str = ...,
         derivation_rule_version: _builtins.int = ...,
+        trust_tier: _common_pb2.TrustTier.ValueType = ...,
+        aged_from: _timestamp_pb2.Timestamp | None = ...,
         bus_opened: Global___BusOpened | None = ...,
         arbiter_version_changed: Global___ArbiterVersionChanged | None = ...,
         cross_check_changed: Global___CrossCheckChanged | None = ...,
@@ -288,9 +303,9 @@ class Fact(_message.Message):
         counters_opened: Global___CountersOpened | None = ...,
         counter_filled: Global___CounterFilled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "counter_filled", b"counter_filled", "counters_opened", b"counters_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "grants_deployed", b"grants_deployed", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aged_from", b"aged_from", "arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "counter_filled", b"counter_filled", "counters_opened", b"counters_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "grants_deployed", b"grants_deployed", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "counter_filled", b"counter_filled", "counters_opened", b"counters_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "grants_deployed", b"grants_deployed", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aged_from", b"aged_from", "arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "counter_filled", b"counter_filled", "counters_opened", b"counters_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "grants_deployed", b"grants_deployed", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "trust_tier", b"trust_tier", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted", "grants_deployed", "review_voted", "tool_unbound", "counters_opened", "counter_filled"]  # noqa: Y015
     _WhichOneofArgType_system: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015

@@ -274,6 +274,7 @@ class ProjectedFact(_message.Message):
     MAX_AGE_MS_FIELD_NUMBER: _builtins.int
     DERIVATION_RULE_ID_FIELD_NUMBER: _builtins.int
     DERIVATION_RULE_VERSION_FIELD_NUMBER: _builtins.int
+    TRUST_TIER_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Fact key."""
     observed_from: _fact_pb2.ObservedFrom.ValueType
@@ -284,6 +285,8 @@ class ProjectedFact(_message.Message):
     """For a derived fact: the rule that derived it."""
     derivation_rule_version: _builtins.int
     """For a derived fact: version of that rule (constitution §10)."""
+    trust_tier: _common_pb2.TrustTier.ValueType
+    """For a derived fact: the tier of the least trusted evidence that it rests on, if that is worse than tier 1."""
     @_builtins.property
     def value(self) -> _struct_pb2.Value:
         """The value."""
@@ -312,10 +315,11 @@ class ProjectedFact(_message.Message):
         max_age_ms: _builtins.int = ...,
         derivation_rule_id: _builtins.str = ...,
         derivation_rule_version: _builtins.int = ...,
+        trust_tier: _common_pb2.TrustTier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["occurred_at", b"occurred_at", "producer", b"producer", "source_event", b"source_event", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "occurred_at", b"occurred_at", "producer", b"producer", "source_event", b"source_event", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "occurred_at", b"occurred_at", "producer", b"producer", "source_event", b"source_event", "trust_tier", b"trust_tier", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

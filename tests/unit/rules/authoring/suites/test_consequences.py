@@ -93,7 +93,7 @@ def test_a_derivation_without_a_value() -> None:
     (result,) = run(case, rules=rules(), action=ACTION)
     assert () == result.differences
     assert result.consequences is not None
-    assert ("paid",) == result.consequences.failed
+    assert (("paid", "value"),) == result.consequences.failed
 
 
 def test_reports_of_failed_cases() -> None:
