@@ -31,7 +31,7 @@ from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.protocol import ACCEPTED_LOSSES_MAX, CHUNK_BYTES
 from gavel_server.log.redis.log import RedisLog
 
-from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
+from tests.support.entries import DAY_MS, NOW_MS, PATIENT_MS, entries_after, head_of, records_of
 from tests.support.simulation.faults import FaultRates, FaultyLog
 
 HOUR_MS = 3_600_000
@@ -60,11 +60,11 @@ async def open_log(kind: str, store_url: str, bus: str, tmp_path: Path) -> Async
     async def open_one() -> EventLog:
         log: EventLog = memory
         if kind in ("redis", "cluster"):
-            log = await RedisLog.connect(store_url, bus)
+            log = await RedisLog.connect(store_url, bus, timeout_ms=PATIENT_MS)
         elif kind == "postgresql":
-            log = await PostgresqlLog.connect(store_url, bus)
+            log = await PostgresqlLog.connect(store_url, bus, timeout_ms=PATIENT_MS)
         elif kind == "archived":
-            log = ArchivedLog(await RedisLog.connect(store_url, bus), Archive(Directory(tmp_path), bus))
+            log = ArchivedLog(await RedisLog.connect(store_url, bus, timeout_ms=PATIENT_MS), Archive(Directory(tmp_path), bus))
         opened.append(log)
         return log
 

@@ -22,7 +22,7 @@ from gavel_server.log.work.protocol import (
     WorkQueues,
 )
 
-from tests.support.entries import NOW_MS, entries_after
+from tests.support.entries import NOW_MS, PATIENT_MS, entries_after
 
 DECISIONS: tuple[Work, ...] = ("decisions",) * 9
 LONG_MS = 3_600_000
@@ -46,9 +46,9 @@ async def log(kind: str, store_url: str, bus: str) -> AsyncIterator[EventLog]:
     """The log of one bus, by real time."""
     log: EventLog = MemoryLog(bus, clock=lambda: time.time_ns() // 1_000_000)
     if kind == "postgresql":
-        log = await PostgresqlLog.connect(store_url, bus)
+        log = await PostgresqlLog.connect(store_url, bus, timeout_ms=PATIENT_MS)
     elif kind != "memory":
-        log = await RedisLog.connect(store_url, bus)
+        log = await RedisLog.connect(store_url, bus, timeout_ms=PATIENT_MS)
     yield log
     await log.close()
 

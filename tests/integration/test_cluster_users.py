@@ -16,7 +16,7 @@ from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.logs import RedisLogs
 
 from tests.integration.test_cluster_logs import migration
-from tests.support.entries import NOW_MS, entries_after, head_of, records_of
+from tests.support.entries import NOW_MS, PATIENT_MS, entries_after, head_of, records_of
 from tests.support.redis.cluster import RunningCluster
 
 PASSWORD = "of-this-test"  # noqa: S105
@@ -37,14 +37,14 @@ async def users(redis_cluster: RunningCluster) -> AsyncIterator[dict[str, str]]:
 
 async def test_rights_of_the_users(users: dict[str, str], bus: str) -> None:
     """The server's user can do all that a log needs, and a reader reads and cannot append."""
-    log = await RedisLog.connect(users["gavel-server"], bus)
+    log = await RedisLog.connect(users["gavel-server"], bus, timeout_ms=PATIENT_MS)
     entries = entries_after(empty_head(bus), 2)
     await log.append(empty_head(bus), entries, NOW_MS, ["checked"])
     assert all("does not say" not in reason for reason in await log.durability())
-    logs = RedisLogs(users["gavel-server"])
+    logs = RedisLogs(users["gavel-server"], PATIENT_MS)
     assert bus in await logs.names()
     await logs.close()
-    reader = await RedisLog.connect(users["gavel-reader"], bus)
+    reader = await RedisLog.connect(users["gavel-reader"], bus, timeout_ms=PATIENT_MS)
     assert records_of(entries) == await reader.read(1, 9)
     with pytest.raises(LogUnavailableError, match=r"can't run this command|NOPERM"):
         await reader.append(head_of(entries), entries_after(head_of(entries), 1), NOW_MS, [])
@@ -56,7 +56,7 @@ async def test_rights_of_the_users(users: dict[str, str], bus: str) -> None:
 async def test_a_consumer_follows_its_bus(users: dict[str, str], redis_cluster: RunningCluster, bus: str) -> None:
     """A consumer that reads Redis itself finds the master of its bus, and finds it again after the slot has moved."""
     name = redis_cluster.bus_on(2, bus)
-    log = await RedisLog.connect(redis_cluster.url, name)
+    log = await RedisLog.connect(redis_cluster.url, name, timeout_ms=PATIENT_MS)
     first = entries_after(empty_head(name), 2, works=("decisions",))
     await log.append(empty_head(name), first, NOW_MS, [])
     consumer = WorkQueue(users["gavel-work"], queue=DECISIONS, group="g", bus=name, min_idle_ms=1)

@@ -18,7 +18,7 @@ from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.program import find_redis
 from gavel_server.process.sockets import SOCKET_PATH_BYTES_MAX
 
-from tests.support.entries import NOW_MS, entries_after, head_of, records_of
+from tests.support.entries import NOW_MS, PATIENT_MS, entries_after, head_of, records_of
 
 # A server that starts a Redis in a directory, prints its process id, and runs until it is killed.
 SERVER = """
@@ -33,10 +33,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-# Beside other tests a sync of the disk may take seconds.
-PATIENT_MS = 60_000
 
 
 async def append(url: str, bus: str, count: int) -> None:

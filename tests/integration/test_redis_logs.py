@@ -13,7 +13,7 @@ from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.logs import RedisLogs
 
-from tests.support.entries import NOW_MS, entries_after, head_of
+from tests.support.entries import NOW_MS, PATIENT_MS, entries_after, head_of
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def test_existence_is_unknown_without_redis() -> None:
 async def test_new_connection_to_a_volatile_redis_appends_nothing(tmp_path: Path, bus: str) -> None:
     """On a new connection, as after a failover, nothing is appended to a Redis that may lose it, before any other check has run."""
     async with EmbeddedRedis(tmp_path) as server:
-        logs = RedisLogs(server.url, accept_volatile=False)
+        logs = RedisLogs(server.url, PATIENT_MS, accept_volatile=False)
         log = await logs.open(bus)  # reads only: nothing has been appended over these connections
         async with redis.asyncio.Redis.from_url(server.url) as admin:
             await admin.config_set("appendfsync", "everysec")

@@ -142,9 +142,10 @@ async def start_loads(servers: list[Server], buses: list[str]) -> dict[str, Load
     loads: dict[str, Load] = {}
     for bus in buses:
         clients = [server.client(bus, tries_max=1) for server in servers]
-        await open_bus(clients[0])
         await wait_until_confirming(clients[0])
-        loads[bus] = Load(random.Random(1), await publish_status(clients[0], SUBJECTS))
+        async with servers[0].client(bus) as patient:
+            await open_bus(patient)
+            loads[bus] = Load(random.Random(1), await publish_status(patient, SUBJECTS))
         loads[bus].start(clients, (1, 7))
     return loads
 

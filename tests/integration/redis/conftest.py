@@ -12,6 +12,8 @@ import redis.asyncio
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 
+from tests.support.entries import PATIENT_MS
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def redis_server(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedRedis]:
@@ -30,7 +32,7 @@ async def client(redis_url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 async def log(redis_url: str, bus: str) -> AsyncIterator[RedisLog]:
     """An empty log on the shared Redis."""
-    opened = await RedisLog.connect(redis_url, bus)
+    opened = await RedisLog.connect(redis_url, bus, timeout_ms=PATIENT_MS)
     yield opened
     await opened.close()
 

@@ -28,7 +28,7 @@ from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.urls import mask_url
 from gavel_server.log.work.protocol import ConsumerGroup
 
-from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
+from tests.support.entries import DAY_MS, NOW_MS, PATIENT_MS, entries_after, head_of, records_of
 from tests.support.redis.tcp import replicated_redis
 
 
@@ -112,7 +112,7 @@ async def test_script_is_reloaded(log: RedisLog, client: Any, bus: str) -> None:
 
 async def test_killed_redis_keeps_acknowledged_entries(own_redis: EmbeddedRedis, bus: str) -> None:
     """kill -9 of Redis between or during appends loses no acknowledged entry; the head settles unknown outcomes."""
-    log = await RedisLog.connect(own_redis.url, bus)
+    log = await RedisLog.connect(own_redis.url, bus, timeout_ms=PATIENT_MS)
     head, acknowledged = await log.head(), 0
     for round_number in range(3):
         killer: asyncio.TimerHandle | None = None
@@ -142,7 +142,7 @@ async def test_killed_redis_keeps_acknowledged_entries(own_redis: EmbeddedRedis,
 
 async def test_stopped_redis_is_unavailable(own_redis: EmbeddedRedis, bus: str) -> None:
     """Without Redis every call is unavailable; an append that was not sent has no unknown outcome."""
-    log = await RedisLog.connect(own_redis.url, bus)
+    log = await RedisLog.connect(own_redis.url, bus, timeout_ms=PATIENT_MS)
     await own_redis.stop()
     with pytest.raises(LogUnavailableError, match=r"cannot connect to Redis at unix://"):
         await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
@@ -166,7 +166,7 @@ async def test_closed_log(redis_url: str, bus: str) -> None:
 )
 async def test_refused_append_applies_nothing(own_redis: EmbeddedRedis, bus: str, setting: str, value: str, message: str) -> None:
     """A Redis that is full, lacks replicas or is a replica refuses the whole append with the reason, and still serves all reads."""
-    log = await RedisLog.connect(own_redis.url, bus)
+    log = await RedisLog.connect(own_redis.url, bus, timeout_ms=PATIENT_MS)
     await log.ensure_groups()
     first = entries_after(empty_head(bus), 1)
     await log.append(empty_head(bus), first, NOW_MS, [])
@@ -186,7 +186,7 @@ async def test_refused_append_applies_nothing(own_redis: EmbeddedRedis, bus: str
 
 async def test_durability(own_redis: EmbeddedRedis, bus: str) -> None:
     """The embedded settings are durable; each weaker setting is reported with advice."""
-    log = await RedisLog.connect(own_redis.url, bus)
+    log = await RedisLog.connect(own_redis.url, bus, timeout_ms=PATIENT_MS)
     assert [] == await log.durability()
     async with redis.asyncio.Redis.from_url(own_redis.url) as plain:
         await plain.config_set("appendfsync", "everysec")
@@ -214,7 +214,7 @@ async def test_replicas(tmp_path: Path, bus: str) -> None:
     """An append without enough replicas is an error although it is in the log; a replica refuses appends."""
     async with replicated_redis(tmp_path) as (primary, copy):
         url = primary.url
-        safe = await RedisLog.connect(url, bus, acknowledgement=Acknowledgement(1))
+        safe = await RedisLog.connect(url, bus, acknowledgement=Acknowledgement(1), timeout_ms=PATIENT_MS)
         first = entries_after(empty_head(bus), 2)
         await safe.append(empty_head(bus), first, NOW_MS, [])
         assert (
