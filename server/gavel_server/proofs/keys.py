@@ -13,9 +13,9 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gavel_server.errors import GavelServerError
-from gavel_server.proofs.verifier import ED25519, HASH_BYTES, Checkpoint, Key, Signature, new_key
+from gavel_server.proofs.verifier import ED25519, HASH_BYTES, PRIVATE_KEY_PREFIX, Checkpoint, Key, Signature, new_key
 
-_SECRET: Final = re.compile(r"PRIVATE\+KEY\+([^\s+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/=]+)\n?")
+_SECRET: Final = re.compile(re.escape(PRIVATE_KEY_PREFIX) + r"([^\s+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/=]+)\n?")
 
 
 class KeyFileError(GavelServerError):
@@ -32,7 +32,7 @@ class NotaryKey:
     def __str__(self) -> str:
         """Return the content of the key's file: PRIVATE+KEY+NAME+ID+BASE64."""
         material = base64.b64encode(bytes([ED25519]) + self._private.private_bytes_raw()).decode()
-        return f"PRIVATE+KEY+{self.public.name}+{self.public.key_id.hex()}+{material}"
+        return f"{PRIVATE_KEY_PREFIX}{self.public.name}+{self.public.key_id.hex()}+{material}"
 
     def sign(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the checkpoint with this key's signature after those that it has."""

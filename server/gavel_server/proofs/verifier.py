@@ -42,6 +42,7 @@ FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 SIZE_MAX: Final = 2**63 - 1
 
 _SIGNATURE_LINE: Final = re.compile(r"— ([^\s+]+) ([A-Za-z0-9+/=]+)")
+PRIVATE_KEY_PREFIX: Final = "PRIVATE+KEY+"
 _VKEY: Final = re.compile(r"([^\s+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/=]+)")
 _OUTCOMES: Final = ("UNSPECIFIED", "APPROVED", "REJECTED", "NEEDS_HUMAN_REVIEW", "EXPIRED", "REVOKED")
 
@@ -157,6 +158,8 @@ def new_key(name: str, algorithm: int, public: bytes) -> Key:
 def parse_key(text: str) -> Key:
     """Return the key of a vkey, e.g. "gavel/default+5f8d9c3a+AbC…". Raises UnreadableError."""
     match = _VKEY.fullmatch(text.strip())
+    if text.strip().startswith(PRIVATE_KEY_PREFIX):
+        raise UnreadableError("this is the private key of a notary; give the public key, which gavel notary keygen has printed")
     if match is None:
         raise UnreadableError(f"{text.strip()[:80]!r} is not a verifier key; its form is NAME+ID+BASE64")
     name, key_id, material = match[1], match[2], _decode(match[3], "the verifier key")
@@ -254,7 +257,11 @@ def check_signatures(checkpoint: Checkpoint, keys: Sequence[Key], witness_keys: 
     """Check that one of the notary's keys and `quorum` of the witnesses (None: all) signed. Raises NotVerifiedError."""
     signed = [key for key in keys if key.algorithm == ED25519 and key.name == checkpoint.origin and is_signed(checkpoint, key)]
     if not signed:
-        raise NotVerifiedError(f"the checkpoint of {checkpoint.origin} is not signed by {' or '.join(sorted({key.name for key in keys}))}")
+        trusted = " or ".join(sorted({f"{key.name}+{key.key_id.hex()}" for key in keys}))
+        named = ", ".join(f"{one.name}+{one.key_id.hex()}" for one in checkpoint.signatures)
+        raise NotVerifiedError(
+            f"the checkpoint of {checkpoint.origin} has no valid signature of key {trusted}; its signatures are of {named}"
+        )
     needed = len(witness_keys) if quorum is None else quorum
     witnesses = {key.public for key in witness_keys if key.algorithm == ED25519_COSIGNATURE and is_signed(checkpoint, key)}
     if len(witnesses) < needed:
@@ -314,7 +321,7 @@ def parse_proof(content: bytes) -> Proof:
         proof = Proof(str(document["decision_id"]), events, parse_checkpoint(str(document["checkpoint"])))
         rendered = str(proof).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise UnreadableError(f"the file is not a proof: {type(error).__name__}") from error
+        raise UnreadableError(f"the file is damaged, or not JSON of format {FORMAT} ({type(error).__name__})") from error
     if rendered != content:
         raise UnreadableError("the file was changed: its bytes do not match its SHA-256, or it is not in its one form")
     return proof
@@ -478,7 +485,8 @@ def _read(path: str) -> bytes:
 
 def read_key(text: str) -> Key:
     """Return the key that a vkey, or a file that holds one, states. Raises UnreadableError, OSError."""
-    return parse_key(text if _VKEY.fullmatch(text) else Path(text).read_text(encoding="utf-8", errors="replace"))
+    is_key = _VKEY.fullmatch(text) or text.startswith(PRIVATE_KEY_PREFIX)
+    return parse_key(text if is_key else Path(text).read_text(encoding="utf-8", errors="replace"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -167,6 +167,17 @@ def test_numbers_that_are_none(tmp_path: Path, number: str) -> None:
     assert EXIT_UNREADABLE == verify_file(str(tmp_path / "proof"), [str(KEY.public)])[0]
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_private_key_is_not_printed(tmp_path: Path, is_file: bool) -> None:
+    """A private key in place of the public one is unreadable, and the message does not contain it."""
+    (tmp_path / "notary.key").write_text(str(KEY), encoding="utf-8")
+
+    status, lines = verify_file("-", [str(tmp_path / "notary.key") if is_file else str(KEY)])
+
+    problem = "unreadable: this is the private key of a notary; give the public key, which gavel notary keygen has printed"
+    assert (EXIT_UNREADABLE, [problem]) == (status, lines)
+
+
 def test_a_key_that_is_no_text(tmp_path: Path) -> None:
     """A file of a key that holds something else is unreadable."""
     (tmp_path / "key").write_bytes(b"\xff\xfe")

@@ -36,7 +36,7 @@ def proof(
         with connect(server, bus) as client:
             answer = client.get_checkpoint()
             checkpoint = parse_checkpoint(answer.checkpoint)
-            decided = _prove(client, checkpoint.size, event_id=decision_id)
+            decided = _prove_decision(client, checkpoint.size, decision_id)
             envelope = Envelope.FromString(decided.envelope)
             if not envelope.HasField("decision"):
                 raise CommandError(f"event {decision_id} is not a decision; give an id that gavel propose or gavel log prints")
@@ -49,6 +49,22 @@ def proof(
     except (NotVerifiedError, UnreadableError) as error:
         raise CommandError(f"the server's answers do not prove the decision: {error}; examine its log with gavel replay") from error
     output.print_line(str(document).removesuffix("\n"))
+
+
+def _prove_decision(client: SyncGavelClient, size: int, decision_id: str) -> ProvedEvent:
+    """Return the decision with its proof in the tree of a checkpoint. Raises CommandError if the checkpoint does not cover it yet."""
+    from gavel_client import GavelError
+
+    try:
+        return _prove(client, size, event_id=decision_id)
+    except GavelError as error:
+        if error.reason != "EVENT_NOT_FOUND":
+            raise
+        later = client.get_inclusion_proof(event_id=decision_id)
+        raise CommandError(
+            f"the newest checkpoint covers {size} events, and the decision is event {later.sequence_number}; "
+            "try again once the notary has signed a newer one (gavel notary)"
+        ) from error
 
 
 def _prove(client: SyncGavelClient, size: int, *, event_id: str = "", sequence_number: int = 0) -> ProvedEvent:
