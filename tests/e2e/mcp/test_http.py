@@ -18,6 +18,7 @@ from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from mcp import Client, MCPError
 from mcp.client.extension import ClientExtension
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from tests.e2e.mcp.test_tasks import CancelTask, GetTask, TaskParams, TaskResult, Tasks
 from tests.e2e.mcp.world import LEDGER_RULES, PROXY, World, text_of, until
@@ -125,6 +126,36 @@ async def test_decisions_of_other_agents(world: World) -> None:
 
     assert (True, "There is no such decision about a call of this proxy.", []) == (status.is_error, text_of(status), before)
     assert ("OUTCOME_APPROVED", "appended", ["careful"]) == (own.structured_content["outcome"], text_of(answer), world.lines)
+
+
+async def test_sessions_of_other_agents(world: World) -> None:
+    """An agent that sends the id of another agent's session neither uses, hears nor ends that session."""
+    for name in ("ann", "bob"):
+        (world.folder / name).write_text(f"secret-of-{name}")
+    world.configure_ledger(agents=[{"id": name, "token": {"from_file": name}} for name in ("ann", "bob")])
+    await world.deploy(LEDGER_RULES)
+    opening = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": {"name": "ann", "version": "1"}}
+    call = {"name": "ledger__append", "arguments": {"text": "one"}}
+
+    with _serving(world) as url:
+        async with httpx2.AsyncClient(timeout=WAIT_SECONDS_MAX, headers={"Accept": "application/json, text/event-stream"}) as http:
+            headers = {"Authorization": "Bearer secret-of-ann", "MCP-Protocol-Version": LATEST_HANDSHAKE_VERSION}
+            opened = await http.post(url, json=_request("initialize", opening), headers=headers)
+            headers["Mcp-Session-Id"] = opened.headers["mcp-session-id"]
+            stolen = {**headers, "Authorization": "Bearer secret-of-bob"}
+            answers = [
+                await http.post(url, json=_request("tools/call", call), headers=stolen),
+                await http.get(url, headers=stolen),
+                await http.delete(url, headers=stolen),
+            ]
+            own = await http.post(url, json=_request("tools/call", call), headers=headers)
+
+    assert ([404] * 3, 200) == ([answer.status_code for answer in answers], own.status_code)
+    assert ["ann"] == [event.producer.id for event in await world.events("proposal")]
+
+
+def _request(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])

@@ -52,8 +52,8 @@ class Caller:
     """Whether the client has declared the Tasks extension."""
 
     def trace_of(self, subject: str) -> str:
-        """Return the trace of a call on a subject."""
-        return self.trace_id or trace_id(f"{self.session}/{subject}")
+        """Return the trace of a call on a subject. Without a named trace it is the agent's own, whatever session id the client sends."""
+        return self.trace_id or trace_id(f"{self.agent}/{self.session}/{subject}")
 
 
 def caller_of(context: ServerRequestContext[Any, Any], agent: str, process: str) -> Caller:
