@@ -151,7 +151,7 @@ class Sequencer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is going on: no command, caller or follower, no decision that lives, no timer."""
+        """Whether the bus has no command, caller, follower, live decision or timer."""
         replica = self.replica
         state = replica.state
         return not (

@@ -72,7 +72,9 @@ class SnapshotFiles:
         if position.format_version != FORMAT_VERSION:
             raise SnapshotError(f"it has format version {position.format_version}, and this build reads version {FORMAT_VERSION}")
         if position.bus != self.bus or position.sequence_number != number:
-            raise SnapshotError(f"it is of event {position.sequence_number} of bus {position.bus}")
+            raise SnapshotError(
+                f"it belongs to event {position.sequence_number} of bus {position.bus}, not to event {number} of bus {self.bus}"
+            )
         if not is_implemented(position.arbiter_version):
             raise SnapshotError(f"it has arbiter version {position.arbiter_version}, and this build implements {implemented_versions()}")
         return position

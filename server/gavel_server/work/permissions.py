@@ -28,7 +28,7 @@ READ_EVENTS_MAX: Final = 500
 class Traits(NamedTuple):
     """The traits that decide who gets an item: consumers select by its label, and grants restrict its action and subject.
 
-    `label` is the action type, in the queue of requests the kind. `action_type` and `subject` are those of the decision that the item
+    `label` is the action type of a decision, or the kind of a request. `action_type` and `subject` are those of the decision that the item
     belongs to; `action_type` is "" if the bus has forgotten the decision: then only grants for every action permit the item.
     """
 

@@ -108,7 +108,7 @@ class LoopResult:
 
 
 class LoopStoppedError(GavelClientError):
-    """Ends a run from wherever it is; never leaves this package."""
+    """Ends a run of the loop from any depth. This package catches it; callers never see it."""
 
     def __init__(self, reason: StopReason, detail: str) -> None:
         self.reason = reason

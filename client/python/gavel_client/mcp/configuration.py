@@ -52,7 +52,7 @@ class Secret(_Part):
     @model_validator(mode="after")
     def _has_one_source(self) -> Secret:
         if bool(self.from_env) == bool(self.from_file):
-            raise ValueError("give either from_env or from_file")
+            raise ValueError("give exactly one of from_env and from_file")
         return self
 
     def read(self, folder: Path) -> str:

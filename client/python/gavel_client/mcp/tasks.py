@@ -58,9 +58,9 @@ class Tasks:
         return {"resultType": "task", **_task(decision, "working")}
 
     async def cancel(self, agent: str, task_id: str, find: Find) -> None:
-        """Make no call for an agent's task any more, also after a restart. A call that has begun goes on.
+        """Cancel an agent's task: its call is not made, also after a restart. A call that has begun continues.
 
-        Raises OSError, EDQUOT if the agent has CANCELLED_MAX of them, and GavelError.
+        Raises GavelError, and OSError: EDQUOT if the agent has CANCELLED_MAX cancelled tasks.
         """
         file = self._file(agent, task_id)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

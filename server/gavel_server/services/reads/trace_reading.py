@@ -34,7 +34,7 @@ class TraceReading(NamedTuple):
         return VersionBinding(**{bound.field: bound.version for bound in self.versions.bound})
 
     def drifts(self, state: State) -> list[Drift]:
-        """Return the drift, compared with a state of the bus."""
+        """Return where the trace's versions differ from those in a state of the bus; at most DRIFTS_MAX."""
         drifts = trace_drifts(state, self.versions)
         for number, decision in self.decisions:
             drifts += rule_set_drifts(state, decision, number)

@@ -86,7 +86,7 @@ def endpoint(url: str, timeout_seconds: float) -> Endpoint:
 
 
 def node_endpoint(cluster_url: str, host: str, port: int, timeout_seconds: float) -> Endpoint:
-    """Return where connections to one node of a cluster lead. Raises ValueError for an invalid URL."""
+    """Return the endpoint of one node of a cluster, with the options of the cluster's URL. Raises ValueError for an invalid URL."""
     target = parse(cluster_url)
     address = mask_url(cluster_url)
     options = _checked(address, lambda: _options(target, timeout_seconds))
