@@ -23,7 +23,7 @@ def shadows_by_type(active: Mapping[str, CompiledRuleSet], shadows: Mapping[str,
 
     A shadow watches the actions that it governs and those that the active version of its rule set governs.
     """
-    found: dict[str, tuple[ActionShadow, ...]] = {}
+    shadows_of_type: dict[str, tuple[ActionShadow, ...]] = {}
     for policy_id, shadow in sorted(shadows.items()):
         rule_set = shadow.rule_set
         actions = actions_by_type({**active, policy_id: rule_set}.values())
@@ -33,5 +33,5 @@ def shadows_by_type(active: Mapping[str, CompiledRuleSet], shadows: Mapping[str,
             action_shadow = ActionShadow(
                 policy_id, shadow.version, rule_set.digest, actions.get(action_type, ()), action_type in disagreeing
             )
-            found[action_type] = (*found.get(action_type, ()), action_shadow)
-    return found
+            shadows_of_type[action_type] = (*shadows_of_type.get(action_type, ()), action_shadow)
+    return shadows_of_type

@@ -173,12 +173,12 @@ class CounterTable:
         """
         if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.is_full(group, now_ms):
             return None
-        found = self.groups.get(group)
-        if found is None:
+        counter_group = self.groups.get(group)
+        if counter_group is None:
             return _EMPTY
-        lapses = found.lapses
+        lapses = counter_group.lapses
         frees_at_ms = lapses[0].lapses_at_ms if lapses else 0
-        value = found.total
+        value = counter_group.total
         if not self.counter.adds or 0 < frees_at_ms <= now_ms or excluded_id in self.entries:
             missing: list[CounterEntry] = []
             frees_at_ms = 0
@@ -190,7 +190,7 @@ class CounterTable:
             own = self.entries.get(excluded_id)
             if own is not None and own.group == group and own.lapses_at_ms > now_ms:
                 missing.append(own)
-            value = found.value_without(missing, self.entries)
+            value = counter_group.value_without(missing, self.entries)
         if abs(value) > TOTAL_MAX:
             return None
         return Reading(self.counter.number(value), frees_at_ms)
@@ -227,11 +227,11 @@ class CounterTable:
 
     def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:
         """Return when enough entries of a group will have lapsed for `amount` to fit under `limit`; 0 if that cannot be foreseen."""
-        found = self.groups.get(group)
-        if found is None or not self.counter.adds:
+        counter_group = self.groups.get(group)
+        if counter_group is None or not self.counter.adds:
             return 0
-        total = found.total
-        for entry in found.lapses:
+        total = counter_group.total
+        for entry in counter_group.lapses:
             total -= entry.amount
             if total + amount <= limit:
                 return max(entry.lapses_at_ms, now_ms)

@@ -82,12 +82,12 @@ class TraceVersions:
 
     def find_mismatches(self, binding: VersionBinding, sequence_number: int) -> list[VersionMismatch]:
         """Return the versions of a binding that differ from those of the trace. `sequence_number` is that of its event."""
-        found = []
+        mismatches = []
         for bound in self.bound:
             version = getattr(binding, bound.field)
             if version and version != bound.version:
-                found.append(VersionMismatch(bound, version, sequence_number))
-        return found
+                mismatches.append(VersionMismatch(bound, version, sequence_number))
+        return mismatches
 
     def with_event(self, envelope: Envelope, payload: str, items_max: int = TRACE_VERSIONS_MAX) -> TraceVersions:
         """Add the versions that an event names to earlier ones; return the last `items_max` different ones of each kind."""

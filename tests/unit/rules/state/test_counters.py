@@ -234,13 +234,13 @@ def test_ends_while_a_counter_is_filled() -> None:
 def test_aggregates(counter: dict[str, Any], expected: list[float]) -> None:
     """Each aggregate gives what a look at the list of events gives, also after the first of them has lapsed."""
     orders = Orders(counted({"of": "proposals", "action": "refund.*", "window_ms": 4_000 - 1, **counter}, over=NEVER))
-    found = []
+    totals = []
     for amount, customer in ((5, "ann"), (7, "bob"), (2, "bob"), (9, "carl")):
         orders.propose(amount, customer)
         orders.core.now_ms += 1_000
-        found.append(orders.spent(""))
+        totals.append(orders.spent(""))
     orders.core.now_ms += 3_000
-    assert expected == [*found, orders.spent("")]
+    assert expected == [*totals, orders.spent("")]
     orders.core.prove()
 
 

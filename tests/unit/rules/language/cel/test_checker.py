@@ -220,7 +220,7 @@ def test_refused(codes: Callable[..., list[str]], condition: str, expected: list
 
 
 @pytest.mark.parametrize(
-    ("condition", "said"),
+    ("condition", "message"),
     [
         ("params.count >", "the expression ends too early (complete it)"),
         ("(params.count > 3", "')' is missing at the end (add it)"),
@@ -231,11 +231,11 @@ def test_refused(codes: Callable[..., list[str]], condition: str, expected: list
         ("has(facts.score) ? true", "the expression ends too early: ':' is missing (complete it)"),
     ],
 )
-def test_syntax_in_words(action: Callable[..., CompiledAction], condition: str, said: str) -> None:
+def test_syntax_in_words(action: Callable[..., CompiledAction], condition: str, message: str) -> None:
     """Mistakes of syntax are reported in plain words instead of the parser's."""
     with pytest.raises(DocumentError) as failure:
         action(condition)
-    assert said in str(failure.value)
+    assert message in str(failure.value)
 
 
 def test_conflict_key(action: Callable[..., CompiledAction], case: Callable[..., Case]) -> None:

@@ -57,9 +57,9 @@ def test_variables_read_counters(case: Cases) -> None:
     text += "variables: {much: 'spent > 9.0', spent: 'history.spent(params.customer)', unused: 'history.spent(\"other\") > 1.0'}\n"
     action, written = compile_rule_set(text).actions["refund.create"], compile_changed().actions["refund.create"]
     assert {(read.counter, read.key) for read in written.counter_reads} == {(read.counter, read.key) for read in action.counter_reads}
-    given = case(params={"amount": 1.0, "customer": "a"})
+    first_case = case(params={"amount": 1.0, "customer": "a"})
     for spent, matches in ((9.0, ["ok"]), (9.01, ["over", "ok"])):
-        read = given.with_history({one.variable: spent if one.counter == "spent" else 1 for one in action.counter_reads})
+        read = first_case.with_history({one.variable: spent if one.counter == "spent" else 1 for one in action.counter_reads})
         assert matches == [rule.id for rule in action.evaluate(read, cross_check=True).matches]
 
 
@@ -221,11 +221,11 @@ def test_constants_and_variables() -> None:
     counter = compile_rule_set(named).counters["spent"]
     assert written.counters["spent"].digest == counter.digest
     assert counter.digest != compile_rule_set(named.replace("small: 2", "small: 3")).counters["spent"].digest
-    found = []
+    amounts = []
     for amount, customer in ((2.0, "you"), (2.5, "me"), (2.5, "you")):
         params = {"amount": amount, "customer": customer}
-        found.append(plain(counter.amount_of(CountedEvent("refund.create", params, "order/1", "AGENT", "agent-1", "", {}))))
-    assert [None, None, ("you", 250)] == found
+        amounts.append(plain(counter.amount_of(CountedEvent("refund.create", params, "order/1", "AGENT", "agent-1", "", {}))))
+    assert [None, None, ("you", 250)] == amounts
 
 
 def test_mistakes_of_variables_in_counters() -> None:
