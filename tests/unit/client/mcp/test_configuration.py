@@ -49,7 +49,11 @@ def test_a_configuration(tmp_path: Path) -> None:
         ("arguments.repo_path'", "argument.repo_path'", "10:9: expression: servers.git.tools.git_status.subject: ERROR"),
         ("  docs:", "  Docs__x:", "12:3: string-pattern-mismatch: servers.Docs__x: string should match pattern"),
         ("https://", "ftp://", "12:3: value-error: servers.docs: url must begin with http:// or https://"),
-        ("{from_file: docs.token, prefix: ", "{prefix: ", "14:15: value-error: servers.docs.headers.Authorization: give either from_env"),
+        (
+            "{from_file: docs.token, prefix: ",
+            "{prefix: ",
+            "14:15: value-error: servers.docs.headers.Authorization: give exactly one of from_env and from_file",
+        ),
         ("agent: {id: coding-agent}", "agents: [{id: a}]", "1:1: value-error: each of several agents needs a token"),
         ("agent: {id", "agent: [{id", "syntax: the file is not YAML"),
     ],

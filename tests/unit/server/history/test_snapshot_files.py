@@ -102,8 +102,14 @@ def test_a_damaged_file_is_refused(files: SnapshotFiles, seed: int) -> None:
     ("change", "expected"),
     [
         (lambda first: setattr(first, "format_version", 3), "it has format version 3, and this build reads version 2"),
-        (lambda first: setattr(first, "bus", "other"), f"it is of event {HEAD.sequence_number} of bus other"),
-        (lambda first: setattr(first, "sequence_number", 1), f"it is of event 1 of bus {BUS}"),
+        (
+            lambda first: setattr(first, "bus", "other"),
+            f"it belongs to event {HEAD.sequence_number} of bus other, not to event {HEAD.sequence_number} of bus {BUS}",
+        ),
+        (
+            lambda first: setattr(first, "sequence_number", 1),
+            f"it belongs to event 1 of bus {BUS}, not to event {HEAD.sequence_number} of bus {BUS}",
+        ),
         (lambda first: setattr(first, "arbiter_version", 9), "it has arbiter version 9, and this build implements 2 and 3"),
     ],
 )
