@@ -29,7 +29,7 @@ from gavel_server.bus.sequencer import QUEUE_BYTES_MAX
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.fair_queue import FairQueue
 from gavel_server.intake.admission import admit
-from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, OutcomeUnknownError, chain, empty_head
+from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, OutcomeUnknownError, Record, chain, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.process.clock import wall_clock_ms
@@ -156,6 +156,24 @@ async def test_log_that_lost_events(world: World) -> None:
 
     assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED")
     assert await world.head() == 2
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_lost_event_is_not_mistaken_for_another_one(world: World, is_replaced: bool) -> None:
+    """A read by the event_id of a lost event is LOG_REGRESSED and names it, whether or not another event has its number now."""
+    events = [await world.publish(fact("order/1", "order.status", "paid")) for _ in range(3)]
+    log = (await world.buses.open("")).log
+    assert isinstance(log, MemoryLog)
+    lost, number = events[-1].event_id, events[-1].sequence_number
+    other = log._records[number - 2]
+    del log._records[number - 1 :]
+    if is_replaced:
+        log._records.append(Record(number, other.envelope, other.chain_hash))
+
+    problem = await refusal(world.events.GetEvent(GetEventRequest(event_id=lost)))
+
+    assert (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED") == (problem.code, problem.reason)
+    assert f"has lost event {number} ({lost})" in problem.message
 
 
 # Two servers on one bus of one Redis
