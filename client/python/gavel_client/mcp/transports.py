@@ -22,6 +22,11 @@ from gavel_client.mcp.server import ProxyServer
 PATH: Final = "/mcp"
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 STOP_SECONDS_MAX: Final = 10
+# A connection that sends no request is closed after this time, and the oldest ones at once if there are more. They need no token, and would
+# use up the descriptors of the process.
+SILENT_SECONDS_MAX = 10.0  # not Final: tests change it
+SILENT_CONNECTIONS_MAX = 256  # not Final: tests change it
+CHECK_SECONDS = 0.5  # not Final: tests change it
 
 
 async def serve_stdio(server: ProxyServer) -> None:
@@ -45,11 +50,28 @@ async def serve_http(server: ProxyServer, listener: socket.socket, tokens: Mappi
     )
     serving = asyncio.create_task(web.serve(sockets=[listener]))
     stopping = asyncio.create_task(stopped.wait())
+    closing = asyncio.create_task(close_silent_forever(web))
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    closing.cancel()
     server.close_subscriptions()
     web.should_exit = True
     stopping.cancel()
     await serving
+
+
+async def close_silent_forever(web: uvicorn.Server) -> None:
+    """Close the connections of a web server that send no request, until cancelled. uvicorn limits only those that have sent one."""
+    silent_since: dict[Any, float] = {}
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        now = asyncio.get_running_loop().time()
+        silent: list[Any] = [one for one in web.server_state.connections if getattr(one, "cycle", None) is None]
+        silent_since = {one: silent_since.get(one, now) for one in silent}
+        oldest = sorted(silent, key=silent_since.__getitem__)
+        surplus = max(0, len(oldest) - SILENT_CONNECTIONS_MAX)
+        for index, connection in enumerate(oldest):
+            if index < surplus or now - silent_since[connection] >= SILENT_SECONDS_MAX:
+                connection.transport.abort()
 
 
 def is_loopback(listener: socket.socket) -> bool:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 import pytest
-from gavel.v1 import decision_pb2, execution_pb2, replay_service_pb2
+from gavel.v1 import decision_pb2, error_pb2, execution_pb2, replay_service_pb2
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest, VerifyReplayResponse
+from gavel_server.errors import ServiceError
+from gavel_server.fairness.work_slots import replay_slots
 from gavel_server.history.replay import verify
 from gavel_server.log import Record
+from gavel_server.rpc.call_context import CallContext, Caller
+from gavel_server.services.replay import ReplayServicer
 
-from tests.integration.services.world import World, proposal, refusal, report
+from tests.integration.services.world import World, fact, proposal, refusal, report
 
 
 async def replay(world: World, **fields: object) -> list[VerifyReplayResponse]:
@@ -96,3 +101,20 @@ async def test_concurrent_replays_are_limited(world_with_rules: World, monkeypat
     assert (await first)[-1].verdict.proved
     for _ in range(2):
         assert (await replay(world_with_rules))[-1].verdict.proved
+
+
+async def test_one_replay_of_an_address_at_once(world: World) -> None:
+    """An address has one of the two slots of replays, however many connections it has, and leaves the other one to others."""
+    servicer = ReplayServicer(world.buses, replay_slots())
+    await world.publish(fact("order/1", "order.status", "paid"))
+
+    def replay(peer: str) -> AsyncGenerator[VerifyReplayResponse, None]:
+        context = CallContext("gavel.v1.ReplayService/VerifyReplay", lambda: Caller("grpc.aio", peer, (), None))
+        return servicer.VerifyReplay(VerifyReplayRequest(), context)
+
+    async with aclosing(replay("ipv4:10.0.0.1:1")) as first, aclosing(replay("ipv4:10.0.0.2:1")) as second:
+        await anext(first)
+        with pytest.raises(ServiceError) as refused:
+            await anext(replay("ipv4:10.0.0.1:2"))
+        assert error_pb2.ERROR_REASON_QUEUE_FULL == refused.value.reason
+        await anext(second)
