@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NamedTuple
 
 from gavel.v1 import error_pb2
@@ -14,7 +15,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
 from gavel_server.log.work.protocol import GROUPS_MAX, GroupsFullError, QueueName
 from gavel_server.work.group import WorkGroup
-from gavel_server.work.limits import SILENCE_MS_MAX, STREAMS_MAX
+from gavel_server.work.limits import CALLER_GROUPS_MAX, SILENCE_MS_MAX, STREAMS_MAX
 from gavel_server.work.permissions import Traits
 from gavel_server.work.stream import UnsentBytes, WorkStream
 
@@ -37,6 +38,8 @@ class WorkGroups:
 
     def __init__(self) -> None:
         self._groups: dict[tuple[Sequencer, QueueName, str], tuple[WorkGroup, asyncio.Task[None]]] = {}
+        # The groups in which each caller has streams, with their number.
+        self._caller_groups: dict[tuple[Sequencer, QueueName, str], Counter[str]] = {}
         self._streams = 0
         self._unsent = UnsentBytes()
 
@@ -53,10 +56,32 @@ class WorkGroups:
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=_RETRY_AFTER_MS)
         self._streams += 1
         try:
-            async with self._member(sequencer, settings, address, permits) as stream:
-                yield stream
+            with self._caller_group(sequencer, settings, address):
+                async with self._member(sequencer, settings, address, permits) as stream:
+                    yield stream
         finally:
             self._streams -= 1
+
+    @contextmanager
+    def _caller_group(self, sequencer: Sequencer, settings: ConsumerSettings, address: str) -> Iterator[None]:
+        """Count a group of a caller within the block. Raises ServiceError QUEUE_FULL if the caller has streams in too many groups."""
+        key = sequencer, settings.queue, address
+        names = self._caller_groups.setdefault(key, Counter())
+        if settings.group not in names and len(names) >= CALLER_GROUPS_MAX:
+            message = (
+                f"a caller may have streams in {CALLER_GROUPS_MAX} groups of a queue at once; close those of another group of the queue "
+                f"{settings.queue} of bus {sequencer.bus}, or use one of them"
+            )
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=_RETRY_AFTER_MS)
+        names[settings.group] += 1
+        try:
+            yield
+        finally:
+            names[settings.group] -= 1
+            if not names[settings.group]:
+                del names[settings.group]
+            if not names:
+                del self._caller_groups[key]
 
     @asynccontextmanager
     async def _member(

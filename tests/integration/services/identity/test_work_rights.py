@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
+import grpc
 import pytest
 from gavel.v1.administration_service_pb2 import DeployGrantsRequest
 from gavel.v1.common_pb2 import EventReference
@@ -32,6 +33,7 @@ from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from gavel_rules.identity.principal import Principal
 from gavel_server.work import group as work_group
 from gavel_server.work.group import WorkGroup
+from gavel_server.work.limits import CALLER_GROUPS_MAX
 
 from tests.integration.services.identity.callers import ADMIN, PAYMENTS, STRANGER, KnowingInterceptor, by
 from tests.integration.services.world import World, proposal, refusal, report, running_world
@@ -78,8 +80,10 @@ class Consumer:
 
 
 @asynccontextmanager
-async def consume(world: World, principal: Principal, queue: Any = WORK_QUEUE_DECISIONS, **settings: Any) -> AsyncIterator[Consumer]:
-    """Open a stream of group "executors"."""
+async def consume(
+    world: World, principal: Principal, queue: Any = WORK_QUEUE_DECISIONS, group: str = "executors", **settings: Any
+) -> AsyncIterator[Consumer]:
+    """Open a stream of a group."""
     requests: asyncio.Queue[ConsumeRequest] = asyncio.Queue()
 
     async def sent() -> AsyncIterator[ConsumeRequest]:
@@ -88,7 +92,7 @@ async def consume(world: World, principal: Principal, queue: Any = WORK_QUEUE_DE
 
     call: Any = WorkServiceStub(world.channel).Consume(sent(), metadata=by(principal))
     consumer = Consumer(requests, aiter(call))
-    consumer.send(open=OpenConsumer(queue=queue, group="executors", **settings))
+    consumer.send(open=OpenConsumer(queue=queue, group=group, **settings))
     try:
         assert (await consumer.answer()).HasField("opened")
         yield consumer
@@ -134,6 +138,25 @@ async def test_items_go_to_those_who_may_execute_them(world: World, restriction:
             assert str(decision.sequence_number) == (await stranger.answer()).not_held.item_id
         async with consume(world, PAYMENTS) as payments:
             assert {"order/0": 1, "order/1": 1, "order/2": 1} == await payments.subjects(3)
+
+
+async def test_no_caller_takes_all_groups(world: World) -> None:
+    """A caller with streams in CALLER_GROUPS_MAX groups of a queue opens no other group, but another stream of these; other callers do."""
+    await deploy(world, "to: [mallory], may: [execute]")
+    async with AsyncExitStack() as streams:
+        for number in range(CALLER_GROUPS_MAX):
+            await streams.enter_async_context(consume(world, STRANGER, group=f"group-{number}"))
+        with pytest.raises(grpc.aio.AioRpcError, match=f"streams in {CALLER_GROUPS_MAX} groups") as refused:
+            await streams.enter_async_context(consume(world, STRANGER, group="another"))
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED == refused.value.code()
+        await streams.enter_async_context(consume(world, STRANGER, group="group-0"))
+        await streams.enter_async_context(consume(world, PAYMENTS))
+    async with asyncio.timeout(SECONDS_MAX):
+        while True:  # until the server has noticed the end of a stream
+            with suppress(grpc.aio.AioRpcError):
+                async with consume(world, STRANGER, group="another"):
+                    break
+            await asyncio.sleep(0.01)
 
 
 async def test_forbidden_items_do_not_hold_up_others(world: World) -> None:
