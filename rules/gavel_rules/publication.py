@@ -65,21 +65,23 @@ def publish(recorder: Recorder, envelope: Envelope) -> EventAnswer | Fault:
 def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
     """Return a fault if a derived fact is not what the same two events derive again."""
     live = state.decisions.get(envelope.fact.decision_id)
-    execution = None
+    awaited = None
     if live is not None:
-        execution = next((source for event_id, source in live.awaited_facts if event_id == envelope.event_id), None)
-    if live is None or execution is None:
+        awaited = next((fact for fact in live.awaited_facts if fact.event_id == envelope.event_id), None)
+    if live is None or awaited is None:
         return Fault(
             error_pb2.ERROR_REASON_DERIVATION_MISMATCH,
             f"no fact with event_id {envelope.event_id} is awaited from decision {envelope.fact.decision_id}",
         )
-    rule_set = state.rule_set_of(live.decision.decision)
-    expected = next(fact for fact in derive(execution, live.decision, rule_set) if fact.event_id == envelope.event_id)
+    expected = awaited.envelope
+    if expected is None:
+        facts = derive(awaited.execution, live.decision, state.rule_set_of(live.decision.decision))
+        expected = next(fact for fact in facts if fact.event_id == envelope.event_id)
     differing = [name for name in _DERIVED_FIELDS if getattr(expected, name) != getattr(envelope, name)]
     if differing:
         return Fault(
             error_pb2.ERROR_REASON_DERIVATION_MISMATCH,
-            f"the fact is not what execution {execution.event_id} derives; these fields differ: {', '.join(differing)}",
+            f"the fact is not what execution {awaited.execution.event_id} derives; these fields differ: {', '.join(differing)}",
         )
     return None
 

@@ -121,6 +121,16 @@ class Candidate:
         ]
 
 
+class AwaitedFact(NamedTuple):
+    """A derived fact that the log does not have yet."""
+
+    event_id: str
+    execution: Envelope
+    """The EXECUTION that it is derived from."""
+    envelope: Envelope | None
+    """The fact as it must be published; None: a snapshot does not hold it, and `derive` gives it again."""
+
+
 class LiveDecision:
     """An approved decision that has not ended, with its proposal and its execution so far."""
 
@@ -147,7 +157,7 @@ class LiveDecision:
         status: int = 0,
         status_event_id: str = "",
         status_sequence_number: int = 0,
-        awaited_facts: tuple[tuple[str, Envelope], ...] = (),
+        awaited_facts: tuple[AwaitedFact, ...] = (),
         review: str = "",
         grant: Envelope | None = None,
         grant_ids: tuple[str, ...] = (),
@@ -175,7 +185,7 @@ class LiveDecision:
         self.status: Final = status
         self.status_event_id: Final = status_event_id
         self.status_sequence_number: Final = status_sequence_number
-        self.awaited_facts: Final = awaited_facts  # (event_id, its EXECUTION) of derived facts that the log does not have yet
+        self.awaited_facts: Final = awaited_facts  # that the log does not have yet
         self.review: Final = review  # decision_id of the open review
         self.grant: Final = grant  # the last DECISION by which a person granted one more attempt
         self.grant_ids: Final = grant_ids  # decision_ids of all grants
@@ -184,13 +194,20 @@ class LiveDecision:
 
     def replace(self, **changes: Any) -> LiveDecision:
         """Return a copy with other values of some fields."""
-        fields = dict(zip(_LIVE_DECISION_FIELDS, self.values(), strict=True))
-        fields.update(changes)
-        return LiveDecision(**fields)
+        values = list(self.values())
+        for name, value in changes.items():
+            values[_LIVE_DECISION_FIELDS.index(name)] = value
+        return LiveDecision(*values)
 
     def values(self) -> tuple[Any, ...]:
         """Return the values of all fields in the order of the constructor."""
         return tuple([getattr(self, name) for name in _LIVE_DECISION_FIELDS])
+
+    def plain(self) -> tuple[Any, ...]:
+        """Return the values of all fields, without what follows from others: the envelopes of awaited facts."""
+        values = list(self.values())
+        values[_LIVE_DECISION_FIELDS.index("awaited_facts")] = tuple([fact[:2] for fact in self.awaited_facts])
+        return tuple(values)
 
     @property
     def decision(self) -> Envelope:

@@ -108,11 +108,11 @@ class Server:
     async def serve(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set. `on_ready` is called with the address once the server answers. Raises ServeError."""
         async with _open_endpoint(self._settings, self._listener, self._security, self._methods, self._supervisor) as endpoint:
+            collect_less()  # before the logs are read: most of what that creates stays
             await self._start(endpoint)
             background = self._start_background()
             if endpoint.front is not None:
                 endpoint.front.serve()
-            collect_less()
             _log_ready(self._settings, endpoint, self._descriptors_max)
             on_ready(endpoint.address)
             await stop.wait()

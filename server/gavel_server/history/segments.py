@@ -33,6 +33,7 @@ from gavel_server.history.snapshot_pages import is_paged
 from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import EventLog, LogError, Record
 from gavel_server.log.stores import connect_log
+from gavel_server.process.garbage_collection import collect_less
 
 READ_EVENTS_MAX: Final = 512
 
@@ -77,6 +78,7 @@ def share(reached: Any) -> None:
     """Take the shared array of a process pool."""
     global _reached  # the initializer of the processes
     _reached = reached
+    collect_less()
 
 
 def check_range(source: Source, place: int, first: int, last: int) -> IntegrityPart | None:

@@ -30,7 +30,7 @@ COLLECTION_SECONDS = 0.05  # not Final: tests change it
 
 
 def collect_less() -> None:
-    """Collect less often, and look at each object once. Call once, after start-up.
+    """Collect less often, and look at each object once. Call it before a log is read.
 
     Deciding creates many small objects next to a large state. An object that outlives its first collection is usually a part of the
     state, so later ones skip it, as they skip the objects of start-up. The collection of the oldest generation, which is rare, looks at all

@@ -49,5 +49,5 @@ def _numbers(live: LiveDecision, queue: QueueName) -> list[int]:
     if queue == "decisions" and live.phase in (PENDING_PHASE_APPROVED, PENDING_PHASE_EXECUTING):
         return [decision_number(live)]
     if queue == "executions" and live.phase == PENDING_PHASE_AWAITING_FACTS:
-        return [execution.sequence_number for _, execution in live.awaited_facts]
+        return [fact.execution.sequence_number for fact in live.awaited_facts]
     return []

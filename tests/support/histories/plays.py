@@ -160,7 +160,7 @@ def _report(core: Core, step: Step) -> Command | None:
 
 
 def _derive(core: Core, step: Step) -> Command | None:
-    sources = [source for live in core.state.pending_decisions() for _, source in live.awaited_facts]
+    sources = [fact.execution for live in core.state.pending_decisions() for fact in live.awaited_facts]
     report = _pick(sources, step.first)
     return PublishEvent(core.admit(_pick(core.derived_facts(report), 0))) if report is not None else None
 

@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
         case Candidate() | ClosedAction() | CounterEntry() | OutlivingResult() | Refusals() | TraceVersions():
             return value.plain()
         case LiveDecision():
-            return _plain(value.values())
+            return _plain(value.plain())
         case CounterTable():
             names = ("opened_at", "policy_id", "version", "entries", "groups", "lapses", "faults", "early_ends", "flags")
             return [value.counter.digest, *(_plain(getattr(value, name)) for name in names)]

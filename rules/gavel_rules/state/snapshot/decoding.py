@@ -23,6 +23,7 @@ from gavel_rules.state.counters import CounterEntry, CounterTable, index_counter
 from gavel_rules.state.paged_table import StatePages, pages_in_memory
 from gavel_rules.state.records import (
     ActiveRuleSet,
+    AwaitedFact,
     ClockAcceptance,
     ClosedAction,
     DeployedGrants,
@@ -226,7 +227,7 @@ def _live_decision(row: snapshot.LiveDecision) -> LiveDecision:
         row.status,
         row.status_event_id,
         row.status_sequence_number,
-        tuple([(fact.event_id, Envelope.FromString(fact.execution)) for fact in row.awaited_facts]),
+        tuple([AwaitedFact(fact.event_id, Envelope.FromString(fact.execution), None) for fact in row.awaited_facts]),
         row.review,
         Envelope.FromString(row.grant) if row.grant else None,
         tuple(row.grant_ids),

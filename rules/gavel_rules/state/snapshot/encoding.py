@@ -260,7 +260,7 @@ def _live_decision(live: LiveDecision) -> snapshot.LiveDecision:
         status=live.status,
         status_event_id=live.status_event_id,
         status_sequence_number=live.status_sequence_number,
-        awaited_facts=[snapshot.AwaitedFact(event_id=event_id, execution=_serialize(one)) for event_id, one in live.awaited_facts],
+        awaited_facts=[snapshot.AwaitedFact(event_id=fact.event_id, execution=_serialize(fact.execution)) for fact in live.awaited_facts],
         review=live.review,
         grant=b"" if live.grant is None else _serialize(live.grant),
         grant_ids=live.grant_ids,

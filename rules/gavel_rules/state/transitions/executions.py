@@ -9,7 +9,7 @@ from gavel_rules import derivation
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.attestation import caller_identity
-from gavel_rules.state.records import AWAITING_FACTS, EXECUTING, Holder, LiveDecision
+from gavel_rules.state.records import AWAITING_FACTS, EXECUTING, AwaitedFact, Holder, LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.approvals import end_decision_if_complete, reopen_decision, update_decision
 from gavel_rules.state.transitions.counters import settle
@@ -73,7 +73,7 @@ def _report(store: Store, event: RecordedEvent, execution: Execution, live: Live
         timer_due_ms=live.timer_due_ms if execution.will_retry else 0,
         is_running=False,
         unreported_attempts=_without(live.unreported_attempts, execution.attempt),
-        awaited_facts=(*live.awaited_facts, *[(fact.event_id, event.envelope) for fact in facts]),
+        awaited_facts=(*live.awaited_facts, *[AwaitedFact(fact.event_id, event.envelope, fact) for fact in facts]),
         status=execution.status,
         status_event_id=event.event_id,
         status_sequence_number=event.sequence_number,
@@ -96,7 +96,7 @@ def receive_derived_fact(store: Store, event: RecordedEvent, decision_id: str) -
     live = store.decisions.get(decision_id)
     if live is None:
         return
-    awaited = tuple([fact for fact in live.awaited_facts if fact[0] != event.event_id])
+    awaited = tuple([fact for fact in live.awaited_facts if fact.event_id != event.event_id])
     end_decision_if_complete(store, update_decision(store, live, event, awaited_facts=awaited))
 
 

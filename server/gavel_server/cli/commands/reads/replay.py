@@ -187,7 +187,9 @@ async def verify_log(
 
     from gavel_server.history.replay import ReplayRangeError, verdict_of, verify
     from gavel_server.log.protocol import LogCorruptError
+    from gavel_server.process.garbage_collection import collect_less
 
+    collect_less()
     try:
         async with log_context as log:
             async for response in verify(
