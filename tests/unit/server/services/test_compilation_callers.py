@@ -1,0 +1,50 @@
+"""Whose share of the compiler a call uses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gavel.v1.rule_set_service_pb2 import DeployRuleSetRequest, SimulateRuleSetRequest, ValidateRuleSetRequest, ValidateRuleSetResponse
+from gavel_server.errors import ServiceError, invalid
+from gavel_server.fairness.work_slots import replay_slots
+from gavel_server.rpc.call_context import CallContext, Caller
+from gavel_server.services.rule_set import RuleSetServicer
+
+PEER = "ipv4:10.0.0.1:5"
+
+
+class Compilations:
+    """A compiler that refuses every document and notes its callers."""
+
+    def __init__(self) -> None:
+        self.callers: list[str] = []
+
+    async def check(self, _: str, caller: str, *, with_analysis: bool) -> ValidateRuleSetResponse:
+        """Note a validation."""
+        self.callers.append(caller)
+        return ValidateRuleSetResponse(valid=with_analysis)
+
+    async def compile(self, _: str, caller: str, field: str = "document") -> Any:
+        """Note a compilation, and refuse it."""
+        self.callers.append(caller)
+        raise invalid([(field, "is refused")])
+
+
+async def test_compilations_use_the_share_of_their_caller() -> None:
+    """Each call that compiles a document names its caller to the compiler, which shares its places between callers."""
+    compilations: Any = Compilations()
+
+    async def existing(*_: object) -> Any:
+        return SimpleNamespace(bus="default")
+
+    buses: Any = SimpleNamespace(check_name=lambda _: None, existing=existing, open=existing)
+    context = CallContext("gavel.v1.RuleSetService/ValidateRuleSet", lambda: Caller("grpc.aio", PEER, (), None))
+    servicer = RuleSetServicer(buses, compilations, replay_slots())
+    await servicer.ValidateRuleSet(ValidateRuleSetRequest(document="x"), context)
+    with pytest.raises(ServiceError):
+        await servicer.DeployRuleSet(DeployRuleSetRequest(document="x"), context)
+    with pytest.raises(ServiceError):
+        await anext(servicer.SimulateRuleSet(SimulateRuleSetRequest(document="x"), context))
+    assert [context.caller] * 3 == compilations.callers
