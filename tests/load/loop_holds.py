@@ -344,6 +344,22 @@ async def contests(world: World) -> None:
 
 
 @scenario
+async def counters(world: World) -> None:
+    """Activate three counters with 10,000 approvals each, which the log of 40,000 events gives them, and drop them again."""
+    async with world.client("counters") as client:
+        with _preparation(world):
+            await _ready_bus(client)
+            proposals = await _proposals(client, 10_000)
+            for first in range(0, 10_000, BATCH_ITEMS_MAX):
+                await client.batch_submit_proposals(proposals[first : first + BATCH_ITEMS_MAX])
+            await client.deploy_rule_set(counting_rule_set(2))
+            await client.deploy_rule_set(rule_set(version=3))
+        await client.activate_rule_set(POLICY, 2)
+        await client.activate_rule_set(POLICY, 3)
+        await _proposals(client, 200, "last")
+
+
+@scenario
 async def leases(world: World) -> None:
     """Let 10,000 approvals expire at the same time."""
     async with world.client("leases") as client:
@@ -380,6 +396,15 @@ def costly_rule_set(contest_window_ms: int = 0) -> str:
         for number in range(7)
     ]
     return document + "".join(rules)
+
+
+def counting_rule_set(version: int) -> str:
+    """Return the tests' rule set with three counters of approvals."""
+    counters = [f"  sent_{day}: {{of: approvals, action: {ACTION}, by: subject, window_ms: {day * DAY_MS}}}\n" for day in (1, 7, 30)]
+    reads = " || ".join(f"history.sent_{day}(subject) > 1000" for day in (1, 7, 30))
+    rule = f"  - {{id: often, action: {ACTION}, priority: 900, when: '{reads}', effect: reject, reason_code: OFTEN}}\n"
+    text = rule_set(version=version).replace("gavel: v1", "gavel: v2")
+    return text.replace("rules:\n", f"counters:\n{''.join(counters)}rules:\n{rule}", 1)
 
 
 def large_rule_set() -> str:

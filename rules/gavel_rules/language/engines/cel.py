@@ -119,8 +119,6 @@ def _are_large(values: Values) -> bool:
         if isinstance(value, str):
             if len(value) > ARENA_TEXT_LENGTH_MAX:
                 return True
-        elif isinstance(value, float):
-            continue
         elif isinstance(value, (list, dict)) and size_of(value) > ARENA_PARTS_MAX:
             return True
     return False
