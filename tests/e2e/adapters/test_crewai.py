@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gavel.v1.execution_pb2 import EXECUTION_STATUS_PARTIAL
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_PARTIAL, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS
 from gavel_client import GavelClient
+from gavel_client.values import from_struct
 
 from tests.e2e.adapters.agents.agent import READ, Depot
 from tests.e2e.adapters.agents.crewai import WritingCrewAgent
@@ -61,6 +62,18 @@ async def test_a_tool_that_raises_acts_once(client: GavelClient, agent: WritingC
     assert turn.paused
     await wait_for_events(client, lambda event: event.execution.status == EXECUTION_STATUS_PARTIAL)
     await prove(client)
+
+
+@pytest.mark.parametrize(
+    ("output", "report"), [("failure", (EXECUTION_STATUS_PARTIAL, {})), ("model", (EXECUTION_STATUS_SUCCESS, {"text": "sent 1"}))]
+)
+async def test_an_output_of_crewai_is_reported(client: GavelClient, agent: WritingCrewAgent, output: str, report: tuple[int, Any]) -> None:
+    """A tool that returns a ToolFailure may have acted; a model of pydantic is reported with its fields."""
+    agent.output = output
+    await agent.start([LIGHT])
+    (end,) = await wait_for_events(client, lambda event: event.HasField("execution") and event.execution.status != EXECUTION_STATUS_STARTED)
+    assert report == (end.execution.status, from_struct(end.execution.result))
+    assert ["1"] == agent.depot.effects
 
 
 async def test_no_call_is_answered_by_the_cache(agent: WritingCrewAgent) -> None:

@@ -15,6 +15,8 @@ class CrewAgent(SyncAgent):
 
     # Whether the model's interface has calls of tools; otherwise the model writes them as text.
     native = True
+    # What its tool returns: a name of OUTPUTS.
+    output = "text"
 
     def __init__(self, gate: Any, depot: Depot, task: str, process: CrewProcess) -> None:
         super().__init__(gate, depot, task)
@@ -23,7 +25,7 @@ class CrewAgent(SyncAgent):
 
     async def start(self, calls: Sequence[Arguments], tool: str = TOOL) -> Turn:
         """Run a crew."""
-        self._request |= {"tool": tool, "calls": [dict(arguments) for arguments in calls]}
+        self._request |= {"tool": tool, "output": self.output, "calls": [dict(arguments) for arguments in calls]}
         return await self.resume()
 
     async def resume(self) -> Turn:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
 from typing import Any
@@ -20,10 +21,11 @@ from crewai import Agent, Crew, Task
 from crewai.hooks import HookAborted, register_after_tool_call_hook
 from crewai.llms.base_llm import BaseLLM
 from crewai.tools import BaseTool, tool
+from crewai.tools.tool_failure import ToolFailure
 from gavel_client import HandlerError, SyncGavelClient
 from gavel_client.adapters.crewai import gated_tool, stop_for_review
 from gavel_client.gate import Action, SyncGate, ToolActions
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 Message = dict[str, Any]
 DAY_MS = 24 * 60 * 60 * 1000
@@ -70,6 +72,20 @@ class ScriptedModel(BaseLLM):
         return 100_000
 
 
+class Receipt(BaseModel):
+    """The output of a tool that returns a model of pydantic."""
+
+    text: str
+
+
+# What a tool returns, by the name in a request.
+OUTPUTS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "model": lambda text: Receipt(text=text),
+    "failure": lambda text: ToolFailure(message=text),
+}
+
+
 class Crews:
     """Runs the requests. `output` is the stream of messages."""
 
@@ -108,10 +124,10 @@ class Crews:
         model = ScriptedModel(model="scripted", name=request["tool"], calls=request["calls"], native=request["native"])
         gate = SyncGate(client, actions(request), **request["gate"])
 
-        @tool(request["tool"])
-        def act(parcel: str, weight: float) -> str:
+        @tool(str(request["tool"]))
+        def act(parcel: str, weight: float) -> Any:
             """Act on a parcel."""
-            return self._act(parcel)
+            return OUTPUTS[request["output"]](self._act(parcel))
 
         try:
             crew(model, gated_tool(act, gate, task=lambda: str(request["task"]))).kickoff()
@@ -134,7 +150,7 @@ def actions(request: Message) -> ToolActions:
 def crew(model: BaseLLM, *tools: BaseTool) -> Crew:
     """Return a crew of one agent with one task."""
     agent = Agent(role="sender", goal="send parcels", backstory="a depot", llm=model, tools=list(tools))
-    return Crew(agents=[agent], tasks=[Task(description="send it", expected_output="done", agent=agent)], tracing=False)
+    return Crew(agents=[agent], tasks=[Task(description="send it", expected_output="done", agent=agent)], cache=True, tracing=False)
 
 
 def run_examples(request: Message, client: SyncGavelClient) -> str:
