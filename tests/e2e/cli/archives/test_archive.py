@@ -86,6 +86,9 @@ def test_seam(tmp_path: Path) -> None:
         result = gavel("archive", "--to", archive, "--trim", "--data", server.data)
         expected = f"archived 1 segments; the archive ends with event {SEGMENT_EVENTS}; the log begins with event {SEGMENT_EVENTS + 1}\n"
         assert (0, expected, "") == (result.returncode, result.stdout, result.stderr)
+        again = gavel("archive", "--to", archive, "--data", server.data)
+        assert f"archived 0 segments; the archive ends with event {SEGMENT_EVENTS}\n" == again.stdout
+        assert f"gavel: no further segment is complete: one has {SEGMENT_EVENTS} events or 16 MiB\n" == again.stderr
         assert len(before) - SEGMENT_EVENTS == events_in_redis(server)
         assert_seam_unnoticed(server, before, decisions)
         assert 0 == server.terminate()

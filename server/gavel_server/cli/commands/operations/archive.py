@@ -34,6 +34,7 @@ def archive(
     needs the archive (`archive` in its settings), and offline commands need --archive. A server with that setting archives by itself.
     """
     from gavel_server.archive.archive_run import archive_log
+    from gavel_server.archive.segments import SEGMENT_BYTES, SEGMENT_EVENTS
     from gavel_server.cli.rendering import output
     from gavel_server.log.protocol import DAY_MS
 
@@ -42,6 +43,9 @@ def archive(
             archive_run = await archive_log(opened, _archive(to, bus), await opened.time_ms() - days * DAY_MS, trims=trim)
         log_start = f"; the log begins with event {archive_run.first_in_log}" if trim else ""
         output.print_line(f"archived {archive_run.segments} segments; the archive ends with event {archive_run.last}{log_start}")
+        if not archive_run.segments:
+            age = f", all of them older than {days} days" if days else ""
+            output.print_note(f"gavel: no further segment is complete: one has {SEGMENT_EVENTS} events or {SEGMENT_BYTES >> 20} MiB{age}")
 
     _run(run)
 
