@@ -17,7 +17,7 @@ from gavel_server.log.redis.embedded import EmbeddedRedis
 from google.protobuf.json_format import MessageToJson
 
 from tests.e2e.runs import run_gavel
-from tests.e2e.world import DEPOT, Server, proposal, rule_set
+from tests.e2e.world import DEPOT, PATIENT_MS, Server, proposal, rule_set
 
 LOG_KEY = "gavel:{default}:log"
 HEAD_KEY = "gavel:{default}:head"
@@ -47,13 +47,14 @@ def play(address: str) -> dict[str, Envelope]:
     """Fill a server's default bus with the decisions on a light, a heavy and a lost parcel; return them."""
     decisions = {}
     with SyncGavelClient(address) as client:
-        client.deploy_rule_set(rule_set())
-        client.activate_rule_set("parcels", 1)
+        client.deploy_rule_set(rule_set(), timeout_ms=PATIENT_MS)
+        client.activate_rule_set("parcels", 1, timeout_ms=PATIENT_MS)
         for name, status, weight in (("light", "ready", 5), ("heavy", "ready", 50), ("lost", "lost", 5)):
             fact = client.publish_event(
-                fact_envelope(f"parcel/{name}", DEPOT, key="parcel.status", value=status, trace_id=f"trace-{name}")
+                fact_envelope(f"parcel/{name}", DEPOT, key="parcel.status", value=status, trace_id=f"trace-{name}"),
+                timeout_ms=PATIENT_MS,
             ).envelope
-            decisions[name] = client.submit_proposal(send(fact, weight)).decision
+            decisions[name] = client.submit_proposal(send(fact, weight), timeout_ms=PATIENT_MS).decision
     return decisions
 
 

@@ -76,6 +76,7 @@ def assert_seam_unnoticed(server: Server, before: list[Envelope], decisions: dic
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_seam(tmp_path: Path) -> None:
     """A server whose old events are in its archive only answers as before, also after a restart without snapshots."""
     archive = tmp_path / "archive"
