@@ -166,7 +166,11 @@ def _actions(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _declarations(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if key not in _KEYS_NOT_COMPARED}
+    """Return the parts of a document besides its rules. Derivations are by id, so that each is compared by itself."""
+    parts = {key: value for key, value in document.items() if key not in _KEYS_NOT_COMPARED}
+    if "derivations" in parts:
+        parts["derivations"] = {derivation["id"]: derivation for derivation in parts["derivations"]}
+    return parts
 
 
 def _edits(path: str, before: Any, after: Any) -> Iterator[Edit]:

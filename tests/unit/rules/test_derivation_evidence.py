@@ -11,6 +11,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, PublishEvent
 from gavel_rules.decider import handle
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.language.rule_set import DocumentError, compile_rule_set
 from gavel_rules.values import python_to_value, value_to_python
 
 from tests.support.driver import ABORTED, ACTION, FAILED, PARTIAL, SOURCE, SUBJECT, SUCCESS, Core, compile_cached, document
@@ -312,6 +313,63 @@ def test_an_undone_report_leaves_nothing() -> None:
     core.state.undo(position)
     assert digest == core.state.digest()
     assert [] == list(command.envelope.execution.counters)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"value": "facts.scor"}, "unknown-name: facts has no field scor (did you mean facts.score?)"),
+        ({"value": "facts.score"}, "unguarded-optional: facts.score may be absent (write has(facts.score) && …)"),
+        ({"value": "history.failures()"}, "type-error: history.failures takes one argument, the key of a group"),
+        ({"value": "producer.id"}, "unknown-name: there is no name producer (known: decision, execution, facts, history, params, subject)"),
+        ({"subject": "params.amount"}, "not-string: the expression gives double, not string (convert it with string(x))"),
+        ({"subject": "params.customer"}, "unknown-name: params has no field customer"),
+        ({"subject": '"settings"'}, "not-a-subject: 'settings' is not a valid subject, so no fact can have it"),
+        ({"subject": '"customer/" + ""'}, "not-a-subject: 'customer/' is not a valid subject, so no fact can have it"),
+        ({"subject": f'"customer/" + "{"a" * 248}"'}, "not-a-subject: 'customer/aaaa"),
+    ],
+)
+def test_mistakes(changes: dict[str, str], expected: str) -> None:
+    """Unknown names, unguarded facts, and literals that are no subject are mistakes of the document."""
+    with pytest.raises(DocumentError) as caught:
+        compile_rule_set(rule_set(derivation(**{"value": "true", **changes})))
+    assert expected in str(caught.value)
+
+
+def test_the_first_version_has_no_evidence_in_derivations() -> None:
+    """A document of the first version has neither a subject, nor facts, nor counters in its derivations."""
+    data = json.loads(document(FACTS, RULES))
+    with pytest.raises(DocumentError) as caught:
+        compile_rule_set(json.dumps({**data, "derivations": [derivation("facts.status", "subject")]}))
+    assert "unknown-key: no such key here: subject needs the language's second version" in str(caught.value)
+    assert "unknown-name: there is no name facts (known: decision, execution, params, subject)" in str(caught.value)
+
+
+def test_one_key_about_several_subjects() -> None:
+    """Two derivations may give one key about different subjects, but not about the same one."""
+    first, second = derivation("1", '"customer/1"'), derivation("2", '"customer/2"', id="second")
+    assert ["second", "standing"] == [rule.id for rule in compile_rule_set(rule_set(first, second)).derivations]
+    with pytest.raises(DocumentError, match="duplicate-derivation"):
+        compile_rule_set(rule_set(first, {**second, "subject": '"customer/1"'}))
+
+
+def test_what_derivations_read_is_read() -> None:
+    """Lint does not warn of facts and counters that only a derivation reads."""
+    text = rule_set(derivation('facts.customer + string(history.failures(subject.type)) + (has(facts.score) ? "x" : "")'))
+    warned = {message.split()[-1] for message in (one.message for one in compile_rule_set(text).warnings)}
+    assert {"history.derived", "history.observed", "history.refunded"} == {f"history.{name}" for name in warned}
+
+
+def test_values_beyond_the_limit_are_left_out() -> None:
+    """A fact whose value exceeds the limit is not recorded for derivations; the derivation that reads it gives no fact."""
+    schema = {"type": "array", "items": {"type": "string"}}
+    facts = {**FACTS, "texts": {"key": "order.texts", "value": schema, "max_age_ms": DAY_MS}}
+    bus = Orders(derivation("facts.texts.size()"), derivation("facts.customer", id="other", key="order.by"), facts=facts)
+    bus.core.fact("order.texts", ["x" * 60_000] * 5)
+    decision = bus.approve()
+    assert ["customer"] == [one.name for one in decision.decision.fact_values]
+    assert bus.derive(bus.report(decision)) is None
+    assert ["standing"] == [failure["derivation_rule_id"] for failure in bus.failures()]
 
 
 def test_buses_of_an_older_version_refuse_such_rule_sets() -> None:

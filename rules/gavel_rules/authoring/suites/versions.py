@@ -16,31 +16,52 @@ from gavel_rules.authoring.suites.runner import run_cases
 from gavel_rules.authoring.suites.suite import Suite
 from gavel_rules.language.document.diagnostics import DocumentError
 from gavel_rules.language.rule_set import CompiledRuleSet
+from gavel_rules.values import value_to_python
+
+
+class DerivedFact(NamedTuple):
+    """A fact that the rule set derives from the report of a case's execution."""
+
+    key: str
+    subject: str
+    value: object
 
 
 class SuiteCaseChange(NamedTuple):
-    """A case that two versions decide differently. A decision is None if the case does not fit the version, e.g. for an unknown fact."""
+    """A case that two versions decide differently, or from whose execution they derive different facts.
+
+    A decision is None if the case does not fit the version, e.g. for an unknown fact.
+    """
 
     case: str
     before: CaseDecision | None
     after: CaseDecision | None
+    derived_before: tuple[DerivedFact, ...] = ()  # sorted
+    derived_after: tuple[DerivedFact, ...] = ()
 
 
 def compare_versions(
     suite: Suite, old: CompiledRuleSet, new: CompiledRuleSet, others: Sequence[CompiledRuleSet] = ()
 ) -> Iterator[SuiteCaseChange]:
-    """Yield the cases of a suite that two versions decide differently, in order. `others` are in force too."""
+    """Yield the cases of a suite that two versions treat differently, in order. `others` are in force too."""
     for case in suite.cases:
         of_case = suite._replace(cases=(case,))
-        before, after = _decide(of_case, old, others), _decide(of_case, new, others)
-        if before != after:
-            yield SuiteCaseChange(case.name, before, after)
+        before, derived_before = _decide(of_case, old, others)
+        after, derived_after = _decide(of_case, new, others)
+        if before != after or repr(derived_before) != repr(derived_after):  # 1 and true are equal in Python
+            yield SuiteCaseChange(case.name, before, after, derived_before, derived_after)
 
 
-def _decide(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet]) -> CaseDecision | None:
+def _decide(
+    suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet]
+) -> tuple[CaseDecision | None, tuple[DerivedFact, ...]]:
+    """Return the decision on the only case of a suite, and the facts that the rule set derives from its execution."""
     try:
         (result,) = run_cases(suite, rule_set, others, explain=False)
     except (DocumentError, CaseBusError):
-        return None
+        return None, ()
     decision = result.decision
-    return CaseDecision(Outcome.Name(decision.outcome).removeprefix("OUTCOME_"), decision.reason_code, decision.rule_id)
+    envelopes = result.consequences.facts if result.consequences is not None else ()
+    facts = [DerivedFact(one.fact.key, one.subject, value_to_python(one.fact.value)) for one in envelopes]
+    outcome = Outcome.Name(decision.outcome).removeprefix("OUTCOME_")
+    return CaseDecision(outcome, decision.reason_code, decision.rule_id), tuple(sorted(facts, key=repr))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gavel_rules.authoring.diff import CaseDecision
+from gavel_rules.authoring.diff import CaseDecision, Edit, diff_rule_sets
 from gavel_rules.authoring.suites.reader import read_suite
-from gavel_rules.authoring.suites.versions import SuiteCaseChange, compare_versions
+from gavel_rules.authoring.suites.versions import DerivedFact, SuiteCaseChange, compare_versions
 from gavel_rules.language.rule_set import compile_rule_set
 
 RULES = """\
@@ -33,6 +33,37 @@ cases:
   - {name: at once, earlier: [{age_ms: 1000}], expect: {outcome: REJECTED}}
   - {name: with a fact, facts: {note: late}, expect: {outcome: APPROVED}}
 """
+
+
+DERIVING = (
+    RULES
+    + """\
+derivations:
+  - id: sum
+    version: 1
+    on: {action: refund.create, status: SUCCESS}
+    key: team.sum
+    subject: '"team/" + facts.status'
+    value: history.refunded()
+"""
+)
+EXECUTED = SUITE.replace("{name: first, ", "{name: first, execution: {status: SUCCESS}, ")
+
+
+def test_derived_facts() -> None:
+    """A case shows if the versions derive facts with other subjects or values from its execution, even if they decide alike."""
+    newer = DERIVING.replace('"team/" +', '"group/" +')
+    (change,) = compare_versions(read_suite(EXECUTED), compile_rule_set(DERIVING), compile_rule_set(newer))
+    approved = CaseDecision("APPROVED", "", "rest")
+    facts = [(DerivedFact("team.sum", f"{kind}/paid", 60.0),) for kind in ("team", "group")]
+    assert SuiteCaseChange("first", approved, approved, *facts) == change
+
+
+def test_edits_of_derivations() -> None:
+    """An edited derivation is named by its id and key."""
+    newer = DERIVING.replace('"team/" +', '"group/" +')
+    edits = diff_rule_sets(compile_rule_set(DERIVING), compile_rule_set(newer)).edits
+    assert [Edit("derivations.sum.subject", '"team/" + facts.status', '"group/" + facts.status')] == list(edits)
 
 
 def changes(old: str, new: str) -> list[SuiteCaseChange]:

@@ -69,14 +69,24 @@ def _suite_changes(file: str, older: CompiledRuleSet, newer: CompiledRuleSet) ->
 
 def _suite_case_json(file: str, change: SuiteCaseChange) -> dict[str, Any]:
     decisions = {"before": change.before, "after": change.after}
-    return {"suite": file, "case": change.case, **{name: one and one._asdict() for name, one in decisions.items()}}
+    derived = {"derived_before": change.derived_before, "derived_after": change.derived_after}
+    return {
+        "suite": file,
+        "case": change.case,
+        **{name: one and one._asdict() for name, one in decisions.items()},
+        **{name: [fact._asdict() for fact in facts] for name, facts in derived.items()},
+    }
 
 
 def _suite_lines(changes: Sequence[tuple[str, SuiteCaseChange]]) -> Iterator[str]:
     for file, change in changes:
         yield f"case {change.case!r} of {file}"
-        for name, decision in (("before: ", change.before), ("after:  ", change.after)):
-            yield f"  {name}{_verdict(decision) if decision is not None else 'the case does not fit this version'}"
+        for name, decision, derived in (
+            ("before: ", change.before, change.derived_before),
+            ("after:  ", change.after, change.derived_after),
+        ):
+            facts = "".join(f", derives {fact.key} = {_value(fact.value)} of {fact.subject}" for fact in derived)
+            yield f"  {name}{_verdict(decision) if decision is not None else 'the case does not fit this version'}{facts}"
 
 
 def _as_json(older: CompiledRuleSet, newer: CompiledRuleSet, changes: RuleSetDiff) -> dict[str, Any]:
