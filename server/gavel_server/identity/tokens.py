@@ -96,7 +96,7 @@ def read_token_file(path: Path) -> tuple[TokenEntry, ...]:
     """Return the entries of a token file. Raises OSError, IdentityFileError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IdentityFileError(f"{path} is not TOML: {error}") from None
     unknown = sorted(document.keys() - {"tokens"})
     tables = document.get("tokens", [])

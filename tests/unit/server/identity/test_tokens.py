@@ -72,6 +72,7 @@ def test_texts_that_are_no_tokens(token: str) -> None:
     ("content", "problem"),
     [
         ("[[tokens]", "is not TOML"),
+        (f"tokens = {'[' * 50_000}", "is not TOML"),
         ("users = []", "it may hold [[tokens]] tables only"),
         ("tokens = 1", "it may hold [[tokens]] tables only"),
         ("tokens = [1]", "token 1 is not a table"),
