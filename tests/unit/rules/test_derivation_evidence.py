@@ -13,8 +13,9 @@ from gavel_rules.decider import handle
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import DocumentError, compile_rule_set
 from gavel_rules.values import python_to_value, value_to_python
+from gavel_server.bus.idempotency.same_request import is_same_request
 
-from tests.support.driver import ABORTED, ACTION, FAILED, PARTIAL, SOURCE, SUBJECT, SUCCESS, Core, compile_cached, document
+from tests.support.driver import ABORTED, ACTION, FAILED, PARTIAL, SOURCE, SUBJECT, SUCCESS, Core, compile_cached, copy_command, document
 from tests.support.state.snapshots import restore
 
 DAY_MS = 86_400_000
@@ -370,6 +371,17 @@ def test_values_beyond_the_limit_are_left_out() -> None:
     assert ["customer"] == [one.name for one in decision.decision.fact_values]
     assert bus.derive(bus.report(decision)) is None
     assert ["standing"] == [failure["derivation_rule_id"] for failure in bus.failures()]
+
+
+def test_a_repeated_report_is_the_same() -> None:
+    """A report that is sent again is the same request: the numbers of counters are the server's."""
+    bus = Orders(derivation("history.refunded()"))
+    core = bus.core
+    command = core.report_command(core.start(bus.approve()), SUCCESS, result=python_to_value({"refunded": 5}).struct_value)
+    core.run(copy_command(command))
+    recorded = core.by_id[command.envelope.event_id]
+    assert [5] == [one.value for one in recorded.execution.counters]
+    assert is_same_request(recorded, command.envelope)
 
 
 def test_buses_of_an_older_version_refuse_such_rule_sets() -> None:
