@@ -71,12 +71,12 @@ class PausingLog(RedisLog):
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
-        found = await super().read_many(sequence_numbers)
+        records = await super().read_many(sequence_numbers)
         if self.pauses:
             self.pauses = False
             self.is_paused.set()
             await self.go_on.wait()
-        return found
+        return records
 
 
 def registry(sequencer: Sequencer) -> BusRegistry:

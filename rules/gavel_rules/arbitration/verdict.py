@@ -172,8 +172,8 @@ def _add_fact_values(decision: Decision, view: ActionView) -> None:
             continue
         room -= value.ByteSize()
         fact = decision.fact_values.add(name=name, value=value)
-        found = [selection.candidate for selection in view.evidence.selections if selection.declaration.name == name]
-        candidates = [candidate for candidate in found if candidate is not None]
+        selected_candidates = [selection.candidate for selection in view.evidence.selections if selection.declaration.name == name]
+        candidates = [candidate for candidate in selected_candidates if candidate is not None]
         if not candidates:
             continue  # of no subjects
         # An int of the closed enum.

@@ -91,11 +91,11 @@ def read_counters(recorder: Recorder, live: LiveDecision, envelope: Envelope) ->
     def read() -> None:
         for name, group in sorted(keys):
             table = state.counters.get(keys[name, group].counter.digest)
-            found = table.read(group, recorder.now_ms) if table is not None else None
-            if found is not None:
-                reading = CounterReading(policy_id=live.decision.decision.policy_id, counter=name, key=group, value=found.value)
-                if found.frees_at_ms:
-                    set_timestamp(reading.frees_at, found.frees_at_ms)
+            counter_value = table.read(group, recorder.now_ms) if table is not None else None
+            if counter_value is not None:
+                reading = CounterReading(policy_id=live.decision.decision.policy_id, counter=name, key=group, value=counter_value.value)
+                if counter_value.frees_at_ms:
+                    set_timestamp(reading.frees_at, counter_value.frees_at_ms)
                 readings.append(reading)
 
     recorder.preview(envelope, "execution", read)

@@ -104,15 +104,15 @@ class DerivationRule:
         if not self._keys:
             return []
         evidence = DecisionEvidence(self._read_facts(decision.decision), {})
-        found: list[CounterKey] = []
+        keys: list[CounterKey] = []
         for read, counter, expression in self._keys:
             try:
                 key = expression.scalar(execution, decision, evidence) if expression is not None else ""
             except NoValueError:
                 continue
             if isinstance(key, str):
-                found.append(CounterKey(counter, key, read.variable))
-        return found
+                keys.append(CounterKey(counter, key, read.variable))
+        return keys
 
     def derive(self, execution: Envelope, decision: Envelope) -> DerivedValue | None:
         """Return what the rule gives for a report and its decision; None where there is no fact."""

@@ -111,8 +111,8 @@ class RuleSetServicer:
         if shadow or deployed is None or grants is None:
             return ActivateRuleSetResponse(sequence_number=number)
         # In a thread: the two documents may have thousands of patterns.
-        found = await asyncio.to_thread(compare_with_rule_set, grants.grants, deployed.rule_set, sequencer.bus)
-        warnings = [DocumentMessage(code=code, message=message, suggestion=hint) for code, message, hint in found]
+        problems = await asyncio.to_thread(compare_with_rule_set, grants.grants, deployed.rule_set, sequencer.bus)
+        warnings = [DocumentMessage(code=code, message=message, suggestion=hint) for code, message, hint in problems]
         return ActivateRuleSetResponse(sequence_number=number, warnings=warnings)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:

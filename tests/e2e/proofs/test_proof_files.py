@@ -45,8 +45,10 @@ def test_other_key(notarized: Notarized, proof_file: Path, tmp_path: Path) -> No
     """Without a signature of the given key nothing is verified: exit status 3."""
     vkey = make_key(tmp_path)[1]
     result = gavel("verify", proof_file, "--key", vkey)
-    given, signer = ("+".join(text.split("+")[:2]) for text in (vkey, notarized.vkey))
-    problem = f"not verified: the checkpoint of gavel/default has no valid signature of key {given}; its signatures are of {signer}\n"
+    expected_key, signer = ("+".join(text.split("+")[:2]) for text in (vkey, notarized.vkey))
+    problem = (
+        f"not verified: the checkpoint of gavel/default has no valid signature of key {expected_key}; its signatures are of {signer}\n"
+    )
     assert (3, "", problem) == (result.returncode, result.stdout, result.stderr)
 
 
