@@ -44,6 +44,7 @@ DECISION_TTL_MS: Final = 20_000
 # Enough tries for a server that is killed and starts again, also on a machine where that takes minutes.
 PATIENT: Final = Backoff(initial_ms=20, maximum_ms=500)
 TRIES_MAX: Final = 2_000
+CALL_MS: Final = 600_000
 
 
 def budgeted_rule_set(limit: float) -> str:
@@ -123,7 +124,7 @@ class Campaign:
         async with self._client(number) as client:
             for fact, weight in work:
                 envelope = proposal(fact, weight)
-                decision = (await client.submit_proposal(envelope)).decision
+                decision = (await client.submit_proposal(envelope, timeout_ms=CALL_MS)).decision
                 self._answers[envelope.event_id] = decision
                 if decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
                     self._approved.put_nowait(decision.event_id)
@@ -135,7 +136,7 @@ class Campaign:
                 fits = True
                 while fits:
                     (fact,) = (await publish_status(client, [f"parcel/fill-{new_event_id()}"])).values()
-                    decision = (await client.submit_proposal(proposal(fact, weight))).decision
+                    decision = (await client.submit_proposal(proposal(fact, weight), timeout_ms=CALL_MS)).decision
                     fits = decision.decision.outcome == decision_pb2.OUTCOME_APPROVED
 
     async def _execute(self, number: int) -> None:
@@ -181,15 +182,15 @@ async def _poll_answers(answers: dict[str, Envelope], wanted: int, proposing: Se
 
 
 async def _carry_out(client: GavelClient, decision_id: str, status: execution_pb2.ExecutionStatus.ValueType) -> None:
-    start = await client.begin_execution(decision_id, producer=COURIER)
+    start = await client.begin_execution(decision_id, producer=COURIER, timeout_ms=CALL_MS)
     if start.WhichOneof("result") == "started":  # otherwise it has expired
         execution = Execution(decision_id=decision_id, execution_id=start.started.execution_id, status=status)
-        await client.report_execution(execution_envelope("", COURIER, execution))
+        await client.report_execution(execution_envelope("", COURIER, execution), timeout_ms=CALL_MS)
 
 
 async def _revoke(client: GavelClient, decision_id: str) -> None:
     try:
-        await client.revoke_decision(decision_id, revoked_by="alice", reason="not needed")
+        await client.revoke_decision(decision_id, revoked_by="alice", reason="not needed", timeout_ms=CALL_MS)
     except GavelError as error:
         if error.reason != "WRONG_STATE":  # it has expired
             raise
