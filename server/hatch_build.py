@@ -78,7 +78,6 @@ COMPILED: Final = {
         "rpc/framing",
         "rpc/callback_methods",
         "rpc/identity/access",
-        "rpc/identity/authorization",
         "rpc/wire",
         "services/arbitration",
         "services/batches/answers",

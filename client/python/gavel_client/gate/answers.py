@@ -9,12 +9,17 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gavel.v1.decision_pb2 import RetryHint
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS, ExecutionStatus
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_SUCCESS, ExecutionStatus
 
 from gavel_client.decisions import explain
 from gavel_client.gate.results import output_of
+
+# Begins the message of a Pending.
+WAITS = "The tool was not called yet: decision "
+# The refusals of a start that end an approval: no attempt has begun, and none will (docs/arbitration.md).
+_LAPSES = frozenset({"EXPIRED", "STALE_FACT", "FACT_SUPERSEDED"})
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,13 @@ class Refused:
         """False."""
         return False
 
+    @property
+    def lapsed_decision_id(self) -> str:
+        """The approval that ended before an attempt began; "": none did."""
+        decision = self.decision
+        is_lapsed = decision is not None and decision.decision.outcome == OUTCOME_APPROVED and self.reason in _LAPSES
+        return decision.event_id if decision is not None and is_lapsed else ""
+
     def message(self) -> str:
         """Return why the tool did not run, and what can help."""
         lines = [f"The tool was not called: {self.detail}."]
@@ -60,7 +72,7 @@ class Pending:
 
     def message(self) -> str:
         """Return what the call waits for."""
-        lines = [f"The tool was not called yet: decision {self.decision_id} is open ({self.reason})."]
+        lines = [f"{WAITS}{self.decision_id} is open ({self.reason})."]
         return "\n".join(lines if self.decision is None else [*lines, explain(self.decision)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +82,10 @@ class Pending:
 
 @dataclass(frozen=True)
 class Finished:
-    """The call has been carried out before, or has failed: `report` is the EXECUTION that ended it. The tool must not run again."""
+    """The call has been carried out before, has failed, or its approval has lapsed: `report` is the EXECUTION that ended it.
+
+    The tool must not run again for this decision.
+    """
 
     report: Envelope
 
@@ -84,6 +99,12 @@ class Finished:
         """The tool's output as the report holds it; None if it holds none."""
         return output_of(self.report.execution)
 
+    @property
+    def lapsed_decision_id(self) -> str:
+        """The approval that ended before an attempt began; "": an attempt did begin."""
+        execution = self.report.execution
+        return execution.decision_id if execution.status == EXECUTION_STATUS_ABORTED and not execution.attempt else ""
+
     def message(self) -> str:
         """Return the output, or how the call ended."""
         output, execution = self.output, self.report.execution
@@ -91,4 +112,6 @@ class Finished:
             return output if isinstance(output, str) else json.dumps(output)
         status = ExecutionStatus.Name(execution.status).removeprefix("EXECUTION_STATUS_")
         error = f" {execution.error.code} {execution.error.message}".rstrip()
+        if self.lapsed_decision_id:
+            return f"The tool was not called: decision {execution.decision_id} ended before it began:{error}."
         return f"The tool was called before, for decision {execution.decision_id}, and is not called again: {status}{error}."

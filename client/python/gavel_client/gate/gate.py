@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_EXECUTED, WaitDecisionResponse
@@ -47,6 +48,8 @@ CITATIONS_MAX: Final = 256
 RECHECK_MS_MIN: Final = 100
 # The time that such a wait leaves of the deadline, to ask once more.
 ANSWER_MS: Final = 2_000
+# Lapsed approvals of one call that `SyncGate.ask_anew` passes over.
+LAPSES_MAX: Final = 64
 
 Answer = Allowed | Refused | Pending | Finished
 SyncAnswer = SyncAllowed | Refused | Pending | Finished
@@ -244,6 +247,21 @@ class SyncGate:
     def __call__(self, call: Call) -> SyncAnswer:
         """Propose the call and, if it is approved, begin its execution; see Gate."""
         return _as_sync(run_blocking(lambda: self._gate(call)))
+
+    def ask_anew(self, call: Call) -> SyncAnswer:
+        """Ask about a call without a turn. Where its approval has lapsed before an attempt began, ask again, as the turn of that decision.
+
+        The log tells which approvals have lapsed, so every process comes to the same turn, and a call that has acted is not repeated.
+        """
+        turn = ""
+        answer = self(call)
+        for _ in range(LAPSES_MAX):
+            lapsed = answer.lapsed_decision_id if isinstance(answer, (Refused, Finished)) else ""
+            if lapsed in ("", turn):  # none, or the call has an idempotency_key, which has no turns
+                break
+            turn = lapsed
+            answer = self(replace(call, turn=turn))
+        return answer
 
     def check(self, call: Call) -> Refused | Pending | None:
         """Propose the call without beginning its execution; see Gate.check."""

@@ -74,6 +74,9 @@ class Turn:
 class Agent(ABC):
     """An agent of a framework. Each agent does one piece of work, `task`, in which the model makes calls once."""
 
+    # Whether a call is proposed anew once its approval has lapsed.
+    asks_anew = False
+
     def __init__(self, gate: Gate | SyncGate, depot: Depot, task: str) -> None:
         self.gate: Any = gate
         self.depot = depot

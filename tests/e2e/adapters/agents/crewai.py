@@ -17,6 +17,9 @@ class CrewAgent(SyncAgent):
     native = True
     # What its tool returns: a name of OUTPUTS.
     output = "text"
+    # How the crew runs: "sync", "async", or "delegated" to the agent with the tool.
+    way = "sync"
+    asks_anew = True
 
     def __init__(self, gate: Any, depot: Depot, task: str, process: CrewProcess) -> None:
         super().__init__(gate, depot, task)
@@ -25,7 +28,7 @@ class CrewAgent(SyncAgent):
 
     async def start(self, calls: Sequence[Arguments], tool: str = TOOL) -> Turn:
         """Run a crew."""
-        self._request |= {"tool": tool, "output": self.output, "calls": [dict(arguments) for arguments in calls]}
+        self._request |= {"tool": tool, "output": self.output, "way": self.way, "calls": [dict(arguments) for arguments in calls]}
         return await self.resume()
 
     async def resume(self) -> Turn:

@@ -6,6 +6,7 @@ a line with "result" or "error". A call of a tool writes a line with "act" and "
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import json
 import os
@@ -129,8 +130,14 @@ class Crews:
             """Act on a parcel."""
             return OUTPUTS[request["output"]](self._act(parcel))
 
+        gated = gated_tool(act, gate, task=lambda: str(request["task"]))
         try:
-            crew(model, gated_tool(act, gate, task=lambda: str(request["task"]))).kickoff()
+            if request["way"] == "async":
+                asyncio.run(crew(model, gated).akickoff())
+            elif request["way"] == "delegated":
+                delegating_crew(model, gated).kickoff()
+            else:
+                crew(model, gated).kickoff()
         except HookAborted as stop:
             return {"texts": [stop.reason], "paused": True}
         return {"texts": model.texts, "paused": False}
@@ -153,13 +160,22 @@ def crew(model: BaseLLM, *tools: BaseTool) -> Crew:
     return Crew(agents=[agent], tasks=[Task(description="send it", expected_output="done", agent=agent)], cache=True, tracing=False)
 
 
+def delegating_crew(model: BaseLLM, *tools: BaseTool) -> Crew:
+    """Return a crew whose boss hands the task on to the agent with the tools."""
+    worker = Agent(role="sender", goal="send parcels", backstory="a depot", llm=model, tools=list(tools))
+    order = {"task": "send it", "context": "a parcel", "coworker": "sender"}
+    boss_model = ScriptedModel(model="scripted", name="delegate_work_to_coworker", calls=[order])
+    boss = Agent(role="boss", goal="have parcels sent", backstory="a depot", llm=boss_model, allow_delegation=True)
+    return Crew(agents=[boss, worker], tasks=[Task(description="send it", expected_output="done", agent=boss)], tracing=False)
+
+
 def run_examples(request: Message, client: SyncGavelClient) -> str:
     """Execute blocks of the documentation; return the output of its crew."""
     names: dict[str, Any] = {}
     for block in request["examples"]:
         exec(block, names)  # noqa: S102  # the page's own examples
     gate = SyncGate(client, names["actions"], agent="support-agent", executor="support-tools")
-    return str(names["ask_crew"](gate, ScriptedModel(model="scripted", name="refund", calls=request["refunds"])))
+    return str(names["ask_crew"](gate, ScriptedModel(model="scripted", name="refund", calls=request["refunds"]), "ticket-17"))
 
 
 def _finish(future: Future[str], message: Message) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-LINES_MAX = 80
+LINES_MAX = 90
 FOLDER = Path(gavel_client.adapters.__path__[0])
 HELPERS = {"__init__", "extras", "graph_events"}
 ADAPTERS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in HELPERS)
@@ -34,7 +34,7 @@ def test_every_adapter_is_known_here() -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_adapter_is_thin(adapter: str) -> None:
-    """An adapter has at most 80 lines: everything else is the gate's."""
+    """An adapter has at most 90 lines: everything else is the gate's."""
     assert len((FOLDER / f"{adapter}.py").read_text().splitlines()) <= LINES_MAX
 
 
