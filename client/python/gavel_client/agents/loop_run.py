@@ -145,7 +145,7 @@ class LoopRun:
                 return None
             needs_revision = True
         if needs_revision and self._revise is None:
-            raise LoopStoppedError(StopReason.NEEDS_REVISION, f"refused with {decision.reason_code}, and the loop has no revise function")
+            raise LoopStoppedError(StopReason.NEEDS_REVISION, f"refused with {decision.reason_code}; only a revised proposal can pass")
         progress = await self._collect(current, decision, next_proposal)
         if needs_revision:
             progress = await self._apply_revision(current, next_proposal)
