@@ -2,8 +2,8 @@
 
 A pure, versioned function without other inputs: the two events hold what rules read of facts and counters. One rule is built in; the
 others come from the rule set that made the decision, even if another one is active now (`language.derivation_rules`). The fact derivation
-reactor publishes the result. The server derives the facts again on append and refuses any difference; a replay does the same. A rule that
-fails gives no fact; the built-in rule always gives one.
+reactor publishes the result. The server derives the facts when it records the report, and refuses a published fact that differs; a replay
+does the same. A rule that fails gives no fact; the built-in rule always gives one.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def publish(recorder: Recorder, envelope: Envelope) -> EventAnswer | Fault:
 
 
 def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
-    """Return a fault if a derived fact is not what the same two events derive again."""
+    """Return a fault if a derived fact is not what its report and decision derive."""
     live = state.decisions.get(envelope.fact.decision_id)
     awaited = None
     if live is not None:

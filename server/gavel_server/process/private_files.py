@@ -32,7 +32,7 @@ def open_public(path: str, flags: int) -> int:
 def make_directory(path: Path, mode: int = PRIVATE_DIRECTORY_MODE) -> None:
     """Create a directory and its missing parents, all with the mode; `Path.mkdir` leaves that of the parents to the umask. Raises OSError.
 
-    Whoever may write in a directory may replace the private files and directories in it.
+    A user who may write in a directory can replace the private files in it.
     """
     try:
         path.mkdir(mode, exist_ok=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_PARTIAL, EXECUTION_STATUS_SUCCESS
@@ -14,6 +12,7 @@ from gavel_server.process import time_slice
 from gavel_server.work.trimming import trim
 
 from tests.integration.services.world import World, report
+from tests.support.turns import other_turns
 
 
 async def test_entries_of_ended_decisions_are_removed(world_with_rules: World) -> None:
@@ -54,18 +53,9 @@ async def test_other_tasks_run_while_a_queue_is_trimmed(world_with_rules: World,
     approvals = [await world_with_rules.approve(f"order/{number}") for number in range(20)]
     sequencer = await world_with_rules.buses.open("")
     monkeypatch.setattr(time_slice, "SLICE_SECONDS", -1.0)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    await trim(sequencer)
-    counting.cancel()
-    assert turns >= len(approvals)
+    async with other_turns() as turns:
+        await trim(sequencer)
+    assert turns.count >= len(approvals)
     assert len(approvals) == len(await sequencer.log.work.numbers("decisions", 0, 99))
 
 

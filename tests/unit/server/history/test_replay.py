@@ -5,7 +5,6 @@ The core's tests cover divergences of single events; the command line's tests ch
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -25,6 +24,8 @@ from gavel_server.history.replay import PAGE_EVENTS_MAX, SLICE_EVENTS, ReplayRan
 from gavel_server.log import Entry, Head, LogCorruptError, Record, chain, empty_head
 from gavel_server.log.memory import MemoryLog
 from google.protobuf.json_format import ParseDict
+
+from tests.support.turns import other_turns
 
 BUS = "replayed"
 NOW_MS = 1_767_225_600_000
@@ -163,18 +164,9 @@ async def test_progress_counts_up_once_per_pass() -> None:
 
 async def test_other_tasks_run_within_pages() -> None:
     """A replay lets other tasks run after every few events."""
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(other())
-    await verdict_on(await log_of(EVENTS))
-    task.cancel()
-    assert turns >= 2 * EVENT_COUNT // SLICE_EVENTS
+    async with other_turns() as turns:
+        await verdict_on(await log_of(EVENTS))
+    assert turns.count >= 2 * EVENT_COUNT // SLICE_EVENTS
 
 
 async def test_part_of_a_log() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ from gavel_server.work.permissions import Traits
 from gavel_server.work.stream import UnsentBytes, WorkStream
 
 from tests.support.entries import NOW_MS
+from tests.support.turns import other_turns
 
 ITEMS = 30
 
@@ -25,19 +25,10 @@ async def test_other_tasks_run_while_a_new_stream_is_asked_for_many_items(monkey
     sequencer: Any = SimpleNamespace(bus="test", log=log)
     group = WorkGroup(sequencer, "decisions", "executors")
     group._unwanted.update({number: Traits(f"kind-{number % 2}", "", "order/1") for number in range(ITEMS)})
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    group.join(WorkStream("caller", ["kind-1"], 16, 16, UnsentBytes(), log.work, lambda _: True))
-    assert 0 == turns
-    await group._look_again()
-    counting.cancel()
-    assert turns >= ITEMS
+    async with other_turns() as turns:
+        group.join(WorkStream("caller", ["kind-1"], 16, 16, UnsentBytes(), log.work, lambda _: True))
+        assert 0 == turns.count
+        await group._look_again()
+    assert turns.count >= ITEMS
     assert list(range(0, ITEMS, 2)) == list(group._unwanted)
     await log.close()
