@@ -31,6 +31,8 @@ _DEBIAN: Final = Path("/usr/lib/postgresql")
 _SETTINGS: Final = (
     "listen_addresses=",
     "shared_buffers=16MB",
+    # In files of the cluster: a killed server would leave its segments in /dev/shm.
+    "dynamic_shared_memory_type=mmap",
     "max_connections=150",
     "lc_messages=C",
     "max_wal_senders=5",
