@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,26 @@ for _ in range(100):
 assert resident_bytes() - before > 90_000_000
 del large
 print(resident_bytes() - before)
+"""
+
+
+THREADS = """
+import ctypes, re, sys, threading
+from pathlib import Path
+from gavel_server.process.allocator import return_large_blocks
+
+return_large_blocks()
+everyone_has_allocated = threading.Barrier(7)
+threads = [threading.Thread(target=lambda: (bytes(50_000), everyone_has_allocated.wait())) for _ in range(6)]
+for thread in threads:
+    thread.start()
+everyone_has_allocated.wait()
+library = ctypes.CDLL(None)
+library.fopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(library.fopen(sys.argv[1].encode(), b"w"))
+library.malloc_info(0, file)
+library.fclose(file)
+print(len(re.findall("<heap nr=", Path(sys.argv[1]).read_text())))
 """
 
 
@@ -69,3 +90,10 @@ def test_free_pages_are_returned_when_the_process_is_quiet() -> None:
     """Pages that are free between blocks that live on go back to the system once the process has nothing to do."""
     done = subprocess.run([sys.executable, "-c", FREE_PAGES], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 60_000_000, "the blocks that live on keep the free pages"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
+def test_threads_share_heaps(tmp_path: Path) -> None:
+    """Threads that allocate share two heaps, each of which keeps free blocks."""
+    done = subprocess.run([sys.executable, "-c", THREADS, tmp_path / "heaps"], capture_output=True, text=True, check=True)
+    assert 2 >= int(done.stdout)
