@@ -130,6 +130,11 @@ intruders: compiled front
 sanitize: compiled
 	$(COMPILED) $(BIN)/python -m tests.campaigns.sanitize $(CAMPAIGN)
 
+# New counters get their past from a log of 500,000 events while another action is proposed; two minutes.
+.PHONY: activation
+activation: compiled front
+	$(COMPILED) $(BIN)/python -m tests.load.counter_activation $(CAMPAIGN)
+
 # Counters against a recount of the log, over a million random events; half an hour.
 .PHONY: recount
 recount: compiled

@@ -21,10 +21,10 @@ from gavel_rules.state.counters import ALL_GROUPS, CounterEntry, CounterTable
 from gavel_rules.state.state import State
 from gavel_rules.state.transitions.counters import open_counters
 
-# Entries in one event: an event holds at most 1 MiB, and an entry with a long group and text takes about 1 KB.
-ENTRIES_PER_FILL_MAX: Final = 500
-# Entries that one step sorts: a few milliseconds.
-ENTRIES_PER_SORT: Final = 2_000
+# Entries in one event, which is decided at once: about a millisecond. An entry with a long group and text takes about 1 KB.
+ENTRIES_PER_FILL_MAX: Final = 100
+# Entries that one step sorts: about a millisecond.
+ENTRIES_PER_SORT: Final = 500
 
 
 class CounterBacklog:

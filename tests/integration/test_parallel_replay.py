@@ -29,7 +29,7 @@ SNAPSHOTS = (3 + 9 * 20, 3 + 9 * 40 + 3, 3 + 9 * 60)
 @pytest.fixture
 async def log(redis_url: str, bus: str) -> RedisLog:
     """A log of finished work."""
-    assert [number async for number in write_log(redis_url, bus, 900, 1.0)]
+    assert [work async for work in write_log(redis_url, bus, 900, 1.0)]
     return await RedisLog.connect(redis_url, bus)
 
 

@@ -4,7 +4,8 @@
 
 prints the processor time per proposal. Under `valgrind --tool=callgrind`, the difference of two runs with different counts gives
 instructions per proposal, which do not depend on other load. `--counters 5` lets each decision read five counters, `--terms 5` compares
-five times without reading any, and `--memory` prints what groups and entries of counters take.
+five times without reading any. With `--reports` the measured commands are reports of successful refunds, and a derivation makes the
+comparisons. `--memory` prints what groups and entries of counters take.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 import gavel_rules
-from gavel.v1 import fact_pb2
-from gavel.v1.decision_pb2 import Outcome
-from gavel_rules.commands import EventAnswer
+from gavel.v1 import execution_pb2, fact_pb2
+from gavel_rules.commands import Command, EventAnswer, References
 from gavel_rules.decider import handle
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.state.counters import CounterEntry, CounterTable
@@ -47,32 +47,38 @@ rules:
 """
 
 
-def with_limits(text: str, terms: int, first: int, *, are_counters: bool) -> str:
+def with_limits(text: str, terms: int, first: int, *, are_counters: bool, window_ms: int = 86_400_000, is_derivation: bool = False) -> str:
     """Return a rule set with one more rule, which never matches and makes so many comparisons, each with a counter or with a param.
 
-    The counters have different windows, so none counts for two; `first` is the number of the first.
+    With `is_derivation` it is a derivation from reports of success.
+
+    The counters have different windows from `window_ms` on, so none counts for two; `first` is the number of the first.
     """
     numbers = range(first, first + terms)
     declared = "".join(
         f"  spent_{number}: {{of: approvals, action: refund.create, by: params.customer_id, sum: params.amount,"
-        f" window_ms: {86_400_000 + number}, keep: reserved}}\n"
+        f" window_ms: {window_ms + number}, keep: reserved}}\n"
         for number in numbers
     )
     reads = [f"history.spent_{number}(params.customer_id)" if are_counters else f"{number}.0" for number in numbers]
     condition = " || ".join(f"{read} + params.amount > 1e9" for read in reads)
     rule = f"  - {{id: over, action: refund.create, priority: 1100, when: '{condition}', effect: reject, reason_code: OVER}}\n"
+    if is_derivation:
+        rule = f"  - {{id: over, version: 1, on: {{action: refund.create, status: SUCCESS}}, key: order.over, value: '{condition}'}}\n"
     counters = f"counters:\n{declared}" if are_counters else ""
-    assert 1 == text.count("\nrules:\n")
-    return text.replace("gavel: v1", "gavel: v2").replace("\nrules:\n", f"\n{counters}rules:\n{rule}")
+    part = "\nderivations:\n" if is_derivation else "\nrules:\n"
+    assert 1 == text.count(part)
+    return text.replace("gavel: v1", "gavel: v2").replace(part, part + rule).replace("\nrules:\n", f"\n{counters}rules:\n")
 
 
 def main() -> int:
-    """Decide refund proposals, each on an order of its own, and print the cost of one."""
+    """Decide refund proposals, each on an order of its own, or record reports of refunds, and print the cost of one."""
     parser = argparse.ArgumentParser(description="Measure the cost of a decision in the core.")
     parser.add_argument("--proposals", type=int, default=6_000, help="how many proposals to decide (default: 6,000)")
     parser.add_argument("--refused", action="store_true", help="propose refunds that the rules reject; otherwise all are approved")
     parser.add_argument("--counters", type=int, default=0, help="how many counters each decision reads (default: none)")
     parser.add_argument("--terms", type=int, default=0, help="how many comparisons a rule makes without counters (default: none)")
+    parser.add_argument("--reports", action="store_true", help="measure reports, and compare in a derivation")
     parser.add_argument("--memory", action="store_true", help="print what groups and entries of a counter take, and decide nothing")
     options = parser.parse_args()
     if options.memory:
@@ -82,10 +88,30 @@ def main() -> int:
     terms = options.counters or options.terms
     for first in range(0, terms, TERMS_PER_RULE_SET):
         text = SECOND.format(number=first) if first else SHIPPED.replace("\nversion: 1\n", "\nversion: 2\n")
-        core.activate(with_limits(text, min(terms - first, TERMS_PER_RULE_SET), first, are_counters=bool(options.counters)))
-    params = {"amount": 20.0, "currency": "EUR", "customer_id": "c-78" if options.refused else CUSTOMER}
-    submissions = []
-    for number in range(options.proposals):
+        count = min(terms - first, TERMS_PER_RULE_SET)
+        core.activate(with_limits(text, count, first, are_counters=bool(options.counters), is_derivation=options.reports))
+    commands = submissions(core, options.proposals, is_refused=options.refused)
+    if options.reports:
+        commands = reports(core, commands)
+    events: Counter[str] = Counter()
+    collect_less()  # as a server does
+    started_s = time.process_time()
+    for command, references in commands:
+        answer = handle(core.state, command, references, core.now_ms).answer
+        core.state.commit()
+        assert isinstance(answer, EventAnswer)
+        events[answer.envelope.event_name] += 1
+    cost_us = (time.process_time() - started_s) / options.proposals * 1_000_000
+    name = "report" if options.reports else "proposal"
+    print(f"{cost_us:.1f} µs per {name}, {dict(events)}, {Path(gavel_rules.__file__).parent}")
+    return 0
+
+
+def submissions(core: Core, count: int, *, is_refused: bool) -> list[tuple[Command, References]]:
+    """Return the commands that submit so many proposals, which the rules approve or refuse."""
+    params = {"amount": 20.0, "currency": "EUR", "customer_id": "c-78" if is_refused else CUSTOMER}
+    commands: list[tuple[Command, References]] = []
+    for number in range(count):
         subject = f"order/{number}"
         facts = [
             core.fact("order.status", "delivered", subject=subject),
@@ -93,18 +119,19 @@ def main() -> int:
             core.fact("order.customer_id", CUSTOMER, subject=subject),
         ]
         command = core.proposal(facts, subject=subject, trace_id=f"trace-{number}", params=params)
-        submissions.append((command, core.references(command)))
-    outcomes: Counter[str] = Counter()
-    collect_less()  # as a server does
-    started_s = time.process_time()
-    for command, references in submissions:
-        answer = handle(core.state, command, references, core.now_ms).answer
-        core.state.commit()
+        commands.append((command, core.references(command)))
+    return commands
+
+
+def reports(core: Core, commands: list[tuple[Command, References]]) -> list[tuple[Command, References]]:
+    """Submit proposals that are approved, start their executions, and return the commands that report success."""
+    reported: list[tuple[Command, References]] = []
+    for submission, _ in commands:
+        answer = core.run(submission)
         assert isinstance(answer, EventAnswer)
-        outcomes[Outcome.Name(answer.envelope.decision.outcome)] += 1
-    cost_us = (time.process_time() - started_s) / options.proposals * 1_000_000
-    print(f"{cost_us:.1f} µs per proposal, {dict(outcomes)}, {Path(gavel_rules.__file__).parent}")
-    return 0
+        command = core.report_command(core.start(answer.envelope), execution_pb2.EXECUTION_STATUS_SUCCESS)
+        reported.append((command, core.references(command)))
+    return reported
 
 
 def print_memory() -> None:

@@ -52,18 +52,27 @@ ACTION = "refund.create"
 DATABASE = Producer(type=common_pb2.PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db", version="1")
 AGENT = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="support-agent", version="2.1.0")
 EXECUTOR = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="payments", version="3")
+CUSTOMER = "customer-7"
+AMOUNT = 42.5
+ORDER_FACTS = {"order.status": "delivered", "order.customer_id": CUSTOMER, "order.total": 80.0}
 BATCH_EVENTS = 500
 DAY_MS = 24 * 60 * 60 * 1000
+# A disk that is busy with thousands of appends makes Redis wait.
+TIMEOUT_MS = 60_000
 
 
 class FinishedWork:
-    """A bus that orders pass through, one after the other. `entries` are those of its log that are not written yet."""
+    """A bus that orders pass through, one after the other. `entries` are those of its log that are not written yet.
+
+    `orders` counts the orders that are finished.
+    """
 
     def __init__(self, bus: str, started_at_ms: int) -> None:
         self.state = State(bus)
         self.now_ms = started_at_ms
         self.entries: list[Entry] = []
         self.head = Head(0, b"")
+        self.orders = 0
         self._ids = 0
 
     def open(self, head: Head) -> None:
@@ -75,11 +84,10 @@ class FinishedWork:
         self._run(DeployRuleSet(self._id(), rule_set, text))
         self._run(ActivateRuleSet(self._id(), rule_set.policy_id, rule_set.version, None))
 
-    def finish_order(self, number: int) -> None:
+    def finish_order(self) -> None:
         """Carry one refund through, from its facts to the facts derived from its execution."""
-        subject = f"order/{number:012}"
-        values = {"order.status": "delivered", "order.customer_id": "customer-7", "order.total": 80.0}
-        facts = [self._publish(self._fact(subject, key, value)) for key, value in values.items()]
+        subject = f"order/{self.orders:012}"
+        facts = [self._publish(self._fact(subject, key, value)) for key, value in ORDER_FACTS.items()]
         decision = self._event(SubmitProposal(ProposalView(self._admit(self._proposal(subject, facts)))), facts)
         attempt = self._run(BeginExecution(decision.event_id, EXECUTOR, 30_000), decision=decision)
         assert isinstance(attempt, LeasedAttempt), attempt
@@ -90,6 +98,7 @@ class FinishedWork:
         report = self._event(ReportExecution(self._admit(Envelope(producer=EXECUTOR, execution=execution))), decision=decision)
         for fact in derive(report, decision, self.state.rule_set_of(decision.decision)):
             self._publish(Envelope.FromString(fact.SerializeToString()))
+        self.orders += 1
 
     def _fact(self, subject: str, key: str, value: object) -> Envelope:
         fact = Fact(key=key, observed_from=fact_pb2.OBSERVED_FROM_DB, value=python_to_value(value))
@@ -100,7 +109,7 @@ class FinishedWork:
         envelope.version_binding.execution_version, envelope.version_binding.planner_version = "2.1.0", "7"
         proposal = envelope.proposal
         proposal.action_type = ACTION
-        proposal.params.update({"amount": 42.5, "currency": "EUR", "customer_id": "customer-7"})
+        proposal.params.update({"amount": AMOUNT, "currency": "EUR", "customer_id": CUSTOMER})
         proposal.cost, proposal.risk, proposal.confidence, proposal.priority = 1.0, 0.1, 0.9, 1
         proposal.max_fact_age_ms = 86_400_000
         proposal.based_on_events.extend(EventReference(event_id=fact.event_id, sequence_number=fact.sequence_number) for fact in facts)
@@ -135,33 +144,32 @@ class FinishedWork:
         return f"00000000-0000-4000-8000-{self._ids:012x}"
 
 
-async def write_log(url: str, bus: str, events: int, days: float) -> AsyncIterator[int]:
-    """Write the log; yield the number of its events. Raises LogError if the bus has events already."""
-    log = await RedisLog.connect(url, bus)
+async def write_log(url: str, bus: str, events: int, days: float) -> AsyncIterator[FinishedWork]:
+    """Write the log; yield the work after each append. Raises LogError if the bus has events already."""
+    log = await RedisLog.connect(url, bus, timeout_ms=TIMEOUT_MS)
     now_ms = int(time.time() * 1000)
     work = FinishedWork(bus, now_ms - int(days * DAY_MS))
     head = await log.head()
     work.open(head)
-    orders = 0
     while work.head.sequence_number < events:
-        work.finish_order(orders)
-        orders += 1
+        work.finish_order()
         if len(work.entries) >= BATCH_EVENTS:
             await log.append(head, work.entries, work.now_ms, ())
             head = work.head
             work.entries.clear()
             work.now_ms = now_ms - int(days * DAY_MS * max(0.0, 1 - head.sequence_number / events))
-            yield head.sequence_number
+            yield work
     await log.append(head, work.entries, work.now_ms, ())
     await log.close()
-    yield work.head.sequence_number
+    yield work
 
 
 async def run(url: str, bus: str, events: int, days: float) -> None:
     """Write the log, with progress."""
     console, began, shown = Console(stderr=True), time.monotonic(), 0
     number = 0
-    async for number in write_log(url, bus, events, days):
+    async for work in write_log(url, bus, events, days):
+        number = work.head.sequence_number
         if number - shown >= 100_000:
             shown = number
             console.print(f"{number:,} events, {number / (time.monotonic() - began):,.0f} a second")

@@ -39,7 +39,7 @@ async def reach(index: EventIndex, bus: str, number: int) -> None:
 
 async def test_the_worker_follows_the_log(redis_url: str, bus: str, tmp_path: Path) -> None:
     """It indexes a log that exists, goes on after a kill, and finds each trace."""
-    number = [number async for number in write_log(redis_url, bus, 1_500, 1.0)][-1]
+    number = [work.head.sequence_number async for work in write_log(redis_url, bus, 1_500, 1.0)][-1]
     log = await RedisLog.connect(redis_url, bus)
     index = EventIndex(tmp_path, redis_url, minimum=1_000)
     async with following(index, lambda: [BusHead(bus, number), BusHead("small", 999)]):
@@ -83,7 +83,7 @@ async def test_the_worker_ends_with_its_server(redis_url: str, bus: str, tmp_pat
 
 async def test_an_index_is_written_anew_while_reads_go_on(redis_url: str, bus: str, tmp_path: Path) -> None:
     """A read that finds the index damaged gets no answer from it; the worker writes it anew, and it answers again."""
-    number = [number async for number in write_log(redis_url, bus, 300, 1.0)][-1]
+    number = [work.head.sequence_number async for work in write_log(redis_url, bus, 300, 1.0)][-1]
     index = EventIndex(tmp_path, redis_url, minimum=1)
     async with following(index, lambda: [BusHead(bus, number)]):
         await reach(index, bus, number)

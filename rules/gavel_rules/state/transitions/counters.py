@@ -19,7 +19,7 @@ from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_REJECTED, PRODUCE
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.language.counters.counter import NEVER_MS, CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.counters.counter import NEVER_MS, Amount, CompiledCounter, CountedEvent, CounterError
 from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import ALL_GROUPS, FAULTY_GROUPS_MAX, NO_COUNTERS, CounterEntry, CounterTable, index_counters
 from gavel_rules.state.records import LiveDecision
@@ -175,6 +175,8 @@ def release(store: Store, live: LiveDecision) -> None:
 def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, event: CountedEvent) -> None:
     """Enter an event into counters that count events of its kind, unless their `where` leaves it out."""
     recorded_at_ms, number = store.recorded_at_ms, store.head
+    measured: Amount | None = None
+    entry: CounterEntry | None = None
     for table in tables:
         counter = table.counter
         try:
@@ -187,7 +189,10 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
             if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.fits(event):
                 _fail(store, table, ALL_GROUPS if error.group is None else error.group, NEVER_MS)
             continue
-        enter(store, table, CounterEntry(entry_id, amount.group, amount.value, lapses_at_ms, number))
+        # Counters that differ only in their limits, or are reserved, share an entry.
+        if entry is None or amount is not measured or entry.lapses_at_ms != lapses_at_ms:
+            measured, entry = amount, CounterEntry(entry_id, amount.group, amount.value, lapses_at_ms, number)
+        enter(store, table, entry)
 
 
 def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
