@@ -19,9 +19,9 @@ from typing import Final
 
 from gavel_server.process.build import build
 
+from tests.support.checking import CHECKING
 from tests.support.paths import ROOT
 
-CHECKING: Final = {"PYTHONMALLOC": "debug", "PYTHONFAULTHANDLER": "1"}
 CHILD_SECONDS_MAX: Final = 600
 PROGRAMS: Final = (
     ("tests.simulation.run", "{seed}"),

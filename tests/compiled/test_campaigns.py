@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
+from tests.support.checking import CHECKING
 from tests.support.paths import ROOT
-
-CHECKING = {"PYTHONPATH": str(ROOT / "build/compiled"), "PYTHONMALLOC": "debug", "PYTHONFAULTHANDLER": "1"}
 
 
 def run_program(module: str, *arguments: str) -> None:
     """Run a program of the tests and assert that it succeeds."""
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **CHECKING}, capture_output=True, text=True, check=False, timeout=400)
+    environment = {**os.environ, **CHECKING, "PYTHONPATH": str(ROOT / "build/compiled")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

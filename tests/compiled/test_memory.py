@@ -7,7 +7,12 @@ import runpy
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
+import pytest
+
+from tests.e2e.world import Server, run_servers
+from tests.support.checking import CHECKING
 from tests.support.paths import ROOT
 
 # Py_TPFLAGS_HAVE_GC of CPython's object.h.
@@ -34,7 +39,16 @@ def test_the_garbage_collector_knows_every_class() -> None:
 
 def test_deeply_nested_objects_are_freed() -> None:
     """Objects are freed at any depth of nesting without a fault, under an allocator that checks every block."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "build/compiled"), "PYTHONMALLOC": "debug", "PYTHONFAULTHANDLER": "1"}
+    environment = {**os.environ, **CHECKING, "PYTHONPATH": str(ROOT / "build/compiled")}
     command = [sys.executable, "-c", FREE_NESTED_OBJECTS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_end_to_end_tests_check_the_memory(tmp_path: Path, redis_url: str, installed: bool) -> None:
+    """The servers of the end-to-end tests run under the checking allocator, and say where they crash, on the compiled build."""
+    server = Server(tmp_path, redis_url=redis_url, installed=installed)
+    with run_servers(server):
+        variables = Path(f"/proc/{server.running.pid}/environ").read_text().split("\0")
+    assert {f"{name}={value}" for name, value in CHECKING.items()} <= {*variables}

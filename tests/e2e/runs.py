@@ -18,6 +18,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Final, NamedTuple
 
 from tests.e2e import forking
+from tests.support.checking import checks_of_build
 
 PROGRAM: Final = "gavel_server.cli.main"  # `gavel`
 # Only a program that hangs runs longer.
@@ -108,5 +109,8 @@ def forker() -> Forker:
         listener.bind(f"\0{address}")
         listener.listen()
         descriptors = [there.fileno(), listener.fileno()]
-        subprocess.Popen([sys.executable, "-P", forking.__file__, *map(str, descriptors)], pass_fds=descriptors, stdin=subprocess.DEVNULL)
+        command = [sys.executable, "-P", forking.__file__, *map(str, descriptors)]
+        # Python chooses its allocator when it starts, so the variables of a run come too late.
+        environment = {**os.environ, **checks_of_build()}
+        subprocess.Popen(command, env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL)
     return Forker(here, address)

@@ -6,11 +6,12 @@ import os
 from typing import Final
 
 # How programs are found, how text and time are written, and how the interpreter, the C library and Go's runtime are tuned and debugged.
-_NAMES: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "LANG", "PYTHONPATH", "PYTHONMALLOC", "PYTHONHASHSEED"})
+_NAMES: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "LANG"})
+_NAMES_PYTHON: Final = frozenset({"PYTHONPATH", "PYTHONMALLOC", "PYTHONFAULTHANDLER", "PYTHONHASHSEED"})
 _NAMES_GO: Final = frozenset({"GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK", "GODEBUG"})
 _PREFIXES: Final = ("LC_", "MALLOC_")
 
 
 def child_environment() -> dict[str, str]:
     """Return the environment for a child process."""
-    return {name: value for name, value in os.environ.items() if name in _NAMES | _NAMES_GO or name.startswith(_PREFIXES)}
+    return {name: value for name, value in os.environ.items() if name in _NAMES | _NAMES_PYTHON | _NAMES_GO or name.startswith(_PREFIXES)}
