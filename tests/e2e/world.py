@@ -31,6 +31,7 @@ from gavel_server.log.redis.data_directory import last_url
 from gavel_server.log.stores import is_postgresql
 
 from tests.e2e.runs import REPLAY_SECONDS_MAX, Run, run_gavel
+from tests.support.checking import checks_of_build
 from tests.support.fronts import is_front
 
 GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
@@ -165,9 +166,9 @@ class Server:
             self._process.kill()
             self.wait()
 
-    def terminate(self) -> int:
-        """Send SIGTERM and return the exit status."""
-        self.running.send_signal(signal.SIGTERM)
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send SIGTERM, or another signal, and return the exit status."""
+        self.running.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
@@ -327,4 +328,5 @@ def replay(log_url: str, bus: str) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("GAVEL_", "OTEL_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GAVEL_", "OTEL_"))}
+    return {**inherited, **checks_of_build()}

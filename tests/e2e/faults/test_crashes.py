@@ -1,4 +1,4 @@
-"""`kill -9`, a suspended Redis and SIGTERM under load: every answer is in the log, and everything else can be retried."""
+"""`kill -9`, a suspended Redis, SIGTERM and SIGHUP under load: every answer is in the log, and everything else can be retried."""
 
 from __future__ import annotations
 
@@ -196,8 +196,9 @@ async def test_outcomes_of_a_suspended_redis_are_settled(server: Server) -> None
             await prove(client)
 
 
-async def test_sigterm_drains(server: Server) -> None:
-    """Under load, SIGTERM ends every call with a decision or UNAVAILABLE; every answer is committed, and no process remains."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_signals_drain(server: Server, number: signal.Signals) -> None:
+    """Under load, a signal ends every call with a decision or UNAVAILABLE; every answer is committed, and no process remains."""
     with run_servers(server):
         async with server.client() as client, server.client() as other:
             load = Load(random.Random(7), await prepared(client))
@@ -206,7 +207,7 @@ async def test_sigterm_drains(server: Server) -> None:
             load.start((client, other))
             await load.wait_for_answers(200)
             redis_process_id = server.redis_process_id()
-            assert 0 == await asyncio.to_thread(server.terminate), server.log()
+            assert 0 == await asyncio.to_thread(server.terminate, number), server.log()
             await load.wait()
             ended = await subscription
         assert [grpc.StatusCode.UNAVAILABLE] * len(load.failures) == [failure.code for failure in load.failures], load.failures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -130,19 +129,6 @@ def test_versions_of_tls(tmp_path: Path, front: FrontSetting, redis_url: str) ->
             failure = attempt(channel, FORWARDED, bearer(server.token))
             assert failure is not None
             assert grpc.StatusCode.UNAVAILABLE == failure.code
-
-
-@pytest.mark.parametrize("front", TRANSPORTS)
-def test_hangup_loads_files_again(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
-    """SIGHUP loads the files again and does not stop a server that has some."""
-    import signal
-
-    with SecureServer(tmp_path, front, redis_url=redis_url).running() as server, server.channel() as channel:
-        server.server.running.send_signal(signal.SIGHUP)
-        wait_until(lambda: "identity.loaded" in server.server.log(), "SIGHUP has no effect")
-        time.sleep(0.2)
-        assert attempt(channel, FORWARDED, bearer(server.token)) is None
-        assert 0 == server.server.terminate()
 
 
 @pytest.mark.parametrize("front", FRONTS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from gavel_server.front.programs import FrontSetting
-from gavel_server.identity.tokens import PREFIX
+from gavel_server.identity.tokens import PREFIX, token_digest
 
 from tests.e2e.identity.world import (
     HEALTH,
@@ -201,6 +203,28 @@ def test_replaced_keys_and_tokens(tmp_path: Path, front: FrontSetting, redis_url
             assert "is not among the keys of issuer" in refusal(channel, method, old)
             assert "the token is unknown or was revoked" == refusal(channel, method, bearer(server.token))
             assert attempt(channel, method, bearer(server.issuer.token())) is None
+
+
+@pytest.mark.parametrize("front", TRANSPORTS)
+def test_hangup_loads_files_again(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
+    """SIGHUP loads the files again, also one that looks unchanged, and stops neither the server nor its other callers."""
+    with SecureServer(tmp_path, front, redis_url=redis_url).running() as server, server.channel() as channel:
+        streams = open_streams(channel, bearer(server.token))
+        file = server.file("tokens.toml")
+        before = file.stat()
+        token = PREFIX + "a" * 43
+        # In place and with the time of before, so that only the signal can tell the server.
+        file.write_text(file.read_text().replace(token_digest(server.token).hex(), token_digest(token).hex()))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (before.st_ino, before.st_size, before.st_mtime_ns) == (file.stat().st_ino, file.stat().st_size, file.stat().st_mtime_ns)
+        server.server.running.send_signal(signal.SIGHUP)
+        for stream in streams:
+            assert "the token was revoked" == end_of(stream).message
+        for method in METHODS:
+            assert "the token is unknown or was revoked" == refusal(channel, method, bearer(server.token))
+            assert attempt(channel, method, bearer(token)) is None
+            assert attempt(channel, method, bearer(server.issuer.token())) is None
+        assert 0 == server.server.terminate()
 
 
 @pytest.mark.parametrize("front", TRANSPORTS)
