@@ -127,7 +127,7 @@ class WorkStream:
                     entry = await self._entries.get()
                     if entry.stream.holds(entry.entry_id):
                         return entry
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return None
 
     async def claim(self, cursor: str) -> tuple[str, StreamEntry | None]:
