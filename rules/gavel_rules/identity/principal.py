@@ -49,3 +49,11 @@ ANONYMOUS: Final = Principal("anonymous", "anonymous")
 SERVER: Final = Principal(_SERVER_NAME, "unix")
 """The server's own parts, such as its fact derivation reactor, which call over its private socket. No credential gives a name that begins
 with "gavel:"."""
+
+
+def binds_anonymous(method: str) -> bool:
+    """Return whether grants bind callers without credentials, by how the caller that deployed them was authenticated.
+
+    Grants that were deployed without authentication do not: the same caller could deploy others. "": the event has no attestation.
+    """
+    return method not in ("", ANONYMOUS.method)

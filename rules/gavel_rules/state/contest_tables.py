@@ -12,13 +12,13 @@ from gavel_rules.state.records import OpenContest
 class ContestTables:
     """Proposals without a decision by event_id, and contests by `action_key` of the conflict key.
 
-    `open_proposals_by_subject` and `open_proposals_by_trace` have the event_ids of proposals that wait for a contest; the latter by
-    trace, then `duplicate_key`.
+    `open_proposals_by_subject` has the sequence numbers of proposals that wait for a contest, by subject, then event_id;
+    `open_proposals_by_trace` their event_ids, by trace, then `duplicate_key`.
     """
 
     def __init__(self) -> None:
         self.open_proposals: Final[dict[str, RecordedEvent]] = {}
-        self.open_proposals_by_subject: Final[dict[str, tuple[str, ...]]] = {}
+        self.open_proposals_by_subject: Final[dict[str, dict[str, int]]] = {}
         self.open_proposals_by_trace: Final[dict[str, dict[str, str]]] = {}
         self.contests: Final[dict[str, OpenContest]] = {}
 

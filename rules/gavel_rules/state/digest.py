@@ -71,10 +71,10 @@ def digest_parts(store: Store) -> Iterator[str]:
         "evidence": _evidence(store),
         "open_proposals": _table(store.contest_tables.open_proposals, lambda event: _text(_plain_message(event.envelope))),
         "contests": _table(store.contest_tables.contests, _text),
-        "waiting_of_subject": _table(store.contest_tables.open_proposals_by_subject, _text),
+        "waiting_of_subject": _table(store.contest_tables.open_proposals_by_subject, _in_order),
         "waiting_of_trace": _table(store.contest_tables.open_proposals_by_trace, _text),
         "decisions": _table(store.decisions, lambda live: _text(_plain_record(live.plain()))),
-        "decisions_of_subject": _table(store.decisions_by_subject, _text),
+        "decisions_of_subject": _table(store.decisions_by_subject, _in_order),
         "holds": _table(store.conflict_keys, _text),
         "grants": _table(store.grants, _text),
         "departed": _table(store.ended_decisions, lambda ended: _text([_plain_record(ended.live.plain()), ended.ended_at_ms])),
@@ -155,6 +155,11 @@ def _list(items: Any) -> Iterator[str]:
     for first in range(0, len(items), CHUNK_ITEMS):
         yield ("," if first else "") + _ENCODER.encode(list(items[first : first + CHUNK_ITEMS]))[1:-1]
     yield "]"
+
+
+def _in_order(numbers: Mapping[str, int]) -> Iterator[str]:
+    """Yield keys as a JSON array, in the order of their numbers."""
+    return _text(sorted(numbers, key=numbers.__getitem__))
 
 
 def _evidence(store: Store) -> Iterator[str]:

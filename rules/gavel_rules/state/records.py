@@ -430,10 +430,7 @@ class DeployedGrants(NamedTuple):
 
 
 class GrantsInForce(NamedTuple):
-    """The version of the grants in force.
-
-    Grants that were deployed without authentication do not bind callers without authentication: the same caller could deploy others.
-    """
+    """The version of the grants in force, and whether it binds callers without credentials (`principal.binds_anonymous`)."""
 
     deployed: DeployedGrants
     grants: CompiledGrants

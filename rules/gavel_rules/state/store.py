@@ -85,10 +85,11 @@ class Store:
 
         self.contest_tables: Final = ContestTables()
 
-        # Approvals by decision_id; `conflict_keys` maps a conflict key to the decision that holds it, `grants` a grant of one more
-        # attempt to its approval. Ended decisions have attempts that have not reported.
+        # Approvals by decision_id; by subject, then decision_id, the numbers of the events that made them live. `conflict_keys` maps a
+        # conflict key to the decision that holds it, `grants` a grant of one more attempt to its approval. Ended decisions have attempts
+        # that have not reported.
         self.decisions: dict[str, LiveDecision] = {}
-        self.decisions_by_subject: dict[str, tuple[str, ...]] = {}
+        self.decisions_by_subject: dict[str, dict[str, int]] = {}
         self.conflict_keys: dict[str, str] = {}
         self.grants: dict[str, str] = {}
         self.ended_decisions: dict[str, EndedDecision] = {}
@@ -210,6 +211,13 @@ class Store:
             inner = {}
             self.put(table, key, inner)
         return inner
+
+    def drop_from(self, table: dict[str, dict[str, Any]], key: str, inner_key: str) -> None:
+        """Delete a key of the dict at a key of a table, and the dict with its last key."""
+        inner = table[key]
+        self.drop(inner, inner_key)
+        if not inner:
+            self.drop(table, key)
 
     def schedule(self, schedule: SortedList | CounterTable, item: Any) -> None:
         """Add an item to one of the sorted lists, or an entry to a counter."""

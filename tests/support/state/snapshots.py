@@ -61,6 +61,9 @@ def tables(state: State) -> dict[str, Any]:
     """Return every table of a state as plain values, derived ones included."""
     store = state.store
     plain = {name: _plain(value) for name, value in _attributes(store).items() if name not in _LEFT_OUT}
+    # Of these numbers only the order counts.
+    for table in (plain["decisions_by_subject"], plain["contest_tables"]["open_proposals_by_subject"]):
+        table.update({subject: sorted(numbers, key=numbers.__getitem__) for subject, numbers in table.items()})
     return {**plain, "evidence": _plain(_rows(store.paged_evidence, unpack_evidence)), "semantics": store.semantics.arbiter_version}
 
 

@@ -297,9 +297,10 @@ def _text_table(table: Callable[[Store], dict[str, dict[str, Any]]]) -> Callable
     return add
 
 
-def _list(table: Callable[[Store], dict[str, tuple[str, ...]]]) -> Callable[[Store, Any], None]:
+def _keys_in_order(table: Callable[[Store], dict[str, dict[str, int]]]) -> Callable[[Store, Any], None]:
     def add(store: Store, row: Any) -> None:
-        table(store)[row.key] = tuple(row.values)
+        # Numbers below those of all events, as only the order counts.
+        table(store)[row.key] = {key: number for number, key in enumerate(row.values, -len(row.values))}
 
     return add
 
@@ -373,11 +374,11 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "tool_providers": _add_provider,
     "tool_bindings": _add_binding,
     "open_proposals": _add_open_proposal,
-    "open_proposals_by_subject": _list(lambda store: store.contest_tables.open_proposals_by_subject),
+    "open_proposals_by_subject": _keys_in_order(lambda store: store.contest_tables.open_proposals_by_subject),
     "open_proposals_by_trace": _text_table(lambda store: store.contest_tables.open_proposals_by_trace),
     "contests": _add_contest,
     "decisions": _add_decision,
-    "decisions_by_subject": _list(lambda store: store.decisions_by_subject),
+    "decisions_by_subject": _keys_in_order(lambda store: store.decisions_by_subject),
     "conflict_keys": _text(lambda store: store.conflict_keys),
     "grants": _text(lambda store: store.grants),
     "ended_decisions": _add_ended_decision,

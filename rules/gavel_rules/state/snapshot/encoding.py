@@ -7,7 +7,7 @@ digest of the state: a replay computes it from its own state and compares it wit
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Final
 
@@ -137,11 +137,11 @@ def _work(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes]]:
     return {
         "evidence": _evidence(store),
         "open_proposals": (tables.open_proposals[event_id].stored.content for event_id in sorted(tables.open_proposals)),
-        "open_proposals_by_subject": _lists(tables.open_proposals_by_subject),
+        "open_proposals_by_subject": _keys_in_order(tables.open_proposals_by_subject),
         "open_proposals_by_trace": _text_tables(tables.open_proposals_by_trace),
         "contests": (_contest(tables.contests[name]) for name in sorted(tables.contests)),
         "decisions": (_live_decision(store.decisions[decision_id]) for decision_id in sorted(store.decisions)),
-        "decisions_by_subject": _lists(store.decisions_by_subject),
+        "decisions_by_subject": _keys_in_order(store.decisions_by_subject),
         "conflict_keys": _texts(store.conflict_keys),
         "grants": _texts(store.grants),
         "ended_decisions": (_ended_decision(store.ended_decisions[decision_id]) for decision_id in sorted(store.ended_decisions)),
@@ -212,8 +212,9 @@ def _numbers(table: Mapping[str, int]) -> Iterator[snapshot.Number]:
     return (snapshot.Number(key=key, value=table[key]) for key in sorted(table))
 
 
-def _lists(table: Mapping[str, Iterable[str]]) -> Iterator[snapshot.Texts]:
-    return (snapshot.Texts(key=key, values=table[key]) for key in sorted(table))
+def _keys_in_order(table: Mapping[str, Mapping[str, int]]) -> Iterator[snapshot.Texts]:
+    """Yield the keys of the dicts in a table, in the order of their numbers."""
+    return (snapshot.Texts(key=key, values=sorted(table[key], key=table[key].__getitem__)) for key in sorted(table))
 
 
 def _text_tables(table: Mapping[str, Mapping[str, str]]) -> Iterator[snapshot.TextTable]:

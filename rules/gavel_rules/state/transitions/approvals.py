@@ -72,12 +72,7 @@ def end_decision(store: Store, live: LiveDecision) -> None:
     else:
         _forget_grants(store, live)
     free_conflict_key(store, live)
-    subject = live.decision.subject
-    others = tuple([other for other in store.decisions_by_subject[subject] if other != live.decision_id])
-    if others:
-        store.put(store.decisions_by_subject, subject, others)
-    else:
-        store.drop(store.decisions_by_subject, subject)
+    store.drop_from(store.decisions_by_subject, live.decision.subject, live.decision_id)
     compensation = store.decisions.get(live.compensation)
     if compensation is not None:
         end_decision_if_complete(store, compensation)
@@ -106,7 +101,7 @@ def forget_ended_decisions(store: Store) -> None:
 
 def _put_live(store: Store, live: LiveDecision, subject: str) -> None:
     store.put(store.decisions, live.decision_id, live)
-    store.put(store.decisions_by_subject, subject, (*store.decisions_by_subject.get(subject, ()), live.decision_id))
+    store.put(store.subtable(store.decisions_by_subject, subject), live.decision_id, store.head)
 
 
 def _forget_grants(store: Store, live: LiveDecision) -> None:

@@ -25,8 +25,7 @@ def enter_contest(store: Store, event: RecordedEvent) -> None:
     # The payload alone: arbitration checked the room for it before the envelope was complete.
     size_bytes = contest.size_bytes + proposal.ByteSize()
     store.put(tables.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
-    of_subject = tables.open_proposals_by_subject.get(event.subject, ())
-    store.put(tables.open_proposals_by_subject, event.subject, (*of_subject, event.event_id))
+    store.put(store.subtable(tables.open_proposals_by_subject, event.subject), event.event_id, event.sequence_number)
     of_trace = store.subtable(tables.open_proposals_by_trace, event.trace_id)
     store.put(of_trace, duplicate_key(event.proposal, store.semantics, entry.conflict_key), event.event_id)
 
@@ -55,12 +54,6 @@ def leave_contest(store: Store, contest: OpenContest, event: RecordedEvent) -> N
     else:
         store.drop(tables.contests, contest.name)
         store.unschedule(store.timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
-    of_subject = tuple([other for other in tables.open_proposals_by_subject[event.subject] if other != event.event_id])
-    if of_subject:
-        store.put(tables.open_proposals_by_subject, event.subject, of_subject)
-    else:
-        store.drop(tables.open_proposals_by_subject, event.subject)
-    of_trace = tables.open_proposals_by_trace[event.trace_id]
-    store.drop(of_trace, duplicate_key(event.proposal, store.semantics, contest.conflict_key))
-    if not of_trace:
-        store.drop(tables.open_proposals_by_trace, event.trace_id)
+    store.drop_from(tables.open_proposals_by_subject, event.subject, event.event_id)
+    key = duplicate_key(event.proposal, store.semantics, contest.conflict_key)
+    store.drop_from(tables.open_proposals_by_trace, event.trace_id, key)

@@ -12,7 +12,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.arbiter_versions import semantics_of
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.grants import compile_grants
-from gavel_rules.identity.principal import ANONYMOUS
+from gavel_rules.identity.principal import binds_anonymous
 from gavel_rules.language.document.canonical_form import compute_digest
 from gavel_rules.limits import GRANTS_VERSIONS_MAX
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
@@ -122,8 +122,7 @@ def _deploy_grants(store: Store, envelope: Envelope) -> None:
     store.put(store.grants_versions, record.version, record)
     for version in sorted(store.grants_versions, key=lambda one: store.grants_versions[one].sequence_number)[:-GRANTS_VERSIONS_MAX]:
         store.drop(store.grants_versions, version)
-    binds_anonymous = attestation.method not in ("", ANONYMOUS.method)
-    store.set("grants_in_force", GrantsInForce(record, grants, binds_anonymous))
+    store.set("grants_in_force", GrantsInForce(record, grants, binds_anonymous(attestation.method)))
 
 
 def _refresh_actions(store: Store) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from heapq import heapify, heapreplace
-from typing import Any, Final
+from typing import Final
 
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
@@ -62,7 +62,7 @@ def count_rejections(store: Store, proposal: RecordedEvent, rejections: Rejectio
                 fingerprint = fingerprint or old.fingerprint
             _put_refusals(store, trace_id, key, Refusals(rejections, fingerprint, store.head))
         elif old is not None:
-            _drop_from(store, store.refusals, trace_id, key)
+            store.drop_from(store.refusals, trace_id, key)
     if trace_id in store.traces and not _has_memory(store, trace_id):
         _drop_trace(store, trace_id)
     elif rejections.total and trace_id not in store.refused_traces.by_trace and store.semantics.limits_refused_traces:
@@ -73,9 +73,9 @@ def end_review(store: Store, trace_id: str, producer: Producer, review: str) -> 
     """Begin a producer's count in a trace anew: a person has resolved a review of its work, which no longer holds its proposals."""
     key = store.semantics.refusals_key(producer.type, producer.id)
     if store.trace_reviews.get(trace_id, _NO_REVIEWS).get(key) == review:
-        _drop_from(store, store.trace_reviews, trace_id, key)
+        store.drop_from(store.trace_reviews, trace_id, key)
     if key in store.refusals.get(trace_id, _NO_REFUSALS):
-        _drop_from(store, store.refusals, trace_id, key)
+        store.drop_from(store.refusals, trace_id, key)
 
 
 def begin_counts_anew(store: Store) -> None:
@@ -161,13 +161,6 @@ def _put_refusals(store: Store, trace_id: str, key: str, refusals: Refusals) -> 
     store.put(of_trace, key, refusals)
     if len(of_trace) > TRACE_PRODUCERS_MAX:
         store.drop_oldest(of_trace, {key: each.sequence_number for key, each in of_trace.items()}, len(of_trace) // 4)
-
-
-def _drop_from(store: Store, table: dict[str, dict[str, Any]], trace_id: str, key: str) -> None:
-    of_trace = table[trace_id]
-    store.drop(of_trace, key)
-    if not of_trace:
-        store.drop(table, trace_id)
 
 
 def _remember_now(store: Store, trace_id: str) -> None:

@@ -56,7 +56,7 @@ START: Final = Place(EVIDENCE, "", -1)
 
 def count_items(state: State, subject: str) -> int:
     """Return how many keys, live decisions and open proposals a subject has."""
-    of_subject = state.evidence_of(subject), state.decisions_by_subject.get(subject, ()), state.open_proposals_by_subject.get(subject, ())
+    of_subject = state.evidence_of(subject), state.decisions_by_subject.get(subject, {}), state.open_proposals_by_subject.get(subject, {})
     return sum(map(len, of_subject))
 
 
@@ -75,8 +75,8 @@ def _subject_items(state: State, subject: str, items_max: int, after: Place) -> 
             for rank, candidate in enumerate(newest_first):
                 if name != key or rank > number:
                     yield SubjectItem(Place(EVIDENCE, name, rank), candidate)
-    live = [state.decisions[decision_id] for decision_id in state.decisions_by_subject.get(subject, ())]
-    waiting = [state.open_proposals[proposal_id] for proposal_id in state.open_proposals_by_subject.get(subject, ())]
+    live = [state.decisions[decision_id] for decision_id in state.decisions_by_subject.get(subject, {})]
+    waiting = [state.open_proposals[proposal_id] for proposal_id in state.open_proposals_by_subject.get(subject, {})]
     # A subject may have many of these, too.
     for one in _oldest(live, DECISIONS, after, items_max):
         yield SubjectItem(Place(DECISIONS, "", one.sequence_number), one)

@@ -186,7 +186,12 @@ def test_several_decisions_of_one_subject() -> None:
     """A subject may have several live decisions with different keys; each is listed until it ends."""
     core = Core(document(conflict_key="string(params.amount)"))
     first, second = core.approve(amount=1, trace_id="a"), core.approve(amount=2, trace_id="b")
-    assert (first.event_id, second.event_id) == core.state.decisions_by_subject["order/1"]
+    of_subject = core.state.decisions_by_subject["order/1"]
+    assert [first.event_id, second.event_id] == list(of_subject)
+    third = core.approve(amount=3, trace_id="c")
+    # Changed in place: a copy of many thousands for each approval would hold up every caller.
+    assert of_subject is core.state.decisions_by_subject["order/1"]
+    assert [first.event_id, second.event_id, third.event_id] == list(of_subject)
     core.tick(10_000)
     assert {} == core.state.decisions_by_subject
     core.prove()
