@@ -52,9 +52,11 @@ async def test_bus_exists_from_its_first_event(redis_url: str, bus: str, logs: R
         assert [] == await client.keys(f"gavel:{{{bus}}}:*")
     log = await RedisLog.connect(redis_url, bus)
     assert not await logs.exists(bus)
-    await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
+    assert await logs.head_number(bus) is None
+    await log.append(empty_head(bus), entries_after(empty_head(bus), 2), NOW_MS, [])
     await log.close()
     assert await logs.exists(bus)
+    assert 2 == await logs.head_number(bus)
 
 
 async def test_number_of_the_grants(redis_url: str, bus: str, logs: RedisLogs) -> None:

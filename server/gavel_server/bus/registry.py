@@ -30,6 +30,7 @@ IDLE_ROUNDS_MAX: Final = 5
 OpenSequencer = Callable[[str], Awaitable[Sequencer]]
 BusExists = Callable[[str], Awaitable[bool]]
 BusNames = Callable[[], Awaitable[list[str]]]
+HeadNumber = Callable[[str], Awaitable[int | None]]
 LastAcknowledged = Callable[[str], Head | None]
 Opened = Callable[[Sequencer], Coroutine[None, None, None]]
 Closed = Callable[[Sequencer], Coroutine[None, None, None]]
@@ -41,13 +42,19 @@ async def _do_nothing(_: Sequencer) -> None:
     """The default of `opened` and `closed`."""
 
 
+async def _no_head(_: str) -> int | None:
+    """The default of `head_number`: the buses that are open in this process are all that there are."""
+    return None
+
+
 class BusRegistry:
     """Sequencers by bus name. An empty name means BUS_DEFAULT.
 
     `opener` creates and starts the sequencer of a bus. `exists` tells whether the log store holds a bus. `opened` runs once a
     bus has its first event, and `closed` after its sequencer has stopped. `names` lists the buses of the log store; default:
-    those that are open in this process. `creates`: whether a command creates its bus; otherwise only `create` does. `acknowledged` returns
-    the last event of a bus that this server has acknowledged: without events in the store, such a bus is lost, not unknown.
+    those that are open in this process. `head_number` returns the number of a bus's newest event without opening the bus.
+    `creates`: whether a command creates its bus; otherwise only `create` does. `acknowledged` returns the last event of a bus
+    that this server has acknowledged: without events in the store, such a bus is lost, not unknown.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class BusRegistry:
         opened: Opened = _do_nothing,
         closed: Closed = _do_nothing,
         names: BusNames | None = None,
+        head_number: HeadNumber = _no_head,
         creates: bool = True,
         acknowledged: LastAcknowledged = lambda _: None,
     ) -> None:
@@ -67,6 +75,7 @@ class BusRegistry:
         self._opened = opened
         self._closed = closed
         self._names = names
+        self._head_number = head_number
         self._creates = creates
         self._sequencers: dict[str, Sequencer] = {}
         # Started for a write, and without an event yet.
@@ -193,6 +202,19 @@ class BusRegistry:
             return sorted(self._sequencers)
         try:
             return sorted(await self._names())
+        except LogError as error:
+            raise _log_unavailable(error) from error
+
+    async def head_number(self, name: str) -> int | None:
+        """Return the number of a bus's newest event, or None if it has none. Does not open the bus, nor keep it open.
+
+        Raises ServiceError LOG_UNAVAILABLE.
+        """
+        sequencer = self.peek(name)
+        if sequencer is not None:
+            return sequencer.head.sequence_number
+        try:
+            return await self._head_number(name)
         except LogError as error:
             raise _log_unavailable(error) from error
 

@@ -75,12 +75,15 @@ class Quotas:
         self._bytes_max: Final = float(limits.bytes_per_second)
         self._monotonic: Final = monotonic
         self._accounts: Final[dict[str, Account]] = {}
+        self.calls = 0
+        """How many calls have been charged or refused."""
 
     def charge(self, caller: str, size_bytes: int, principal: Principal = ANONYMOUS) -> None:
         """Charge a call and its request's bytes to a caller. Raises ServiceError QUOTA_EXCEEDED.
 
         The last call may overdraw the bytes: requests have a size limit of their own.
         """
+        self.calls += 1
         now = self._monotonic()
         account = self._accounts.get(caller)
         if account is None:

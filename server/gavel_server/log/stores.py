@@ -39,6 +39,9 @@ class LogStore(Protocol):
     async def exists(self, bus: str) -> bool:
         """Return whether the store holds a log of this bus. Creates nothing."""
 
+    async def head_number(self, bus: str) -> int | None:
+        """Return the number of the newest event, without opening the log; None: there is no such log, or the store does not tell."""
+
     async def grants_number(self, bus: str) -> int | None:
         """Return the number of the event with the grants in force, without opening the log; 0: there are none.
 

@@ -4,72 +4,80 @@ Python collects when more objects were created than freed since the last collect
 server whose tables are full, each new object replaces an old one, so that hundreds of thousands of young objects gather before the
 difference reaches any threshold. Freezing the survivors (`collect_less`) also resets the counts by which Python decides to collect the
 oldest generation, so that it never would. Two tasks therefore collect by time and by work.
+
+A collection of the oldest generation looks at the whole state and holds the event loop meanwhile, so it waits until nobody calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+_YOUNGEST_GENERATION: Final = 0
 _OLDEST_GENERATION: Final = 2
 
-# How often young objects are collected. A busy server makes some thousands in this time, and looking at them takes a millisecond.
+# How often young objects are collected. A busy server makes some thousands in this time, and looking at them takes a millisecond. Every
+# MIDDLE_ROUNDS times, the survivors of these collections are collected too: what a call leaves is garbage by then.
 YOUNG_SECONDS = 0.1  # not Final: tests change it
-# How often the server looks whether the oldest generation is due, and the share of a processor below which it counts as quiet.
-OLDEST_SECONDS = 10.0  # not Final: tests change it
-QUIET_SHARE: Final = 0.1
+MIDDLE_ROUNDS: Final = 5
+# How often the server looks whether the oldest generation is due. It is idle if there was no call since the last look, and the process took
+# less than this share of a processor.
+OLDEST_SECONDS = 1.0  # not Final: tests change it
+IDLE_SHARE: Final = 0.1
 # The oldest generation is due once the process has taken so many times the processor time of its last collection. A collection holds the
-# event loop for about a tenth of a second for each 200 MB of state. A quiet moment is preferred: 0.2 % of the time then, else 0.05 %.
-QUIET_WORK: Final = 500
-BUSY_WORK: Final = 2_000
+# event loop for about a tenth of a second for each 200 MB of state. A server that is never idle spends 0.01 % of its time on them.
+IDLE_WORK: Final = 100
+BUSY_WORK: Final = 10_000
 # Of the first collection, before one has been measured.
 COLLECTION_SECONDS = 0.05  # not Final: tests change it
 
 
 def collect_less() -> None:
-    """Collect less often, and look at each object once. Call it before a log is read.
+    """Collect less often, and look at each object twice. Call it before a log is read.
 
-    Deciding creates many small objects next to a large state. An object that outlives its first collection is usually a part of the
+    Deciding creates many small objects next to a large state. An object that outlives its second collection is usually a part of the
     state, so later ones skip it, as they skip the objects of start-up. The collection of the oldest generation, which is rare, looks at all
     of them, so that no cycle stays forever (ADR 0010, docs/performance.md#garbage-collection).
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 500)
+    gc.set_threshold(20_000, 2, 500)
     if _set_survivors_aside not in gc.callbacks:
         gc.callbacks.append(_set_survivors_aside)
 
 
 async def collect_young_forever() -> None:
-    """Collect young objects every YOUNG_SECONDS, until cancelled."""
-    while True:
+    """Collect young objects every YOUNG_SECONDS, and every MIDDLE_ROUNDS times the survivors too, until cancelled."""
+    for number in itertools.count(1):
         await asyncio.sleep(YOUNG_SECONDS)
-        gc.collect(0)
+        gc.collect(0 if number % MIDDLE_ROUNDS else 1)
 
 
-async def collect_oldest_forever() -> None:
-    """Collect all objects whenever that is due, until cancelled."""
+async def collect_oldest_forever(count_calls: Callable[[], int]) -> None:
+    """Collect all objects whenever that is due, until cancelled. `count_calls` returns how many calls the server has had."""
     cost = COLLECTION_SECONDS
+    calls = count_calls()
     collected_at = checked_at = time.process_time()
     while True:
         await asyncio.sleep(OLDEST_SECONDS)
         now = time.process_time()
-        is_quiet = now - checked_at < QUIET_SHARE * OLDEST_SECONDS
-        checked_at = now
-        if is_due(now - collected_at, cost, is_quiet=is_quiet):
+        is_idle = count_calls() == calls and now - checked_at < IDLE_SHARE * OLDEST_SECONDS
+        calls, checked_at = count_calls(), now
+        if is_due(now - collected_at, cost, is_idle=is_idle):
             cost = _collect_all()
             collected_at = checked_at = time.process_time()
 
 
-def is_due(seconds: float, cost: float, *, is_quiet: bool) -> bool:
+def is_due(seconds: float, cost: float, *, is_idle: bool) -> bool:
     """Return whether to collect the oldest generation.
 
     `seconds` is the processor time of the process since the last such collection, which took `cost`.
     """
-    return seconds >= (QUIET_WORK if is_quiet else BUSY_WORK) * cost
+    return seconds >= (IDLE_WORK if is_idle else BUSY_WORK) * cost
 
 
 def _collect_all() -> float:
@@ -80,8 +88,9 @@ def _collect_all() -> float:
 
 
 def _set_survivors_aside(phase: str, info: Mapping[str, Any]) -> None:
-    """Keep the survivors of a collection out of the next ones, until the oldest generation is collected."""
+    """Keep what has outlived two collections out of the next ones, until the oldest generation is collected."""
     if phase == "stop":
-        gc.freeze()
+        if info["generation"] > _YOUNGEST_GENERATION:
+            gc.freeze()
     elif info["generation"] == _OLDEST_GENERATION:
         gc.unfreeze()

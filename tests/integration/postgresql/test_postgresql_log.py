@@ -182,6 +182,7 @@ async def test_growth_is_announced(postgresql_url: str, bus: str) -> None:
         await mine.exists("other"),
         [name for name in await mine.names() if name == bus],
     )
+    assert (2, None) == (await mine.head_number(bus), await mine.head_number("other"))
     assert (0, entries[1].envelope) == (await mine.grants_number(bus), await mine.envelope(bus, 2))
     await mine.close()
     await theirs.close()

@@ -220,7 +220,10 @@ async def running_world(
         records = await (await open_log(name, clock)).read_many([sequence_number])
         return records[sequence_number].envelope if records else None
 
-    buses = BusRegistry(open_bus, exists, names=names)
+    async def head_number(name: str) -> int | None:
+        return (await (await open_log(name, clock)).head()).sequence_number or None
+
+    buses = BusRegistry(open_bus, exists, names=names, head_number=head_number)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
     refusals = AccessRefusals(buses, monotonic=lambda: clock.now_ms / 1000)
     access = AccessControl(buses, admins, refusals, ClosedGrants(grants_number, envelope))

@@ -16,6 +16,7 @@ from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.protocol import Growth, LogError
 
 _EXISTS: Final = "SELECT 1 FROM gavel.heads WHERE bus = %s AND sequence_number > 0"
+_HEAD: Final = "SELECT sequence_number FROM gavel.heads WHERE bus = %s AND sequence_number > 0"
 _GRANTS: Final = "SELECT grants FROM gavel.heads WHERE bus = %s AND sequence_number > 0"
 _ENVELOPE: Final = "SELECT envelope FROM gavel.events WHERE bus = %s AND sequence_number = %s"
 _NAMES: Final = "SELECT bus FROM gavel.heads WHERE sequence_number > 0 ORDER BY bus"
@@ -58,6 +59,11 @@ class PostgresqlLogs:
     async def exists(self, bus: str) -> bool:
         """See LogStore."""
         return bool(await self._connections.reads.read(_EXISTS, (bus,)))
+
+    async def head_number(self, bus: str) -> int | None:
+        """See LogStore."""
+        rows = await self._connections.reads.read(_HEAD, (bus,))
+        return int(rows[0][0]) if rows else None
 
     async def grants_number(self, bus: str) -> int | None:
         """See LogStore."""

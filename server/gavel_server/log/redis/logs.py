@@ -137,13 +137,18 @@ class RedisLogs:
                 return True
         return False
 
-    async def grants_number(self, bus: str) -> int | None:
-        """Return the number of the event with the grants in force, without opening the log; 0: there are none.
+    async def head_number(self, bus: str) -> int | None:
+        """See LogStore."""
+        return await self._number_of_head(bus, "sequence_number")
 
-        None: there is no such log, or its head does not tell. Raises LogUnavailableError.
-        """
+    async def grants_number(self, bus: str) -> int | None:
+        """See LogStore."""
+        return await self._number_of_head(bus, "grants")
+
+    async def _number_of_head(self, bus: str, field: str) -> int | None:
+        """Return a number that the head of a log holds; None: there is no such log, or its head does not tell."""
         reads = self._topology.of(bus).reads
-        (reply,) = await reads.read(("HGET", head_key(bus), "grants"))
+        (reply,) = await reads.read(("HGET", head_key(bus), field))
         if isinstance(reply, Exception):
             raise LogUnavailableError(f"Redis at {reads.address} refuses: {reason(reply)}")
         return int(reply) if reply is not None and re.fullmatch(rb"\d{1,18}", reply) else None

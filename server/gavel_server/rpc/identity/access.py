@@ -62,12 +62,23 @@ class AccessControl:
     def rights(self, principal: Principal, state: State) -> frozenset[Right]:
         """Return the rights of a caller on a bus."""
         in_force = state.grants_in_force
-        if principal.is_anonymous or principal.is_server:
-            is_free = in_force is None or not in_force.binds_anonymous or principal.is_server
-            return _ALL_RIGHTS if is_free or in_force is None else in_force.grants.rights_of(principal, state.bus)
-        if in_force is None:
+        known = KnownGrants(None) if in_force is None else KnownGrants(in_force.grants, in_force.binds_anonymous)
+        return self._rights_under(known, state.bus, principal)
+
+    async def rights_on(self, bus: str, principal: Principal) -> frozenset[Right] | None:
+        """Return the rights of a caller on a bus without opening the bus; None: they are not known without that. Raises ServiceError."""
+        sequencer = self._buses.peek(bus)
+        if sequencer is not None:
+            return self.rights(principal, sequencer.replica.state)
+        known = await self._known_grants(bus)
+        return None if known is None else self._rights_under(known, bus, principal)
+
+    def _rights_under(self, known: KnownGrants, bus: str, principal: Principal) -> frozenset[Right]:
+        if principal.is_server or (principal.is_anonymous and not known.binds_anonymous):
+            return _ALL_RIGHTS
+        if known.grants is None:
             return _ALL_RIGHTS if self.is_admin(principal) else frozenset()
-        return in_force.grants.rights_of(principal, state.bus)
+        return known.grants.rights_of(principal, bus)
 
     def may_know(self, viewer: Principal, other: Principal, state: State) -> bool:
         """Return whether a reader of a bus may be told that another caller uses this server: the other must have rights on the same bus."""
@@ -155,11 +166,7 @@ class AccessControl:
         known = await self._known_grants(bus)
         if known is None:
             return
-        if known.grants is not None:
-            rights = known.grants.rights_of(principal, bus)
-        else:
-            rights = _ALL_RIGHTS if self.is_admin(principal) else frozenset()
-        error = self._denial(rpc, bus, principal, rights, known.grants)
+        error = self._denial(rpc, bus, principal, self._rights_under(known, bus, principal), known.grants)
         if error is not None:
             raise error
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 from gavel.v1.administration_service_pb2 import CreateBusRequest, DeployGrantsRequest, ListBusesRequest, WhoAmIRequest
 from gavel.v1.projection_service_pb2 import GetStatusRequest
-from gavel_rules.identity.principal import Principal
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.identity.rights import RIGHT_OF_RPC
 from gavel_server.bus.registry import IDLE_ROUNDS_MAX
 from gavel_server.log import EventLog
@@ -96,6 +96,29 @@ async def test_callers_with_a_right_open_their_bus(serve: Serve) -> None:
         assert ["default", "one"] == open_buses(world)
         await close_all(world)
         assert 3 == (await world.projections.GetStatus(GetStatusRequest(bus="one"), metadata=by(TENANT))).head_sequence_number
+
+
+async def test_a_list_of_buses_opens_none(serve: Serve) -> None:
+    """A list of buses names the closed ones that the caller may read, with their heads, and opens none of them, nor keeps any open."""
+    async with serve() as world:
+        for bus in ("bare", "one", "two"):
+            await world.administration.CreateBus(CreateBusRequest(bus=bus), metadata=by(ADMIN))
+        await deploy(world, "one", 1, "tenant")
+        await deploy(world, "two", 1, "somebody")
+
+        async def listed(caller: Principal, **fields: int) -> list[tuple[str, int]]:
+            response = await world.administration.ListBuses(ListBusesRequest(**fields), metadata=by(caller))  # type: ignore[arg-type]
+            return [(bus.name, bus.head_sequence_number) for bus in response.buses]
+
+        expected = {TENANT: [("one", 2)], STRANGER: [], ADMIN: [("bare", 1), ("default", 1)], ANONYMOUS: [("bare", 1), ("default", 1)]}
+        assert expected == {caller: await listed(caller) for caller in expected}
+        for _ in range(IDLE_ROUNDS_MAX + 1):
+            assert expected == {caller: await listed(caller) for caller in expected}
+            world.buses.close_idle()
+        assert ["default"] == open_buses(world)
+        assert expected == {caller: await listed(caller) for caller in expected}
+        assert [("bare", 1)] == await listed(ADMIN, page_size=1)
+        assert ["default"] == open_buses(world)
 
 
 async def test_a_log_that_does_not_tell_its_grants(serve: Serve) -> None:
