@@ -83,6 +83,7 @@ class Server:
             opened=opening.complete,
             closed=opening.close,
             names=store.names,
+            head_number=store.head_number,
             creates=settings.create_buses,
             acknowledged=opening.acknowledged,
         )
@@ -149,7 +150,7 @@ class Server:
             start("refused calls", self._access.refusals.record_forever),
             start("free memory", return_free_pages_forever),
             start("young objects", collect_young_forever),
-            start("old objects", collect_oldest_forever),
+            start("old objects", partial(collect_oldest_forever, lambda: self._interceptor.quotas.calls)),
         ]
         if self._archives is not None:
             background.append(start("archive", partial(self._archives.run_forever, self._clock.now_ms)))

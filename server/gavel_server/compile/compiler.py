@@ -3,7 +3,7 @@
 The child (`worker`) has a time limit and a memory limit. If it exceeds one, the server answers COMPILE_LIMIT_EXCEEDED.
 The server compiles only documents that a child has accepted, once per version, in a thread, so the event loop keeps deciding. The
 number of children is limited, because each takes a processor, and so is the number of waiting compilations, of which each caller has a
-share; they take turns by caller (`fairness/fair_queue`). A child's answer depends only on the document and is cached: validating a
+share; they take turns by caller (`fairness/places`). A child's answer depends only on the document and is cached: validating a
 document and then deploying it runs one child.
 """
 
@@ -30,7 +30,7 @@ from gavel_rules.state.records import DeployedRuleSet
 from gavel_server.compile.worker import ANALYSED, EXIT_MEMORY, MEMORY_BYTES_MAX, PROCESSOR_SECONDS_MAX
 from gavel_server.errors import ServiceError, internal, invalid
 from gavel_server.fairness.callers import INTERNAL
-from gavel_server.fairness.fair_queue import TURN_BYTES, FairQueue
+from gavel_server.fairness.places import Places
 from gavel_server.process.children import child_environment
 
 # Ends a child that hangs. A child that computes is ended by its own limit of processor time, which does not depend on other load.
@@ -55,15 +55,16 @@ class Compiler:
 
     def __init__(self, time_limit_ms: int = TIME_LIMIT_MS) -> None:
         self._time_limit_ms = time_limit_ms
-        self._pool = _Pool()
-        self._running: set[asyncio.Future[bytes]] = set()
+        self._places = Places(
+            "rule sets wait to be compiled", COMPILES_MAX, waiting_max=COMPILES_WAITING_MAX, retry_after_ms=RETRY_AFTER_MS
+        )
         self._answers: OrderedDict[bytes, bytes] = OrderedDict()
 
     async def check(self, document: str, caller: str = INTERNAL, *, with_analysis: bool = False) -> ValidateRuleSetResponse:
         """Compile a document in a child process and run it on generated cases; return all errors and warnings.
 
         `with_analysis` adds warnings about the relations between its rules, which takes longer. `caller` names the caller whose share of
-        the pool it uses. Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
+        the places it uses. Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
         """
         encoded = document.encode()
         if not encoded:
@@ -73,7 +74,7 @@ class Compiler:
         key = hashlib.sha256(bytes([with_analysis]) + encoded).digest()
         answer = self._answers.get(key)
         if answer is None:
-            answer = await self._query_child(encoded, with_analysis, caller)
+            answer = await self._places.run(caller, self._run_child(encoded, with_analysis))
         if len(answer) <= ANSWER_BYTES_MAX:
             self._answers[key] = answer
             self._answers.move_to_end(key)
@@ -96,26 +97,10 @@ class Compiler:
         known = rule_set_cache.get(report.digest)
         if known is not None:
             return known
-        await self._pool.enter(caller)
-        try:
-            return rule_set_cache.get(report.digest) or rule_set_cache.put(await compile_in_thread(document, canonically=True))
-        finally:
-            self._pool.leave()
-
-    async def _query_child(self, encoded: bytes, with_analysis: bool, caller: str) -> bytes:
-        """Return a child's answer, a serialized ValidateRuleSetResponse. Raises the errors of `check`."""
-        await self._pool.enter(caller)
-        # A cancelled caller does not end its child, which occupies its place until it exits.
-        running = asyncio.ensure_future(self._run_child(encoded, with_analysis))
-        self._running.add(running)
-        running.add_done_callback(self._leave)
-        return await asyncio.shield(running)
-
-    def _leave(self, running: asyncio.Future[bytes]) -> None:
-        self._running.discard(running)
-        self._pool.leave()
+        return await self._places.run(caller, _compile_once(document, report.digest))
 
     async def _run_child(self, document: bytes, with_analysis: bool) -> bytes:
+        """Return a child's answer, a serialized ValidateRuleSetResponse. Raises the errors of `check`."""
         # `subprocess` starts the child by vfork, which runs no fork handlers. asyncio would run those of gRPC, in a process whose
         # other threads are inside gRPC.
         try:
@@ -134,47 +119,9 @@ class Compiler:
         return _answer(child.returncode, child.stdout, child.stderr)
 
 
-class _Pool:
-    """The places of compilations: COMPILES_MAX run, and COMPILES_WAITING_MAX wait, of which each caller has a share."""
-
-    def __init__(self) -> None:
-        self._running = 0
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(COMPILES_WAITING_MAX, COMPILES_WAITING_MAX * TURN_BYTES)
-
-    async def enter(self, caller: str) -> None:
-        """Wait for a place and occupy it. Raises ServiceError QUEUE_FULL."""
-        if self._running < COMPILES_MAX:
-            self._running += 1
-            return
-        displaced = self._waiting.make_room(caller)
-        if displaced is None:
-            raise _too_many()
-        for place in displaced:
-            place.set_exception(_too_many())
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(caller, turn, TURN_BYTES)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove(caller, turn)
-            elif turn.exception() is None:
-                self.leave()  # the place came at the same moment
-            raise
-
-    def leave(self) -> None:
-        """Give the place to the next caller that still waits."""
-        while self._waiting.count:
-            turn = self._waiting.take()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._running -= 1
-
-
-def _too_many() -> ServiceError:
-    message = f"{COMPILES_WAITING_MAX} rule sets wait to be compiled, which is the limit, and the caller has used its share; try again"
-    return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=RETRY_AFTER_MS)
+async def _compile_once(document: str, digest: str) -> CompiledRuleSet:
+    """Return the rule set of a document from the cache, or compile it from its canonical text."""
+    return rule_set_cache.get(digest) or rule_set_cache.put(await compile_in_thread(document, canonically=True))
 
 
 async def ensure_compiled(deployed: DeployedRuleSet) -> None:

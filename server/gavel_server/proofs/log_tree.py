@@ -11,6 +11,7 @@ from gavel_rules.events.hash_chain import chain, genesis_hash
 
 from gavel_server.fairness.turns import take_turn
 from gavel_server.log import Head, LogCorruptError, LogUnavailableError, Record
+from gavel_server.process.threads import run_in_thread
 from gavel_server.proofs import tree
 from gavel_server.proofs.tiles import LocalTiles, Tiles
 from gavel_server.proofs.verifier import NotVerifiedError, check_consistency, check_inclusion, entry_of, leaf_hash
@@ -60,7 +61,7 @@ class LogTree:
         """Return the root of the tree of the first `size` events."""
         async with self._lock:
             await self._extend(log, size, caller)
-            return await asyncio.to_thread(tree.root, self._tiles, size)
+            return await run_in_thread(tree.root, self._tiles, size)
 
     async def inclusion_proof(self, log: LogSource, record: Record, size: int, caller: str) -> InclusionProof:
         """Return the proof that an event is in the tree of the first `size` events."""
@@ -68,8 +69,8 @@ class LogTree:
         async with self._lock:
             for _ in range(2):
                 await self._extend(log, size, caller)
-                root = await asyncio.to_thread(tree.root, self._tiles, size)
-                hashes = await asyncio.to_thread(tree.inclusion_proof, self._tiles, index, size)
+                root = await run_in_thread(tree.root, self._tiles, size)
+                hashes = await run_in_thread(tree.inclusion_proof, self._tiles, index, size)
                 try:
                     check_inclusion(leaf_hash(entry_of(record.envelope)), index, size, hashes, root)
                 except NotVerifiedError as error:
@@ -83,9 +84,9 @@ class LogTree:
         async with self._lock:
             for _ in range(2):
                 await self._extend(log, to_size, caller)
-                from_root = await asyncio.to_thread(tree.root, self._tiles, from_size)
-                to_root = await asyncio.to_thread(tree.root, self._tiles, to_size)
-                hashes = await asyncio.to_thread(tree.consistency_proof, self._tiles, from_size, to_size)
+                from_root = await run_in_thread(tree.root, self._tiles, from_size)
+                to_root = await run_in_thread(tree.root, self._tiles, to_size)
+                hashes = await run_in_thread(tree.consistency_proof, self._tiles, from_size, to_size)
                 try:
                     check_consistency(from_size, from_root, to_size, to_root, hashes)
                 except NotVerifiedError as error:
@@ -110,7 +111,7 @@ class LogTree:
                     if chain_hash != record.chain_hash:
                         raise LogCorruptError(f"the chain of bus {log.bus} breaks at event {record.sequence_number}; run gavel replay")
                     entries.append(entry_of(record.envelope))
-            await asyncio.to_thread(self._tiles.append, entries, chain_hash)
+            await run_in_thread(self._tiles.append, entries, chain_hash)
 
     def _discard(self, log: LogSource, problem: str) -> None:
         _LOG.warning("proofs.tree_discarded", bus=log.bus, problem=problem, note="it is computed again from the log")

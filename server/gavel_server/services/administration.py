@@ -34,6 +34,7 @@ from gavel_rules.authoring.grants.lint import lint_grants
 from gavel_rules.commands import DeployGrants, GrantsPosition
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.identity.grants import CompiledGrants, check_grants
+from gavel_rules.identity.principal import Principal
 from gavel_rules.language.document import diagnostics
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.state.records import DeployedGrants
@@ -41,6 +42,7 @@ from gavel_rules.state.state import State
 
 from gavel_server.bus.registry import BUS_DEFAULT
 from gavel_server.errors import ServiceError, invalid
+from gavel_server.fairness.places import Places
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.intake.human_commands import bus_upgrade, reason_violations
 from gavel_server.rpc.call_context import CallContext
@@ -55,8 +57,10 @@ if TYPE_CHECKING:
 
 # For the other fields of the event that holds a document.
 ENVELOPE_ROOM_BYTES: Final = 16 * 1024
-# Documents that are compiled at once. Reading YAML takes up to two seconds of a processor.
-COMPILES_MAX: Final = 1
+# Documents that are compiled at once, and that wait. Reading YAML takes up to two seconds of a processor.
+GRANTS_COMPILES_MAX: Final = 1
+GRANTS_WAITING_MAX: Final = 16
+RETRY_AFTER_MS: Final = 2_000
 
 
 class AdministrationServicer:
@@ -65,7 +69,9 @@ class AdministrationServicer:
     def __init__(self, buses: BusRegistry, access: AccessControl) -> None:
         self._buses = buses
         self._access = access
-        self._compiles = asyncio.Semaphore(COMPILES_MAX)
+        self._places = Places(
+            "documents of grants wait to be compiled", GRANTS_COMPILES_MAX, waiting_max=GRANTS_WAITING_MAX, retry_after_ms=RETRY_AFTER_MS
+        )
 
     async def WhoAmI(self, request: WhoAmIRequest, context: CallContext) -> WhoAmIResponse:
         """Return the caller and its rights on a bus; on a bus that does not exist, the rights that it would have there.
@@ -102,7 +108,9 @@ class AdministrationServicer:
     async def ValidateGrants(self, request: ValidateGrantsRequest, context: CallContext) -> ValidateGrantsResponse:
         """Compile a document and report every mistake. Warnings compare it with the rule sets in force. The bus need not exist yet."""
         self._buses.check_name(request.bus)
-        return (await self._check(request.document, request.bus or BUS_DEFAULT, await self._active_rule_sets(request.bus)))[1]
+        return (await self._check(request.document, context.caller, request.bus or BUS_DEFAULT, await self._active_rule_sets(request.bus)))[
+            1
+        ]
 
     async def DeployGrants(self, request: DeployGrantsRequest, context: CallContext) -> DeployGrantsResponse:
         """Record grants, which are in force from their event on."""
@@ -112,7 +120,7 @@ class AdministrationServicer:
         if violations:
             raise invalid(violations)
         self._buses.check_name(request.bus)
-        grants, report = await self._check(request.document, request.bus or BUS_DEFAULT)
+        grants, report = await self._check(request.document, context.caller, request.bus or BUS_DEFAULT)
         if grants is None:
             document_errors = [(f"document:{error.line}:{error.column}", _sentence(error)) for error in report.errors]
             more = f" (and {len(document_errors) - 1} more)" if len(document_errors) > 1 else ""
@@ -168,26 +176,30 @@ class AdministrationServicer:
         return UpgradeBusResponse(envelope=committed_envelope(completed))
 
     async def ListBuses(self, request: ListBusesRequest, context: CallContext) -> ListBusesResponse:
-        """Read a page of the buses that the caller may read, by name."""
+        """Read a page of the buses that the caller may read, by name. Opens none whose grants the log store tells."""
         page = page_of(request.page_size, request.page_token, ("buses",), (str,))
         after = "" if page.after is None else str(page.after[0])
         buses: list[Bus] = []
         for name in await self._buses.names():
-            if name <= after:
-                continue
-            if not await self._access.may_open(name, context.principal):
+            if name <= after or not await self._may_read(name, context.principal):
                 continue
             if len(buses) == page.size:
                 return ListBusesResponse(buses=buses, next_page_token=page.token((buses[-1].name,)))
-            try:
-                sequencer = await self._buses.existing(name)
-            except ServiceError as error:
-                if error.reason == error_pb2.ERROR_REASON_BUS_NOT_FOUND:
-                    continue  # it has just gone
-                raise
-            if "read" in self._access.rights(context.principal, sequencer.replica.state):
-                buses.append(Bus(name=name, head_sequence_number=sequencer.head.sequence_number))
+            head = await self._buses.head_number(name)
+            if head is not None:  # else it has just gone
+                buses.append(Bus(name=name, head_sequence_number=head))
         return ListBusesResponse(buses=buses)
+
+    async def _may_read(self, bus: str, principal: Principal) -> bool:
+        """Return whether a caller may read an existing bus. Opens a bus only if the log store does not tell its grants."""
+        rights = await self._access.rights_on(bus, principal)
+        if rights is None and await self._access.may_open(bus, principal):
+            try:
+                rights = self._access.rights(principal, (await self._buses.existing(bus)).replica.state)
+            except ServiceError as error:
+                if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND:
+                    raise
+        return rights is not None and "read" in rights
 
     async def _active_rule_sets(self, bus: str) -> list[CompiledRuleSet]:
         """Return the rule sets in force on a bus; none if it does not exist."""
@@ -200,15 +212,17 @@ class AdministrationServicer:
         return [active.rule_set for active in state.active_rule_sets.values()]
 
     async def _check(
-        self, document: str, bus: str, rule_sets: Sequence[CompiledRuleSet] = ()
+        self, document: str, caller: str, bus: str, rule_sets: Sequence[CompiledRuleSet] = ()
     ) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:
-        """Compile a document for a bus in a thread. Raises ServiceError INVALID_REQUEST if it is missing or too large."""
+        """Compile a caller's document for a bus in a thread.
+
+        Raises ServiceError: INVALID_REQUEST if it is missing or too large, QUEUE_FULL.
+        """
         if not document:
             raise invalid([("document", "is required: grants in YAML or JSON")])
         if len(document.encode()) > MESSAGE_BYTES_MAX:
             raise invalid([("document", f"is larger than {MESSAGE_BYTES_MAX} bytes")])
-        async with self._compiles:
-            return await asyncio.to_thread(report_on, document, bus, rule_sets)
+        return await self._places.run(caller, asyncio.to_thread(report_on, document, bus, rule_sets))
 
 
 def report_on(document: str, bus: str, rule_sets: Sequence[CompiledRuleSet] = ()) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:

@@ -6,7 +6,6 @@ slices and chunks, so that other calls go on. An audit occupies a slot of replay
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
@@ -25,6 +24,7 @@ from gavel_server.history.audit.repetition import repeat_decisions
 from gavel_server.history.audit.trace_record import TraceRecord
 from gavel_server.index.event_filter import EventFilter
 from gavel_server.index.event_index import EventIndex
+from gavel_server.process.threads import run_in_thread
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.services.reads.event_numbers import number_of
@@ -104,7 +104,7 @@ async def _record(sequencer: Sequencer, index: EventIndex | None, trace_id: str,
     async with aclosing(search(sequencer.log, index, EventFilter(trace_id=trace_id), 1, last, caller)) as history:
         async for result in history:
             if result.events:
-                await asyncio.to_thread(record.add, [event.content for event in result.events])
+                await run_in_thread(record.add, [event.content for event in result.events])
             if record.truncated:
                 break
     return record
@@ -145,7 +145,7 @@ async def _audit(
     sequencer: Sequencer, record: TraceRecord, events: Sequence[Envelope], decisions: Sequence[Envelope], repeats: bool
 ) -> Audit:
     """Return the audit of some decisions of a trace. `events` led to them; `repeats`: the decisions are made again."""
-    audit, versions = await asyncio.to_thread(findings.collect, record, events, decisions)
+    audit, versions = await run_in_thread(findings.collect, record, events, decisions)
     shown = decisions[: len(audit.decisions)]
     firsts = [one for one in shown if not one.decision.previous_decision_id and not one.decision.compensates_decision_id]
     has_all_facts = await _add_facts(sequencer, record, audit, shown)
@@ -175,7 +175,7 @@ async def _add_facts(sequencer: Sequencer, record: TraceRecord, audit: Audit, de
         numbers = list(dict.fromkeys(findings.cited_numbers(event, record)))
         for first in range(0, min(len(numbers), room), FACTS_READ_MAX):
             records = await sequencer.log.read_many(numbers[first : min(first + FACTS_READ_MAX, room)])
-            one.facts.extend(await asyncio.to_thread(findings.fact_uses, event, records.values()))
+            one.facts.extend(await run_in_thread(findings.fact_uses, event, records.values()))
         room -= len(numbers)
         if room < 0:
             return False

@@ -8,7 +8,6 @@ nor delay writes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
@@ -47,12 +46,14 @@ from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.byte_budget import ByteBudget
+from gavel_server.fairness.places import Places
 from gavel_server.fairness.work_slots import scan_slots
 from gavel_server.index.event_filter import EventFilter
 from gavel_server.index.event_index import EventIndex
 from gavel_server.intake.admission import admit
 from gavel_server.intake.human_commands import clock_acceptance, loss_acceptance
 from gavel_server.log import EventLog
+from gavel_server.process.threads import run_in_thread
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.errors import refuse
@@ -83,8 +84,10 @@ PUBLISHABLE: Final = frozenset({"fact", "observation", "tool_call", "tool_result
 # The most that one page of a filtered listing scans.
 SCAN_EVENTS_MAX: Final = 10_000
 SCAN_BYTES_MAX: Final = 64 * 1024 * 1024
-# Pages without a filter that are read at once.
-PAGE_READS_MAX: Final = 4
+# Pages without a filter, and single events, that are read at once, and that wait.
+READS_MAX: Final = 4
+READS_WAITING_MAX: Final = 1_024
+READ_RETRY_AFTER_MS: Final = 1_000
 # Events for subscriptions that are read and not sent, in all and for one address. gRPC copies each event once more to send it.
 FOLLOW_BYTES_MAX: Final = 32 * 1024 * 1024
 CALLER_FOLLOW_BYTES_MAX: Final = FOLLOW_BYTES_MAX // 2
@@ -110,7 +113,7 @@ class EventServicer:
         self._buses = buses
         self._refusals = AccessRefusals(buses) if refusals is None else refusals
         self._scans = scan_slots()
-        self._page_reads = asyncio.Semaphore(PAGE_READS_MAX)
+        self._reads = Places("reads wait", READS_MAX, waiting_max=READS_WAITING_MAX, retry_after_ms=READ_RETRY_AFTER_MS)
         self._follow_bytes = ByteBudget(FOLLOW_BYTES_MAX, CALLER_FOLLOW_BYTES_MAX)
 
     async def PublishEvent(self, request: PublishEventRequest, context: CallContext) -> PublishEventResponse:
@@ -156,7 +159,8 @@ class EventServicer:
             raise invalid([("sequence_number", "is not 1 or more")])
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         number = request.sequence_number if key == "sequence_number" else await number_of(sequencer, request.event_id)
-        record = (await sequencer.log.read_many([number])).get(number)
+        async with self._reads.occupy(context.caller):
+            record = (await sequencer.log.read_many([number])).get(number)
         if record is None and number > sequencer.head.sequence_number:
             message = f"bus {sequencer.bus} has no event {number}; its last is {sequencer.head.sequence_number}"
             raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
@@ -198,7 +202,8 @@ class EventServicer:
         # The first page fixes the end of the listing, so that the listing ends although others write.
         position = page.after or (first, last or head)
         begin, end = max(int(position[0]), 1), min(int(position[1]), head)
-        async with self._page_reads if event_filter.selects_all else self._slot(sequencer.bus, begin, end, context):
+        place = self._reads.occupy(context.caller) if event_filter.selects_all else self._slot(sequencer.bus, begin, end, context)
+        async with place:
             return await _list(sequencer.log, self._index, event_filter, page, begin, end, context.caller)
 
     def _slot(self, bus: str, first: int, last: int, context: CallContext) -> AbstractAsyncContextManager[None]:
@@ -344,10 +349,10 @@ async def _trace(
             if truncated:
                 break
     # In threads: reading ten thousand events takes tens of milliseconds.
-    reading = await asyncio.to_thread(read_trace, events)
+    reading = await run_in_thread(read_trace, events)
     answer = GetTraceResponse(truncated=truncated, version_binding=reading.version_binding if reading.versions.bound else None)
     answer.drifts.extend(reading.drifts(await sequencer.confirmed_state()))
-    rest = await asyncio.to_thread(lambda: _with_pairs(answer, reading).SerializeToString())
+    rest = await run_in_thread(lambda: _with_pairs(answer, reading).SerializeToString())
     return EncodedResponse(b"".join([*parts, rest]))
 
 

@@ -5,7 +5,6 @@ A document is compiled in a child process with limits before this server compile
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import islice
@@ -47,6 +46,7 @@ from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.replay import ReplayRangeError, impact
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.intake.human_commands import reason_violations
+from gavel_server.process.threads import run_in_thread
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
 from gavel_server.services.reads.log_reader import range_violations
@@ -111,7 +111,7 @@ class RuleSetServicer:
         if shadow or deployed is None or grants is None:
             return ActivateRuleSetResponse(sequence_number=number)
         # In a thread: the two documents may have thousands of patterns.
-        problems = await asyncio.to_thread(compare_with_rule_set, grants.grants, deployed.rule_set, sequencer.bus)
+        problems = await run_in_thread(compare_with_rule_set, grants.grants, deployed.rule_set, sequencer.bus)
         warnings = [DocumentMessage(code=code, message=message, suggestion=hint) for code, message, hint in problems]
         return ActivateRuleSetResponse(sequence_number=number, warnings=warnings)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from heapq import nsmallest
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel.v1.tool_service_pb2 import (
@@ -34,6 +34,7 @@ from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.tools.resolution import resolve
 
 from gavel_server.errors import invalid, of_fault
+from gavel_server.fairness.places import Places
 from gavel_server.intake.formats import NAME
 from gavel_server.intake.tools import contract_registration, provider_registration, tool_binding, tool_unbinding
 from gavel_server.rpc.call_context import CallContext
@@ -41,6 +42,11 @@ from gavel_server.services.reads.paging import Position, fill, page_of
 
 if TYPE_CHECKING:
     from gavel_server.bus.registry import BusRegistry
+
+# Contracts that are compiled at once, and that wait.
+CONTRACT_COMPILES_MAX: Final = 1
+CONTRACTS_WAITING_MAX: Final = 256
+RETRY_AFTER_MS: Final = 1_000
 
 _Item = TypeVar("_Item", ToolContract, ToolProvider, ToolBinding)
 
@@ -50,11 +56,15 @@ class ToolServicer:
 
     def __init__(self, buses: BusRegistry) -> None:
         self._buses = buses
+        self._places = Places(
+            "tool contracts wait to be compiled", CONTRACT_COMPILES_MAX, waiting_max=CONTRACTS_WAITING_MAX, retry_after_ms=RETRY_AFTER_MS
+        )
 
     async def RegisterContract(self, request: RegisterContractRequest, context: CallContext) -> RegisterContractResponse:
         """Record a contract with the hash of its schemas."""
         # Compiling a schema takes a few milliseconds.
-        command = await asyncio.to_thread(contract_registration, request.contract, request.event_id)
+        compilation = asyncio.to_thread(contract_registration, request.contract, request.event_id)
+        command = await self._places.run(context.caller, compilation)
         number = await self._change(request.bus, command, context)
         return RegisterContractResponse(sequence_number=number, schema_hash=command.envelope.fact.tool_contract_registered.schema_hash)
 

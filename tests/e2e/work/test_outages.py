@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -16,12 +17,15 @@ from gavel_client import GavelClient, GavelError
 from gavel_client.executor import Executor
 from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
 from gavel_server.front.programs import FrontSetting
+from gavel_server.log.redis.embedded import EmbeddedRedis
 
 from tests.e2e.work.consumer import consume
 from tests.e2e.world import ACTION, Server, approve, open_bus, poll, prove, run_servers, wait_until_writable
 from tests.support.fronts import ANY_FRONT, TRANSPORTS
 from tests.support.http2 import Http2Connection, message
 from tests.support.ports import free_port
+from tests.support.redis.outages import Outage, asking_password, lacking_replicas
+from tests.support.redis.tcp_proxy import running_proxy
 
 Clients = tuple[GavelClient, GavelClient]
 STREAMS_MAX = 3
@@ -164,6 +168,55 @@ async def test_an_executor_outlasts_a_killed_server(tmp_path: Path) -> None:
             finally:
                 executor.stop()
                 await running
+    assert ["parcel/before", "parcel/after"] == subjects
+
+
+@pytest.mark.parametrize("outage", [lacking_replicas, asking_password], ids=["NOREPLICAS", "NOAUTH"])
+@pytest.mark.parametrize("takes_from_redis", [False, True], ids=["stream", "redis"])
+@pytest.mark.long
+async def test_an_executor_outlasts_a_redis_that_refuses(tmp_path: Path, outage: Outage, takes_from_redis: bool) -> None:
+    """While Redis refuses commands, the server says so, and so does an executor that reads it; then the executor goes on by itself."""
+    subjects: list[str] = []
+    handlers = Handlers()
+
+    @handlers.action(ACTION)
+    async def send(context: ExecutionContext) -> HandlerResult:
+        subjects.append(context.decision.subject)
+        return HandlerResult.success()
+
+    async with EmbeddedRedis(tmp_path / "redis") as store, running_proxy(store.url) as proxy:
+        server = Server(tmp_path / "gavel", redis_url=proxy.url, options=["--front", ANY_FRONT])
+        await asyncio.to_thread(server.start)  # the proxy needs the event loop
+        try:
+            async with server.client() as client, GavelClient(server.address) as other:
+                await open_bus(client)
+                executor = Executor(other, handlers, redis_url=proxy.url if takes_from_redis else "", producer_id="courier")
+                running = asyncio.create_task(executor.run())
+
+                async def carries_out(subject: str) -> bool | None:
+                    assert not running.done()
+                    return (subject in subjects and not executor.problem) or None
+
+                await approve(client, "parcel/before")
+                await poll(partial(carries_out, "parcel/before"))
+                async with outage(store, proxy):
+
+                    async def name_it() -> bool | None:
+                        status = await client.get_status()
+                        of_server = [status.unwritable_reason, *(task.problem for task in status.background_tasks)]
+                        # A stream stays open: the server goes on trying for its consumers.
+                        return (any(of_server) and bool(executor.problem or not takes_from_redis)) or None
+
+                    await poll(name_it)
+                await wait_until_writable(client)
+                await approve(client, "parcel/after")
+                await poll(partial(carries_out, "parcel/after"))
+                await settled(client)
+                executor.stop()
+                await running
+                await prove(client)
+        finally:
+            server.kill()
     assert ["parcel/before", "parcel/after"] == subjects
 
 

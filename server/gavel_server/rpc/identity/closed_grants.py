@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.identity.grants import CompiledGrants, compile_grants
+from gavel_rules.identity.principal import binds_anonymous
+
+from gavel_server.process.threads import run_in_thread
 
 # Buses whose grants are kept. Beyond that, those that nobody has asked for longest are read again.
 BUSES_MAX: Final = 256
@@ -23,9 +26,10 @@ ReadEnvelope = Callable[[str, int], Awaitable[bytes | None]]
 
 
 class KnownGrants(NamedTuple):
-    """The grants in force on a bus; None: the bus has none."""
+    """The grants in force on a bus, None if the bus has none, and whether they bind callers without credentials."""
 
     grants: CompiledGrants | None
+    binds_anonymous: bool = False
 
 
 class ClosedGrants:
@@ -34,7 +38,7 @@ class ClosedGrants:
     def __init__(self, grants_number: GrantsNumber, read_envelope: ReadEnvelope) -> None:
         self._grants_number: Final = grants_number
         self._read_envelope: Final = read_envelope
-        self._compiled: Final[OrderedDict[str, tuple[int, CompiledGrants]]] = OrderedDict()
+        self._known: Final[OrderedDict[str, tuple[int, KnownGrants]]] = OrderedDict()
         # Large grants take a while to compile: one at a time, in a thread.
         self._compiling: Final = asyncio.Lock()
 
@@ -46,16 +50,18 @@ class ClosedGrants:
         if number == 0:
             return KnownGrants(None)
         async with self._compiling:
-            known = self._compiled.get(bus)
+            known = self._known.get(bus)
             if known is None or known[0] != number:
                 content = await self._read_envelope(bus, number)
                 if content is None:
                     return None
-                text = Envelope.FromString(content).fact.grants_deployed.canonical_json
+                event = Envelope.FromString(content)
+                text = event.fact.grants_deployed.canonical_json
                 if not text:
                     return None  # the log is damaged; opening it tells how
-                known = self._compiled[bus] = number, await asyncio.to_thread(compile_grants, text)
-                if len(self._compiled) > BUSES_MAX:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(bus)
-            return KnownGrants(known[1])
+                grants = await run_in_thread(compile_grants, text)
+                known = self._known[bus] = number, KnownGrants(grants, binds_anonymous(event.attestation.method))
+                if len(self._known) > BUSES_MAX:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(bus)
+            return known[1]

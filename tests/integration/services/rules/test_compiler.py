@@ -11,12 +11,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from gavel.v1.rule_set_service_pb2 import DeployRuleSetRequest
+from gavel.v1.arbitration_service_pb2 import PreflightRequest
+from gavel.v1.rule_set_service_pb2 import DeployRuleSetRequest, SimulateRuleSetRequest
 from gavel_server.compile import compiler
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError
 
-from tests.integration.services.world import RULE_SET, World, refusal
+from tests.integration.services.world import RULE_SET, World, proposal, refusal
 
 
 async def test_compiling_is_limited_in_time() -> None:
@@ -185,6 +186,31 @@ async def test_callers_share_the_compiler(monkeypatch: pytest.MonkeyPatch) -> No
     waiting = [task for task in greedy if task not in refused]
     assert sum(task.done() for task in waiting) < len(waiting)
     assert all([(await task).valid for task in (*running, *waiting)])
+
+
+async def test_refused_overrides_name_the_share(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller whose overrides wait for the compiler hears of its share for one more, and for a simulation: QUEUE_FULL."""
+    waiting_max = compiler.COMPILES_WAITING_MAX
+    stop_children(monkeypatch)
+
+    def preflight(number: int) -> PreflightRequest:
+        return PreflightRequest(envelope=proposal("order/1"), rule_set_override=f"{RULE_SET}\n# {number}")
+
+    async def simulate(number: int) -> None:
+        await anext(aiter(world.rule_sets.SimulateRuleSet(SimulateRuleSetRequest(document=f"{RULE_SET}\n# {number}"))))
+
+    running = [asyncio.ensure_future(world.arbitration.Preflight(preflight(number))) for number in range(compiler.COMPILES_MAX)]
+    children = await wait_until_stopped(compiler.COMPILES_MAX)
+    more = [asyncio.create_task(refusal(world.arbitration.Preflight(preflight(number)))) for number in range(2, 2 + waiting_max + 1)]
+    (refused, *_), waiting = await asyncio.wait(more, return_when=asyncio.FIRST_COMPLETED)
+    for problem in (refused.result(), await refusal(simulate(99))):
+        assert (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL") == (problem.code, problem.reason)
+        assert f"{waiting_max} rule sets wait to be compiled" in problem.message
+        assert "the caller has used its share" in problem.message
+    for task in (*running, *waiting):
+        task.cancel()
+    for child in children:
+        os.kill(child, signal.SIGKILL)
 
 
 async def test_bug_in_a_child_is_internal(monkeypatch: pytest.MonkeyPatch) -> None:

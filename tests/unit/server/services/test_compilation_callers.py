@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gavel.v1.arbitration_service_pb2 import PreflightRequest
 from gavel.v1.rule_set_service_pb2 import DeployRuleSetRequest, SimulateRuleSetRequest, ValidateRuleSetRequest, ValidateRuleSetResponse
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.work_slots import replay_slots
 from gavel_server.rpc.call_context import CallContext, Caller
+from gavel_server.services.preflight import Preflight
 from gavel_server.services.rule_set import RuleSetServicer
 
 PEER = "ipv4:10.0.0.1:5"
@@ -37,9 +39,9 @@ async def test_compilations_use_the_share_of_their_caller() -> None:
     compilations: Any = Compilations()
 
     async def existing(*_: object) -> Any:
-        return SimpleNamespace(bus="default")
+        return SimpleNamespace(bus="default", replica=SimpleNamespace(state=SimpleNamespace(grants_in_force=None)))
 
-    buses: Any = SimpleNamespace(check_name=lambda _: None, existing=existing, open=existing)
+    buses: Any = SimpleNamespace(check_name=lambda _: None, find_open=lambda *_: None, existing=existing, open=existing)
     context = CallContext("gavel.v1.RuleSetService/ValidateRuleSet", lambda: Caller("grpc.aio", PEER, (), None))
     servicer = RuleSetServicer(buses, compilations, replay_slots())
     await servicer.ValidateRuleSet(ValidateRuleSetRequest(document="x"), context)
@@ -47,4 +49,7 @@ async def test_compilations_use_the_share_of_their_caller() -> None:
         await servicer.DeployRuleSet(DeployRuleSetRequest(document="x"), context)
     with pytest.raises(ServiceError):
         await anext(servicer.SimulateRuleSet(SimulateRuleSetRequest(document="x"), context))
-    assert [context.caller] * 3 == compilations.callers
+    override = PreflightRequest(rule_set_override="x").SerializeToString()
+    with pytest.raises(ServiceError):
+        await Preflight(buses, compilations).preflight(override, context)
+    assert [context.caller] * 4 == compilations.callers
