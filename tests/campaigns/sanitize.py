@@ -19,7 +19,7 @@ from typing import Final
 
 from gavel_server.process.build import build
 
-from tests.support.checking import CHECKING
+from tests.support.machine.checking_allocator import CHECKING
 from tests.support.paths import ROOT
 
 CHILD_SECONDS_MAX: Final = 600

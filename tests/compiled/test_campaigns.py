@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.checking import CHECKING
+from tests.support.machine.checking_allocator import CHECKING
 from tests.support.paths import ROOT
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.world import Server, run_servers
-from tests.support.checking import CHECKING
+from tests.support.machine.checking_allocator import CHECKING
 from tests.support.paths import ROOT
 
 # Py_TPFLAGS_HAVE_GC of CPython's object.h.

@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Final, NamedTuple
 
 from tests.e2e import forking
-from tests.support.checking import checks_of_build
+from tests.support.machine.checking_allocator import checks_of_build
 
 PROGRAM: Final = "gavel_server.cli.main"  # `gavel`
 # Only a program that hangs runs longer.

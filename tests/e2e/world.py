@@ -31,8 +31,8 @@ from gavel_server.log.redis.data_directory import last_url
 from gavel_server.log.stores import is_postgresql
 
 from tests.e2e.runs import REPLAY_SECONDS_MAX, Run, run_gavel
-from tests.support.checking import checks_of_build
 from tests.support.fronts import is_front
+from tests.support.machine.checking_allocator import checks_of_build
 
 GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
 # Only a hanging program takes longer.
