@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import ReplayVerdict
 from gavel_rules.redis_keys import head_key, log_key
 from gavel_rules.state.state import State
+from gavel_server.history import parallel
 from gavel_server.history.parallel import verify_in_parallel
 from gavel_server.history.replay import verify
 from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
@@ -19,6 +21,8 @@ from gavel_server.log.redis.log import RedisLog
 from redis.asyncio import Redis
 
 from tests.load.finished_work import write_log
+from tests.support.counted_plays import CUSTOMERS, WITH, WITHOUT, play
+from tests.support.driver import Core
 from tests.support.entries import rechain
 
 # An order has nine events after the three that open the bus. The second snapshot is between an order's facts and the proposal that cites
@@ -33,13 +37,13 @@ async def log(redis_url: str, bus: str) -> RedisLog:
     return await RedisLog.connect(redis_url, bus)
 
 
-async def write_snapshots(log: RedisLog, files: SnapshotFiles) -> None:
+async def write_snapshots(log: RedisLog, files: SnapshotFiles, numbers: Sequence[int] = SNAPSHOTS) -> None:
     """Write snapshots as a server does."""
     state = State(log.bus)
-    for record in await log.read(1, SNAPSHOTS[-1], SNAPSHOTS[-1]):
+    for record in await log.read(1, numbers[-1], numbers[-1]):
         state.apply(Envelope.FromString(record.envelope)).pack(record.envelope)
         state.commit()
-        if record.sequence_number in SNAPSHOTS:
+        if record.sequence_number in numbers:
             files.write(SnapshotContent(state, Head(record.sequence_number, record.chain_hash), "first"))
 
 
@@ -68,10 +72,15 @@ async def forge(log: RedisLog, number: int) -> None:
     """Replace a decision of the log by one with another reason, and chain all events after it anew."""
     envelopes = [Envelope.FromString(record.envelope) for record in await log.read(1, 10_000, 10_000)]
     envelopes[number - 1].decision.reason_code = "FORGED"
-    records = rechain(log.bus, envelopes)
     async with Redis.from_url(log.url) as connection:
         await connection.delete(log_key(log.bus), head_key(log.bus))
-    entries = [Entry(one.sequence_number, one.envelope, one.chain_hash, f"forged-{one.sequence_number}", "") for one in records]
+    await append(log, envelopes)
+
+
+async def append(log: RedisLog, envelopes: Sequence[Envelope]) -> None:
+    """Append events to an empty log, with a chain."""
+    records = rechain(log.bus, envelopes)
+    entries = [Entry(one.sequence_number, one.envelope, one.chain_hash, f"entry-{one.sequence_number}", "") for one in records]
     await log.append(empty_head(log.bus), entries, int(envelopes[-1].recorded_at.ToMilliseconds()), ())
 
 
@@ -95,4 +104,40 @@ async def test_a_refusal_is_that_of_one_process(log: RedisLog, tmp_path: Path, d
     assert alone.verdict == together
     assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, kind) == (together.status, together.divergence.kind)
     assert number == together.divergence.sequence_number
+    await log.close()
+
+
+def counted_events(bus: str) -> list[Envelope]:
+    """Return the events of a bus whose counters are opened and filled after some proposals, before others."""
+    core = Core(WITHOUT, bus=bus)
+    for number in range(6):
+        play(core, ("propose", CUSTOMERS[number % 2], 7.25), number)
+    core.activate(WITH[0])
+    for number in range(6, 12):
+        play(core, ("propose", CUSTOMERS[number % 2], 30.0), number)
+    return core.events
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_forged", [False, True])
+async def test_counters_that_span_segments(
+    redis_url: str, bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_forged: bool
+) -> None:
+    """Counters that one segment opens and others fill and read are proved by two processes, and a false past of them is found."""
+    events = counted_events(bus)
+    opened = next(event.sequence_number for event in events if event.event_name == "CountersOpened")
+    fills = [event for event in events if event.event_name == "CounterFilled"]
+    if is_forged:
+        entries = next(event.fact.counter_filled.entries for event in fills if event.fact.counter_filled.entries)
+        entries[0].group += "x"
+    log = await RedisLog.connect(redis_url, bus)
+    await append(log, events)
+    files = SnapshotFiles(tmp_path, bus)
+    await write_snapshots(log, files, (opened - 1, opened + len(fills) // 2, len(events) - 5))
+    *_, alone = [response async for response in verify(log, snapshots=files)]
+    assert is_forged == (alone.verdict.divergence.kind == "counter-mismatch")
+    if not is_forged:
+        monkeypatch.setattr(parallel, "verify", None)  # one process alone has nothing to prove again
+    together, _ = await verdict_of(log, tmp_path)
+    assert alone.verdict == together
     await log.close()

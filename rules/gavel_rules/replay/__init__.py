@@ -4,7 +4,7 @@ Passes that are fed one record at a time, so that the caller decides how to read
 `Recomputation` runs the decider again and compares every event. If counters were filled, `FillProof` counts their past again.
 """
 
-from gavel_rules.replay.counter_fills import FillProof
+from gavel_rules.replay.counter_fills import FillProof, RecordedFill
 from gavel_rules.replay.differences import field_differences
 from gavel_rules.replay.drift_report import DriftReport
 from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
@@ -20,6 +20,7 @@ __all__ = [
     "IntegrityPart",
     "IntegrityStart",
     "Recomputation",
+    "RecordedFill",
     "VersionNotImplementedError",
     "are_joined",
     "decode",

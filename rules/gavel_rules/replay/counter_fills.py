@@ -18,20 +18,28 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.replay.errors import DivergedError
 from gavel_rules.replay.integrity import decode
+from gavel_rules.state.records import DeployedRuleSet
 from gavel_rules.state.state import State
 
 
 class RecordedFill:
-    """One opening of counters, and the events that filled them."""
+    """One opening of counters of a deployed rule set, and the events that filled them."""
 
-    def __init__(self, opened_at: int, counters: Iterable[CompiledCounter]) -> None:
+    def __init__(self, opened_at: int, rule_set: DeployedRuleSet, digests: Iterable[str]) -> None:
+        """`opened_at` is the sequence number of the opening, `digests` are those of the counters."""
         self.opened_at: Final = opened_at
-        self.counters: Final = tuple(counters)
+        self.rule_set: Final = rule_set
+        self.digests: Final = frozenset(digests)
         self.events: Final[list[Envelope]] = []
+
+    @property
+    def counters(self) -> list[CompiledCounter]:
+        """The counters."""
+        return [counter for counter in self.rule_set.rule_set.counters.values() if counter.digest in self.digests]
 
     def awaits(self, filled: CounterFilled) -> bool:
         """Return whether an event fills one of these counters."""
-        return filled.opened_at == self.opened_at and any(counter.digest == filled.digest for counter in self.counters)
+        return filled.opened_at == self.opened_at and filled.digest in self.digests
 
 
 class FillProof:

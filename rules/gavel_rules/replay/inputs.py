@@ -6,6 +6,7 @@ An input is an event that a command records for its own sake; every other event 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
@@ -13,6 +14,7 @@ from gavel.v1.fact_pb2 import Fact, ReviewResolved, RuleSetActivated, RuleSetDea
 
 from gavel_rules import reason_codes
 from gavel_rules.commands import (
+    NO_REFERENCES,
     AcceptClock,
     AcceptLoss,
     ActivateRuleSet,
@@ -44,39 +46,37 @@ from gavel_rules.identity.grants import compile_grants
 from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.state.state import State
 
+# Bound once: docs/performance.md#module-constants.
+_clear_field: Final = Envelope.ClearField
+
 
 def command_of(
     envelope: Envelope, state: State, cited_events: Mapping[int, CitedEvent], compile_document: Callable[[str], CompiledRuleSet]
 ) -> tuple[Command | None, References]:
     """Return the command that recorded an input event, with its references; None if no command records such an event.
 
-    Raises DocumentError if recorded rule sets or grants do not compile.
+    The command takes the envelope over and changes it. Raises DocumentError if recorded rule sets or grants do not compile.
     """
-    sent = Envelope()
-    sent.CopyFrom(envelope)
-    sent.ClearField("sequence_number")
-    sent.ClearField("recorded_at")
-    sent.ClearField("attestation")
     match envelope.WhichOneof("payload"):
         case "fact" if envelope.fact.WhichOneof("system") is not None:
             return _system_command(envelope, compile_document), References(cited_events=cited_events)
         case "agent_diagnostic" if is_late_report(envelope):
-            return _late_report_command(envelope), References()
+            return _late_report_command(envelope), NO_REFERENCES
         case "agent_diagnostic" if is_refusal_notice(envelope):
-            return RecordRefusals(envelope.event_id, envelope.agent_diagnostic.access_refused), References()
+            return RecordRefusals(envelope.event_id, envelope.agent_diagnostic.access_refused), NO_REFERENCES
         case "decision" if envelope.decision.reason_code == reason_codes.RETRY_FACTS_CHANGED:
             # The only decision that a command makes without an input event: the begin of another attempt.
-            return BeginExecution(envelope.decision.previous_decision_id, envelope.producer, 1), References()
+            return BeginExecution(envelope.decision.previous_decision_id, envelope.producer, 1), NO_REFERENCES
         case _ if envelope.producer.id == GAVEL:
-            return None, References()  # no producer publishes in Gavel's name
+            return None, NO_REFERENCES  # no producer publishes in Gavel's name
         case "proposal":
-            sent.proposal.ClearField("contest")
-            return SubmitProposal(ProposalView(sent)), References(cited_events=cited_events)
+            envelope.proposal.ClearField("contest")
+            return SubmitProposal(ProposalView(_as_sent(envelope))), References(cited_events=cited_events)
         case "fact" | "observation" | "tool_call" | "tool_result" | "agent_diagnostic":
-            return PublishEvent(sent), References()
+            return PublishEvent(_as_sent(envelope)), NO_REFERENCES
         case "execution":
-            return _execution_command(envelope, sent, state), References()
-    return None, References()
+            return _execution_command(envelope, state), NO_REFERENCES
+    return None, NO_REFERENCES
 
 
 def is_consequence(envelope: Envelope) -> bool:
@@ -115,7 +115,15 @@ def _late_report_command(envelope: Envelope) -> Command:
     return ReportExecution(report)
 
 
-def _execution_command(envelope: Envelope, sent: Envelope, state: State) -> Command:
+def _as_sent(envelope: Envelope) -> Envelope:
+    """Remove the fields that Gavel alone sets."""
+    _clear_field(envelope, "sequence_number")
+    _clear_field(envelope, "recorded_at")
+    _clear_field(envelope, "attestation")
+    return envelope
+
+
+def _execution_command(envelope: Envelope, state: State) -> Command:
     execution = envelope.execution
     live = state.decisions.get(execution.decision_id)
     if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
@@ -129,7 +137,7 @@ def _execution_command(envelope: Envelope, sent: Envelope, state: State) -> Comm
     if execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and execution.attempt == 0:
         binding = envelope.version_binding if envelope.HasField("version_binding") else None
         return BeginExecution(execution.decision_id, envelope.producer, 1, envelope.traceparent, version_binding=binding)
-    return ReportExecution(sent)
+    return ReportExecution(_as_sent(envelope))
 
 
 def _system_command(envelope: Envelope, compile_document: Callable[[str], CompiledRuleSet]) -> Command | None:

@@ -6,7 +6,7 @@ The chain is over the recorded bytes; nothing is serialized again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence
@@ -17,7 +17,7 @@ from gavel_rules.events.arbiter_versions import is_implemented
 from gavel_rules.events.hash_chain import chain, genesis_hash
 from gavel_rules.events.kinds import PAYLOAD_OF_CATEGORY
 from gavel_rules.events.permissions import CATEGORIES_OF_PRODUCER
-from gavel_rules.events.timestamps import TIME_MS_MAX, milliseconds
+from gavel_rules.events.timestamps import TIME_MS_MAX
 from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
 
 
@@ -31,10 +31,10 @@ class IntegrityStart(NamedTuple):
 
 
 class IntegrityPart(NamedTuple):
-    """The findings of one part of a log, for `are_joined`: event_ids with their first and last times, and causes before the part."""
+    """The findings of one part of a log, for `are_joined`: event_ids with the times when they were recorded, and causes before the part."""
 
     window_ms: int
-    first_ms_of: dict[bytes, int]
+    first_ms_of: dict[bytes, int]  # of event_ids that occur again after the window
     last_ms_of: dict[bytes, int]
     earlier_causes: list[bytes]
 
@@ -58,9 +58,7 @@ class Integrity:
     @property
     def part(self) -> IntegrityPart:
         """The findings that `are_joined` compares with those of other parts."""
-        return IntegrityPart(
-            self._window_ms, {**self._recorded_at_ms_of, **self._first_ms_of}, self._recorded_at_ms_of, self._earlier_causes
-        )
+        return IntegrityPart(self._window_ms, self._first_ms_of, self._recorded_at_ms_of, self._earlier_causes)
 
     def feed(self, sequence_number: int, envelope_bytes: bytes, chain_hash: bytes) -> None:
         """Check one record. Raises DamagedError, DivergedError or VersionNotImplementedError."""
@@ -74,40 +72,42 @@ class Integrity:
             raise DamagedError(Divergence(sequence_number=sequence_number, kind="chain-broken", message=message))
         envelope = decode(sequence_number, envelope_bytes)
         self.events = sequence_number
-        problem = self._problem(envelope) or self._loss_problem(envelope, previous_hash)
+        header = _Header(envelope)
+        problem = self._problem(envelope, header)
+        if not problem and header.system == "data_loss_accepted":
+            problem = self._loss_problem(envelope, previous_hash)
         if problem:
             raise DivergedError(
                 Divergence(sequence_number=sequence_number, event_id=envelope.event_id, kind="unlawful-event", message=problem)
             )
-        self._remember(envelope)
+        self._remember(envelope, header)
 
     def _loss_problem(self, envelope: Envelope, previous_hash: bytes) -> str:
         """Return why this event cannot accept a loss after the event before it, or ""."""
-        if envelope.fact.WhichOneof("system") != "data_loss_accepted":
-            return ""
         accepted = envelope.fact.data_loss_accepted
         if (accepted.head_sequence_number, accepted.head_chain_hash) == (self.events - 1, previous_hash):
             return ""
         return f"event {self.events} accepts a loss after event {accepted.head_sequence_number}, which is not the event before it"
 
-    def _problem(self, envelope: Envelope) -> str:
+    def _problem(self, envelope: Envelope, header: _Header) -> str:
         """Return why this event cannot be at this place of a log, or ""."""
         number = self.events
-        payload = envelope.WhichOneof("payload")
+        payload, category = header.payload, envelope.event_category
         if envelope.sequence_number != number or envelope.bus != self._bus:
             return f"entry {number} of bus {self._bus} holds event {envelope.sequence_number} of bus {envelope.bus}"
-        if payload is None or PAYLOAD_OF_CATEGORY.get(envelope.event_category) != payload:
-            return f"event {number} has category {envelope.event_category} and payload {payload}"
-        if (number == 1) != (envelope.fact.WhichOneof("system") == "bus_opened"):
+        if payload is None or PAYLOAD_OF_CATEGORY.get(category) != payload:
+            return f"event {number} has category {category} and payload {payload}"
+        if (number == 1) != (header.system == "bus_opened"):
             return f"event {number}: a bus begins with BusOpened and has no other"
-        if envelope.event_category not in CATEGORIES_OF_PRODUCER.get(envelope.producer.type, frozenset()):
-            return f"event {number}: producer type {envelope.producer.type} may not publish a {payload}"
-        if not _is_recordable(envelope.recorded_at) or not _is_recordable(envelope.occurred_at):
+        producer_type = envelope.producer.type
+        if category not in CATEGORIES_OF_PRODUCER.get(producer_type, frozenset()):
+            return f"event {number}: producer type {producer_type} may not publish a {payload}"
+        if header.recorded_at_ms < 0 or _time_ms(envelope.occurred_at) < 0:
             return f"event {number}: recorded_at or occurred_at is outside the years 1970 to 9999"
-        if milliseconds(envelope.recorded_at) < self._recorded_at_ms:
+        if header.recorded_at_ms < self._recorded_at_ms:
             return f"event {number} was recorded before event {number - 1}"
-        known_ms = self._recorded_at_ms_of.get(envelope.event_id.encode())
-        if known_ms is not None and milliseconds(envelope.recorded_at) - known_ms <= self._window_ms:
+        known_ms = self._recorded_at_ms_of.get(header.event_id)
+        if known_ms is not None and header.recorded_at_ms - known_ms <= self._window_ms:
             return f"event {number} repeats event_id {envelope.event_id} within the bus's idempotency window"
         cause = envelope.causation_id.encode()
         if cause and cause not in self._recorded_at_ms_of:
@@ -117,13 +117,13 @@ class Integrity:
             return f"event {number} names the cause {envelope.causation_id}, which does not precede it"
         return ""
 
-    def _remember(self, envelope: Envelope) -> None:
-        self._recorded_at_ms = milliseconds(envelope.recorded_at)
-        event_id = envelope.event_id.encode()
+    def _remember(self, envelope: Envelope, header: _Header) -> None:
+        event_id = header.event_id
+        self._recorded_at_ms = header.recorded_at_ms
         if event_id in self._recorded_at_ms_of:
             self._first_ms_of.setdefault(event_id, self._recorded_at_ms_of[event_id])
-        self._recorded_at_ms_of[event_id] = self._recorded_at_ms
-        match envelope.fact.WhichOneof("system"):
+        self._recorded_at_ms_of[event_id] = header.recorded_at_ms
+        match header.system:
             case "bus_opened":
                 version = envelope.fact.bus_opened.arbiter_version
                 self._window_ms = envelope.fact.bus_opened.idempotency_window_ms
@@ -135,15 +135,27 @@ class Integrity:
             raise VersionNotImplementedError(envelope.sequence_number, version)
 
 
+class _Header:
+    """The fields of an event that several checks read, read once: docs/performance.md#protobuf-fields."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        payload = envelope.WhichOneof("payload")
+        self.payload: Final = payload
+        self.system: Final = envelope.fact.WhichOneof("system") if payload == "fact" else None  # of a fact about Gavel
+        self.event_id: Final = envelope.event_id.encode()
+        self.recorded_at_ms: Final = _time_ms(envelope.recorded_at)
+
+
 def are_joined(parts: Iterable[IntegrityPart]) -> bool:
     """Return whether intact parts of a log, in order, are intact together: causes precede, and event_ids repeat only after the window."""
     last_ms_of: dict[bytes, int] = {}
     for part in parts:
         if not all(cause in last_ms_of for cause in part.earlier_causes):
             return False
-        repeated = part.first_ms_of.keys() & last_ms_of.keys()
-        if any(part.first_ms_of[event_id] - last_ms_of[event_id] <= part.window_ms for event_id in repeated):
-            return False
+        for event_id in part.last_ms_of.keys() & last_ms_of.keys():
+            first_ms = part.first_ms_of.get(event_id, part.last_ms_of[event_id])
+            if first_ms - last_ms_of[event_id] <= part.window_ms:
+                return False
         last_ms_of.update(part.last_ms_of)
     return True
 
@@ -157,6 +169,9 @@ def decode(sequence_number: int, envelope_bytes: bytes) -> Envelope:
         raise DamagedError(Divergence(sequence_number=sequence_number, kind="undecodable", message=message)) from error
 
 
-def _is_recordable(value: Timestamp) -> bool:
-    """Return whether a bus records such a time; admission refuses any other."""
-    return 0 <= value.seconds <= TIME_MS_MAX // 1000 and 0 <= value.nanos < 1_000_000_000
+def _time_ms(timestamp: Timestamp) -> int:
+    """Return the milliseconds of a time that a bus records, or -1; admission refuses any other time."""
+    seconds, nanos = timestamp.seconds, timestamp.nanos
+    if 0 <= seconds <= TIME_MS_MAX // 1000 and 0 <= nanos < 1_000_000_000:
+        return seconds * 1000 + nanos // 1_000_000
+    return -1

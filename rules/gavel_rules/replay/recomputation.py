@@ -1,7 +1,7 @@
 """The second pass of a replay: the decider again, compared with the log.
 
 An input event is turned back into its command, which is handled again at its recorded time. Every event that the command or a timer records
-must be equal to the log, field by field.
+must be equal to the log.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.kinds import PROPOSAL, SYSTEM_FACT_KEY
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.replay.counter_fills import RecordedFill
@@ -72,9 +73,14 @@ class Recomputation:
         self._compile_document = compile_document
         self._expected: deque[RecordedEvent] = deque()
         self._cited_events: dict[int, CitedEvent] = {}
-        self._input: Envelope | None = None
+        self._input: StoredEvent | None = None
         self._early_judgement: EarlyJudgement | None = None
-        self.fills: list[RecordedFill] = []  # for `FillProof`
+        # For `FillProof`. Counters of the given state may be opened and yet to be filled.
+        self.fills = [
+            RecordedFill(table.opened_at, self.state.rule_sets[table.policy_id, table.version], [digest])
+            for digest, table in self.state.counters.items()
+            if not table.is_filled
+        ]
         self.events = 0
         self.decisions = 0
         self.derived_facts = 0
@@ -115,27 +121,21 @@ class Recomputation:
 
         Raises DivergedError at the first event that differs, and DamagedError if the bytes are not an envelope.
         """
-        recorded = decode(sequence_number, envelope_bytes)
-        is_cut = self._begins_within_commit and not self.events and not self._expected and is_consequence(recorded)
-        if sequence_number < self._compare_from or is_cut:
-            # A consequence of an input before `compare_from` cannot be compared without that input.
-            event = self.state.apply(recorded)
-            self.state.commit()
-        else:
-            if not self._expected:
-                self._predict(recorded)
-            event = self._expected.popleft()
-            self._compare(recorded, event.envelope)
-            self._count(recorded)
-        if recorded.HasField("fact"):
-            self._note_fill(recorded)
-            if recorded.event_name == "DataLossAccepted" and len(self.data_losses) < DATA_LOSSES_MAX:
-                self.data_losses.append(recorded.fact.data_loss_accepted)
-        event.pack(envelope_bytes)
-        citation = cited_event(recorded)
-        if citation.keys:
-            self._cited_events[sequence_number] = citation
-        return recorded
+        if not self._expected:
+            recorded = decode(sequence_number, envelope_bytes)
+            is_cut = self._begins_within_commit and not self.events and is_consequence(recorded)
+            if sequence_number < self._compare_from or is_cut:
+                # A consequence of an input before `compare_from` cannot be compared without that input.
+                event = self.state.apply(recorded)
+                self.state.commit()
+                self._remember(event, envelope_bytes)
+                return recorded
+            self._predict(sequence_number, recorded, envelope_bytes)
+        event = self._expected.popleft()
+        self._compare(sequence_number, envelope_bytes, event.envelope)
+        self._count(event)
+        self._remember(event, envelope_bytes)
+        return event.envelope
 
     def cite(self, envelope: Envelope) -> None:
         """Let proposals cite an event from before the state that the recomputation began with."""
@@ -159,48 +159,71 @@ class Recomputation:
             missing = self._expected[0].envelope
             raise self._divergence(missing, "missing-event", f"event {missing.sequence_number} should follow, but the log ends", [])
 
-    def _note_fill(self, envelope: Envelope) -> None:
-        """Note events that open and fill counters."""
-        kind = envelope.fact.WhichOneof("system")
-        if kind == "counters_opened":
-            tables = [self.state.counters[digest] for digest in envelope.fact.counters_opened.digests]
-            self.fills.append(RecordedFill(envelope.sequence_number, [table.counter for table in tables]))
-        elif kind == "counter_filled":
-            for fill in self.fills:
-                if fill.awaits(envelope.fact.counter_filled):
-                    fill.events.append(envelope)
+    def _remember(self, event: RecordedEvent, envelope_bytes: bytes) -> None:
+        """Remember what later events, and the result, need of an event; it then takes no more memory than its bytes."""
+        event.pack(envelope_bytes)
+        if event.payload == "fact":
+            self._note_system_fact(event.envelope)
+        elif event.payload != "observation":
+            return
+        citation = cited_event(event.envelope)
+        if citation.keys:
+            self._cited_events[event.sequence_number] = citation
 
-    def _predict(self, envelope: Envelope) -> None:
-        """Handle the command of an input again, or fire a timer that is due before it, and expect the events."""
+    def _note_system_fact(self, envelope: Envelope) -> None:
+        """Note events that open and fill counters or accept a loss."""
+        fact = envelope.fact
+        match fact.WhichOneof("system"):
+            case "counters_opened":
+                opened = fact.counters_opened
+                rule_set = self.state.rule_sets[opened.policy_id, opened.version]
+                self.fills.append(RecordedFill(envelope.sequence_number, rule_set, opened.digests))
+            case "counter_filled":
+                for fill in self.fills:
+                    if fill.awaits(fact.counter_filled):
+                        fill.events.append(envelope)
+            case "data_loss_accepted":
+                if len(self.data_losses) < DATA_LOSSES_MAX:
+                    self.data_losses.append(fact.data_loss_accepted)
+
+    def _predict(self, number: int, recorded: Envelope, envelope_bytes: bytes) -> None:
+        """Handle the command of an input again, or fire a timer that is due before it, and expect the events.
+
+        The command takes `recorded` over and changes it; `envelope_bytes` still have it.
+        """
         self.state.commit()
-        number = envelope.sequence_number
-        now_ms = milliseconds(envelope.recorded_at)
+        now_ms = milliseconds(recorded.recorded_at)
         judgements = self._early_judgement.judgements if self._early_judgement is not None else {}
         self._early_judgement = None
-        timers = None
-        if envelope.event_name != "DataLossAccepted":  # timers wait until a loss is accepted
-            timers = handle(self.state, Tick(1, unjudged_candidates(envelope), judgements), now_ms=now_ms, engine=self._engine)
-        if timers is not None and timers.events:
-            self._input = timers.events[0].envelope
+        # Timers wait until a loss is accepted.
+        if self.state.next_due(now_ms) is not None and recorded.event_name != "DataLossAccepted":
+            timers = handle(self.state, Tick(1, unjudged_candidates(recorded), judgements), now_ms=now_ms, engine=self._engine)
+            self._input = timers.events[0].stored
             self._expected.extend(timers.events)
             return
+        self._input = StoredEvent(None, envelope_bytes)
+        principal = principal_of(recorded)
         try:
-            command, references = command_of(envelope, self.state, self._cited_events, self._compile_document)
+            command, references = command_of(recorded, self.state, self._cited_events, self._compile_document)
         except DocumentError as error:
-            what, kind = ("grants", "grants-invalid") if envelope.fact.HasField("grants_deployed") else ("rule set", "rule-set-invalid")
+            what, kind = ("grants", "grants-invalid") if recorded.fact.HasField("grants_deployed") else ("rule set", "rule-set-invalid")
             message = f"the {what} of event {number} does not compile: {error}"
-            raise self._divergence(envelope, kind, message, []) from error
+            raise self._divergence(self._input.read(), kind, message, []) from error
         if command is None:
-            message = f"event {number} ({envelope.event_name}) follows from nothing in the log"
-            raise self._divergence(envelope, "unexpected-event", message, [])
-        self._input = envelope
-        handled = handle(self.state, command, references, now_ms, self._engine, principal_of(envelope))
+            message = f"event {number} ({recorded.event_name}) follows from nothing in the log"
+            raise self._divergence(self._input.read(), "unexpected-event", message, [])
+        handled = handle(self.state, command, references, now_ms, self._engine, principal)
         if not handled.events:
             reason = handled.answer.message if isinstance(handled.answer, Fault) else "it appends nothing"
-            raise self._divergence(envelope, "refused-event", f"event {number} is refused when it is handled again: {reason}", [])
+            message = f"event {number} is refused when it is handled again: {reason}"
+            raise self._divergence(self._input.read(), "refused-event", message, [])
         self._expected.extend(handled.events)
 
-    def _compare(self, envelope: Envelope, expected: Envelope) -> None:
+    def _compare(self, sequence_number: int, envelope_bytes: bytes, expected: Envelope) -> None:
+        """Compare an event with the expected one: their bytes, and if these differ their fields, because one message has many encodings."""
+        if expected.SerializeToString(deterministic=True) == envelope_bytes:
+            return
+        envelope = decode(sequence_number, envelope_bytes)
         if envelope == expected:
             return
         differences = list(field_differences(envelope, expected))
@@ -211,8 +234,9 @@ class Recomputation:
     def _divergence(self, event: Envelope, kind: str, message: str, differences: list[FieldDifference]) -> DivergedError:
         inputs = []
         if self._input is not None:
-            inputs.append(EventReference(event_id=self._input.event_id, sequence_number=self._input.sequence_number))
-            inputs.extend(self._input.proposal.based_on_events)
+            envelope = self._input.read()
+            inputs.append(EventReference(event_id=envelope.event_id, sequence_number=envelope.sequence_number))
+            inputs.extend(envelope.proposal.based_on_events)
         return DivergedError(
             Divergence(
                 sequence_number=event.sequence_number,
@@ -224,9 +248,9 @@ class Recomputation:
             )
         )
 
-    def _count(self, envelope: Envelope) -> None:
+    def _count(self, event: RecordedEvent) -> None:
         self.events += 1
-        if envelope.HasField("decision"):
+        if event.payload == "decision":
             self.decisions += 1
-        elif envelope.fact.decision_id:
+        elif event.payload == "fact" and event.envelope.fact.decision_id:
             self.derived_facts += 1

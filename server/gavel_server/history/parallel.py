@@ -1,7 +1,7 @@
 """A replay on several processes: ranges of the log are checked, then the segments between snapshots recomputed, side by side.
 
-It only proves. If anything cannot be proved in this way, `verify` replays the log in one piece, which tells what is wrong and where. The
-reason may be a divergence, damage, a snapshot that does not fit, or a bus whose counters span segments.
+If counters were filled, one process then counts their past again. A parallel replay only proves. If anything cannot be proved in this way,
+`verify` replays the log in one piece, which tells what is wrong and where: a divergence, damage, or a snapshot that does not fit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gavel_rules.replay.recomputation import DATA_LOSSES_MAX
 from gavel_rules.state.snapshot.decoding import StateDecoder
 
 from gavel_server.history.replay import proved_message, verify
-from gavel_server.history.segments import Segment, SegmentResult, Source, check_range, recompute, share
+from gavel_server.history.segments import Segment, SegmentResult, Source, check_range, prove_fills, recompute, share
 from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog
@@ -62,8 +62,18 @@ async def verify_in_parallel(
             async for number in _progress(tasks, reached):
                 yield _progress_of(number, last)
             counts = [task.result() for _, task in sorted(zip(order, tasks, strict=True), key=lambda pair: pair[0])]
-    proved = [count for count in counts if count is not None]
-    if not segments or len(proved) < len(segments):
+        proved = [count for count in counts if count is not None]
+        fills = [fill for count in proved for fill in count.fills]
+        is_proved = bool(segments) and len(proved) == len(segments)
+        if is_proved and any(fill.events for fill in fills):
+            for place in range(len(reached)):
+                reached[place] = 0
+            proof = loop.run_in_executor(pool, prove_fills, source, 0, fills)
+            past = max(fill.opened_at - 1 for fill in fills if fill.events)
+            async for number in _progress([proof], reached):
+                yield _progress_of(number, past)
+            is_proved = proof.result() is True
+    if not is_proved:
         async for response in verify(log, engine=engine, to_sequence_number=last, snapshots=files):
             yield response
         return

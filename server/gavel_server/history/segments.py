@@ -7,26 +7,31 @@ proved, by induction over the segments. A failure here has no explanation: `para
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gavel.v1.decision_pb2 import Engine
+from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.replay import (
     DamagedError,
     DivergedError,
     DriftReport,
+    FillProof,
     Integrity,
     IntegrityPart,
     IntegrityStart,
     Recomputation,
+    RecordedFill,
     VersionNotImplementedError,
     decode,
 )
+from gavel_rules.state.records import DeployedRuleSet
 from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, state_sha256
 from gavel_rules.state.state import State
+from google.protobuf.message import Message
 
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.history.snapshot_pages import is_paged
@@ -63,8 +68,17 @@ class Segment(NamedTuple):
     at_head: bool
 
 
+class Fill(NamedTuple):
+    """Counters that were opened at a sequence number, and the recorded events that fill them, as far as a segment has these."""
+
+    opened_at: int
+    rule_set: DeployedRuleSet
+    digests: frozenset[str]
+    events: list[bytes]
+
+
 class SegmentResult(NamedTuple):
-    """The result of a segment: what was recomputed equal, its notes of versions, and the state at the head of the log."""
+    """The result of a segment: what was recomputed equal, its notes of versions and counters, and the state at the head of the log."""
 
     events: int
     decisions: int
@@ -72,6 +86,7 @@ class SegmentResult(NamedTuple):
     drifts: tuple[dict[tuple[Any, ...], Any], ...]
     state: list[bytes]
     data_losses: list[bytes]
+    fills: list[Fill]
 
 
 def share(reached: Any) -> None:
@@ -89,6 +104,11 @@ def check_range(source: Source, place: int, first: int, last: int) -> IntegrityP
 def recompute(source: Source, place: int, segment: Segment, engine: Engine.ValueType) -> SegmentResult | None:
     """Recompute a segment; None: it cannot be proved."""
     return _run(source, partial(_recompute, place, segment, engine))
+
+
+def prove_fills(source: Source, place: int, fills: Sequence[Fill]) -> bool | None:
+    """Compare the recorded past of counters with the log, and return True; None: it cannot be proved."""
+    return _run(source, partial(_prove_fills, place, fills))
 
 
 def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | None]]) -> Result | None:
@@ -120,8 +140,6 @@ async def _check(place: int, first: int, last: int, log: EventLog) -> IntegrityP
 
 async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log: EventLog) -> SegmentResult | None:
     state = SnapshotFiles(Path(segment.data), log.bus).read(segment.begin) if segment.begin else None
-    if state is not None and state.counters:
-        return None  # what fills a counter may be in another segment
     recomputation = Recomputation(log.bus, engine=engine, state=state)
     report = DriftReport()
     number = segment.begin
@@ -137,11 +155,29 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
         _reached[place] = number - segment.begin
     recomputation.finish(at_head=segment.at_head)
     is_equal = not segment.digest or (recomputation.state.head == segment.end and state_sha256(recomputation.state.store) == segment.digest)
-    if recomputation.fills or not is_equal:
+    if not is_equal:
         return None
     state_parts = _without_evidence(recomputation.state) if segment.at_head else []
-    losses = [loss.SerializeToString() for loss in recomputation.data_losses]
-    return SegmentResult(recomputation.events, recomputation.decisions, recomputation.derived_facts, report.content, state_parts, losses)
+    losses = _serialize(recomputation.data_losses)
+    fills = [Fill(one.opened_at, one.rule_set, one.digests, _serialize(one.events)) for one in recomputation.fills]
+    counts = recomputation.events, recomputation.decisions, recomputation.derived_facts
+    return SegmentResult(*counts, report.content, state_parts, losses, fills)
+
+
+async def _prove_fills(place: int, fills: Sequence[Fill], log: EventLog) -> bool:
+    recorded = [RecordedFill(fill.opened_at, fill.rule_set, fill.digests) for fill in fills]
+    # The segment that opens counters lists them together, and each that follows those that are not filled yet.
+    for event in [Envelope.FromString(content) for fill in fills for content in fill.events]:
+        next(one for one in recorded if one.awaits(event.fact.counter_filled)).events.append(event)
+    proof = FillProof(log.bus, recorded)
+    await _read(log, place, 1, proof.last, lambda record: proof.feed(record.sequence_number, record.envelope))
+    for _ in proof.compare():
+        pass
+    return True
+
+
+def _serialize(messages: Iterable[Message]) -> list[bytes]:
+    return [message.SerializeToString() for message in messages]
 
 
 def _without_evidence(state: State) -> list[bytes]:
