@@ -8,6 +8,7 @@ does the same. A rule that fails gives no fact; the built-in rule always gives o
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
@@ -61,12 +62,15 @@ def derive(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | 
     return tuple(facts)
 
 
-def failed_rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> list[tuple[DerivationRule, str]]:
+def failed_rules(
+    execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None, derived: Container[str] = ()
+) -> list[tuple[DerivationRule, str]]:
     """Return the rules that apply to a report and give no fact, each with its problem (`DerivationRule.problem`).
 
-    Arguments as for `derive`.
+    `derived` are the ids of rules that gave a fact; they are not evaluated again. Other arguments as for `derive`.
     """
-    problems = [(rule, rule.problem(execution, decision)) for rule in applicable_rules(execution, decision, rule_set)]
+    rules = [rule for rule in applicable_rules(execution, decision, rule_set) if rule.id not in derived]
+    problems = [(rule, rule.problem(execution, decision)) for rule in rules]
     return [(rule, problem) for rule, problem in problems if problem]
 
 

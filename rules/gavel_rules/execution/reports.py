@@ -60,7 +60,10 @@ def report(recorder: Recorder, command: ReportExecution, references: References)
 
 def record_failed_derivations(recorder: Recorder, live: LiveDecision, envelope: Envelope) -> None:
     """Record which derivations of the rule set have no value for a report: their facts will not come (constitution §7.2)."""
-    for rule, problem in failed_rules(envelope, live.decision, recorder.state.rule_set_of(live.decision.decision)):
+    state = recorder.state
+    facts = [fact.envelope for fact in state.decisions[live.decision_id].awaited_facts if fact.execution is envelope]
+    derived = [fact.fact.derivation_rule_id for fact in facts if fact is not None]
+    for rule, problem in failed_rules(envelope, live.decision, state.rule_set_of(live.decision.decision), derived):
         diagnostic = AgentDiagnostic(kind="DerivationFailed")
         attributes = {"derivation_rule_id": rule.id, "derivation_rule_version": rule.version, "key": rule.key}
         if problem == SUBJECT:

@@ -7,7 +7,7 @@ an executor's result: an expression that reads an absent part of it has no value
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from gavel.v1.decision_pb2 import Decision
@@ -54,8 +54,11 @@ class ReportExpression:
         self._compiled = environment.compile(expression.source)
         variables = dict(find_variables(expression.tree, environment.types))
         case_variables = [(name, type_) for name, type_ in variables.items() if name.partition(".")[0] in _CASE_ROOTS]
-        self._reader = CaseReader(case_variables, find_presence_tests(expression.tree))
-        self._names = frozenset(variables)
+        presences = tuple(find_presence_tests(expression.tree))
+        self._reader = CaseReader(case_variables, presences)
+        self._reads_case = bool(case_variables or presences)
+        self._report_reads = [(name, read) for name, read in _REPORT_READS.items() if name in variables]
+        self._decision_reads = [(name, read) for name, read in _DECISION_READS.items() if name in variables]
         self._may_reach_limit = estimate_cost(expression.tree, environment.types).elements > ITERATIONS_MAX
 
     def scalar(self, execution: Envelope, decision: Envelope, evidence: DecisionEvidence = NO_EVIDENCE) -> str | float | bool:
@@ -71,10 +74,14 @@ class ReportExpression:
         return _to_json(self._evaluate(execution, decision, NO_EVIDENCE), 0)
 
     def _evaluate(self, execution: Envelope, decision: Envelope, evidence: DecisionEvidence) -> Any:
-        params = self._schema.typed(struct_to_dict(decision.decision.params))
-        values = self._reader.read(bare_case(params, evidence.facts, decision.subject).with_history(evidence.history))
-        event_values = (*execution_values(execution.execution).items(), *_decision_values(decision.decision))
-        values.update((name, value) for name, value in event_values if name in self._names)
+        values: dict[str, object] = {}
+        if self._reads_case:
+            params = self._schema.typed(struct_to_dict(decision.decision.params))
+            values = self._reader.read(bare_case(params, evidence.facts, decision.subject).with_history(evidence.history))
+        for name, read in self._report_reads:
+            values[name] = read(execution.execution)
+        for name, read_decision in self._decision_reads:
+            values[name] = read_decision(decision.decision)
         if self._may_reach_limit and count_elements(self.scoped.expression.tree, values) > ITERATIONS_MAX:
             # The keys of a map have no order: a macro could find its key before the library's limit one time and not the next.
             raise NoValueError
@@ -107,25 +114,25 @@ def _to_json(answer: Any, depth: int) -> object:
 
 def execution_values(report: Execution) -> dict[str, object]:
     """Return what expressions read of a report, by variable."""
-    return {
-        "execution.status": ExecutionStatus.Name(report.status).removeprefix(STATUS_PREFIX),
-        "execution.attempt": report.attempt,
-        "execution.execution_id": report.execution_id,
-        "execution.reason_code": report.reason_code,
-        "execution.result": struct_to_dict(report.result),
-        "execution.error.code": report.error.code,
-        "execution.error.message": report.error.message,
-        "execution.completed_steps": list(report.completed_steps),
-    }
+    return {name: read(report) for name, read in _REPORT_READS.items()}
 
 
-def _decision_values(decision: Decision) -> list[tuple[str, object]]:
-    return [
-        ("decision.decision_id", decision.decision_id),
-        ("decision.proposal_id", decision.proposal_id),
-        ("decision.action_type", decision.action_type),
-        ("decision.policy_id", decision.policy_id),
-        ("decision.policy_version", decision.policy_version),
-        ("decision.rule_id", decision.rule_id),
-        ("decision.conflict_key", decision.conflict_key),
-    ]
+_REPORT_READS: Final[Mapping[str, Callable[[Execution], object]]] = {
+    "execution.status": lambda report: ExecutionStatus.Name(report.status).removeprefix(STATUS_PREFIX),
+    "execution.attempt": lambda report: report.attempt,
+    "execution.execution_id": lambda report: report.execution_id,
+    "execution.reason_code": lambda report: report.reason_code,
+    "execution.result": lambda report: struct_to_dict(report.result),
+    "execution.error.code": lambda report: report.error.code,
+    "execution.error.message": lambda report: report.error.message,
+    "execution.completed_steps": lambda report: list(report.completed_steps),
+}
+_DECISION_READS: Final[Mapping[str, Callable[[Decision], object]]] = {
+    "decision.decision_id": lambda decision: decision.decision_id,
+    "decision.proposal_id": lambda decision: decision.proposal_id,
+    "decision.action_type": lambda decision: decision.action_type,
+    "decision.policy_id": lambda decision: decision.policy_id,
+    "decision.policy_version": lambda decision: decision.policy_version,
+    "decision.rule_id": lambda decision: decision.rule_id,
+    "decision.conflict_key": lambda decision: decision.conflict_key,
+}
