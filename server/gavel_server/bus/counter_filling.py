@@ -7,7 +7,6 @@ and its entries are recorded. Decisions go on meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -64,7 +63,7 @@ async def fill_counters(sequencer: Sequencer, rule_set: CompiledRuleSet) -> None
     digests = opened.envelope.fact.counters_opened.digests
     counters = [counter for counter in rule_set.counters.values() if counter.digest in digests]
     backlog = CounterBacklog(sequencer.bus, counters, opened_at)
-    before: Callable[[bytes], Awaitable[None]] = partial(Precompiler().before, backlog.state)
+    before = partial(Precompiler().before, backlog.state)
     time_slice = call_slice(1, INTERNAL)
     async with temporary_states() as states:
         states.append(backlog.state)

@@ -274,9 +274,12 @@ class Replica:
             if not records or records[0].sequence_number != self.head.sequence_number + 1:
                 raise LogCorruptError(f"bus {self.bus}: event {self.head.sequence_number + 1} is missing")
             for record in records:
-                await precompiler.before(self.state, record.envelope)
+                compilation = precompiler.before(self.state, record.envelope)
+                if compilation is not None:
+                    await compilation
                 self._apply(record)
-                await time_slice.spend(1)
+                if time_slice.is_over(1):
+                    await time_slice.end()
             self.wake_followers()
             await asyncio.sleep(0)
             if loop.time() >= next_report:

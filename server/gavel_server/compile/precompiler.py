@@ -7,6 +7,7 @@ thread. A document that does not compile here fails again, with a report, where 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 from gavel.v1.envelope_pb2 import Envelope
@@ -29,10 +30,14 @@ class Precompiler:
         self._documents = documents
         self._document: tuple[str, CompiledRuleSet] | None = None
 
-    async def before(self, state: State, envelope_bytes: bytes) -> None:
-        """Compile the rule set that the state's next event needs, if it is not cached."""
-        if _ACTIVATION_KEY not in envelope_bytes and not (self._documents and _DEPLOYMENT_KEY in envelope_bytes):
-            return
+    def before(self, state: State, envelope_bytes: bytes) -> Awaitable[None] | None:
+        """Return the compilation that the state's next event needs, for the caller to await; None for nearly all events."""
+        if _ACTIVATION_KEY in envelope_bytes or (self._documents and _DEPLOYMENT_KEY in envelope_bytes):
+            return self._compile(state, envelope_bytes)
+        return None
+
+    async def _compile(self, state: State, envelope_bytes: bytes) -> None:
+        """Compile the rule set that an event needs, if it is not cached."""
         try:
             fact = Envelope.FromString(envelope_bytes).fact
             match fact.WhichOneof("system"):

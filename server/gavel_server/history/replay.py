@@ -19,6 +19,7 @@ from gavel.v1 import decision_pb2, replay_service_pb2
 from gavel.v1.decision_pb2 import Engine, Outcome
 from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress, SimulateRuleSetResponse, SimulationSummary
+from gavel_rules.arbitration.contest import EarlyJudgement
 from gavel_rules.authoring.simulate import Simulation
 from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.replay import DamagedError, DivergedError, DriftReport, FillProof, Integrity, Recomputation, VersionNotImplementedError
@@ -32,9 +33,9 @@ from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogCorruptError, Record
 
-# Events read at once, and those checked before other tasks get their turn: some milliseconds of work.
-PAGE_EVENTS_MAX: Final = 128
-SLICE_EVENTS: Final = 16
+# Events read at once, and those handled before other tasks get their turn, unless a slice's time ends before: some milliseconds of work.
+PAGE_EVENTS_MAX: Final = 512
+SLICE_EVENTS: Final = 128
 
 _OUTCOME_PREFIX: Final = "OUTCOME_"
 
@@ -77,10 +78,14 @@ async def verify(
                 if fed >= from_sequence_number:
                     report.note(event, recomputation.state)
 
-            async def before(envelope: bytes) -> None:
-                if comparison.is_due(fed):
-                    await comparison.compare(fed, recomputation.state)
-                await prepare(envelope)
+            def before(envelope: bytes) -> Awaitable[None] | None:
+                return compare(envelope) if comparison.is_due(fed) else prepare(envelope)
+
+            async def compare(envelope: bytes) -> None:
+                await comparison.compare(fed, recomputation.state)
+                preparation = prepare(envelope)
+                if preparation is not None:
+                    await preparation
 
             async for number in pages(log, last, feed, before):
                 yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
@@ -121,21 +126,27 @@ def proved_message(events: int, decisions: int, snapshots: int) -> str:
 
 def replay_part(
     bus: str, *, engine: Engine.ValueType = decision_pb2.ENGINE_UNSPECIFIED, compare_from: int = 0
-) -> tuple[Recomputation, Callable[[bytes], Awaitable[None]]]:
-    """Return a recomputation that compares from a sequence number on (0: the start), and what to await before each event is fed."""
+) -> tuple[Recomputation, Callable[[bytes], Awaitable[None] | None]]:
+    """Return a recomputation that compares from a sequence number on (0: the start), and the `before` of `pages` for it."""
     precompiler = Precompiler(documents=True)
     recomputation = Recomputation(
         bus, engine=engine or decision_pb2.ENGINE_RETE, compare_from=max(compare_from, 1), compile_document=precompiler.compile_document
     )
 
-    async def before(envelope: bytes) -> None:
-        await precompiler.before(recomputation.state, envelope)
+    def before(envelope: bytes) -> Awaitable[None] | None:
         early_judgement = recomputation.early_judgement(envelope)
-        time_slice = call_slice(SLICE_EVENTS, INTERNAL)
-        while early_judgement is not None and early_judgement.step():
-            await time_slice.spend(1)
+        if early_judgement is not None:  # the event is a decision of a contest
+            return _judge(early_judgement)
+        return precompiler.before(recomputation.state, envelope)
 
     return recomputation, before
+
+
+async def _judge(early_judgement: EarlyJudgement) -> None:
+    """Judge the candidates of a contest in slices."""
+    time_slice = call_slice(1, INTERNAL)
+    while early_judgement.step():
+        await time_slice.spend(1)
 
 
 async def impact(
@@ -180,9 +191,12 @@ async def impact(
 
 
 async def pages(
-    log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None]] | None = None
+    log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None] | None] | None = None
 ) -> AsyncGenerator[int, None]:
-    """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
+    """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run.
+
+    `before` returns what to await before an event is fed, or None.
+    """
     number = 0
     time_slice = call_slice(SLICE_EVENTS, INTERNAL)
     while number < last:
@@ -191,10 +205,12 @@ async def pages(
             message = f"event {number + 1} is missing; the log ends before its head"
             raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
         for record in records:
-            if before is not None:
-                await before(record.envelope)
+            preparation = before(record.envelope) if before is not None else None
+            if preparation is not None:
+                await preparation
             feed(record)
-            await time_slice.spend(1)
+            if time_slice.is_over(1):
+                await time_slice.end()
         number = records[-1].sequence_number
         yield number
         await asyncio.sleep(0)
@@ -236,7 +252,3 @@ async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: i
     if not 0 <= from_sequence_number <= last <= head:
         raise ReplayRangeError(f"cannot replay from {from_sequence_number} to {last}: the log of bus {log.bus} holds events 1 to {head}")
     return head, last
-
-
-def _and_snapshots(count: int) -> str:
-    return f", {count} snapshot{'s' if count > 1 else ''} confirmed" if count else ""

@@ -139,7 +139,9 @@ class Notary:
         try:
             self._integrity.feed(number, envelope, record.chain_hash)
             if self._recomputation is not None:
-                await self._precompiler.before(self._recomputation.state, envelope)
+                compilation = self._precompiler.before(self._recomputation.state, envelope)
+                if compilation is not None:
+                    await compilation
                 self._recomputation.feed(number, envelope)
         except (DamagedError, DivergedError, VersionNotImplementedError) as error:
             raise self._proof_error(error) from error

@@ -46,7 +46,7 @@ from gavel_server.log.redis.acknowledgement import shortfall, version_problem, w
 from gavel_server.log.redis.connection import REDIS_VERSION_MIN, TIMEOUT_MS_DEFAULT
 from gavel_server.log.redis.durability import COMMANDS, judge
 from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
-from gavel_server.log.redis.resp import Argument, flags_and_arguments
+from gavel_server.log.redis.resp import Argument, flags_and_arguments, record_of
 from gavel_server.log.redis.script import Script
 from gavel_server.log.redis.topology.protocol import BusConnections, Topology
 from gavel_server.log.redis.topology.servers import open_topology
@@ -439,14 +439,10 @@ class RedisLog:
         )
 
     def _record(self, row: Any) -> Record:
-        try:
-            number, rest = row[0].split(b"-")
-            name_e, envelope, name_h, chain_hash = row[1]
-            if rest == b"0" and name_e == b"e" and name_h == b"h":
-                return Record(int(number), envelope, chain_hash)
-        except (TypeError, ValueError, IndexError, AttributeError):
-            pass  # reported below, with the entry
-        raise LogCorruptError(f"entry {row[0]!r} of {self._log_key} is not <number>-0 with fields e and h")
+        record = record_of(row)
+        if record is None:
+            raise LogCorruptError(f"entry {row[0]!r} of {self._log_key} is not <number>-0 with fields e and h")
+        return record
 
 
 def _id_entry(value: bytes) -> IdEntry:

@@ -1,14 +1,15 @@
-"""Encodes commands for Redis (RESP 2), and entries as arguments of `append.lua`. Compiled, because every event passes through here.
+"""Encodes commands for Redis (RESP 2), and entries as arguments of `append.lua`; reads the entries in replies.
 
-hiredis packs commands too, with several times the instructions: it prints every length and copies every argument three times.
+Compiled, because every event passes through here. hiredis packs commands too, with several times the instructions: it prints every length
+and copies every argument three times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from gavel_server.log.entries import Entry
+from gavel_server.log.entries import Entry, Record
 
 Argument = bytes | str | int
 Command = tuple[Argument, ...]
@@ -58,3 +59,15 @@ def flags_and_arguments(entries: Sequence[Entry]) -> tuple[str, bytes, list[Argu
         ids.append(f"{number}:{decision_number}" if decision_number else number)
     envelopes += ids
     return "".join(flags), b"".join(hashes), envelopes
+
+
+def record_of(row: Any) -> Record | None:
+    """Return an entry of XRANGE's reply as a record; None if it is not <number>-0 with fields e and h."""
+    try:
+        number, rest = row[0].split(b"-")
+        name_e, envelope, name_h, chain_hash = row[1]
+        if rest == b"0" and name_e == b"e" and name_h == b"h":
+            return Record(int(number), envelope, chain_hash)
+    except (TypeError, ValueError, IndexError, AttributeError):
+        pass  # the caller reports it, with the entry
+    return None
