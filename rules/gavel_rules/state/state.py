@@ -183,6 +183,11 @@ class State:
         """Forget how to undo the changes before a position, or all of them: the log has them."""
         self.store.undo_log.commit(position)
 
+    def free_dropped(self) -> bool:
+        """Free the next rows of tables that were dropped. Return whether any are left that may be freed."""
+        store = self.store
+        return store.disposal.has_tables and store.disposal.free(store.undo_log.commit_position)
+
     def digest(self) -> str:
         """Return "sha256:" and the hex digits of a hash over the whole state. Equal states have equal digests."""
         return digest(self.store)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from gavel.v1 import decision_pb2
@@ -52,6 +52,11 @@ class RecentEvents:
         self._citable: OrderedDict[int, CitedEvent] = OrderedDict()
         self._locations: dict[str, EventLocation] = {}
         self._older_locations: dict[str, EventLocation] = {}
+
+    @property
+    def tables(self) -> tuple[dict[Any, Any], ...]:
+        """Its tables, to be freed."""
+        return self._citable, self._locations, self._older_locations
 
     def add(self, envelope: Envelope) -> None:
         """Add a committed event of another server."""

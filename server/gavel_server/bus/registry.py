@@ -294,6 +294,8 @@ class BusRegistry:
         await sequencer.stop()
         await self._closed(sequencer)
         await sequencer.log.close()
+        if not self._stopping:  # else the process ends
+            await sequencer.free()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         """Run work for a bus in a task of its own."""

@@ -36,6 +36,7 @@ from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.watcher import BusWatcher
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import INTERNAL
+from gavel_server.history.disposal import free
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog, Head, LogError, UntimelyError
 from gavel_server.process.clock import GuardedClock
@@ -100,6 +101,7 @@ class Sequencer:
         self.is_used = True
         self._on_opening: tuple[Callable[[], None], Callable[[], None]] | None = None
         self._has_decided = False
+        self._is_freed = False
 
     async def start(self, *, opens: bool = True) -> None:
         """Read the log into the state, and begin to serve. `opens`: open the bus if it is new; otherwise its first event does.
@@ -140,6 +142,12 @@ class Sequencer:
         await self.replica.acknowledged.save()
         await self.replica.write_last_snapshot()
         self._wake_readers()
+
+    async def free(self) -> None:
+        """Free the memory of a bus that has stopped; other tasks run meanwhile. Later reads fail."""
+        self._is_freed = True
+        replica = self.replica
+        await free(replica.state, (*replica.recent_events.tables, *replica.trace_owners.tables))
 
     @property
     def is_open(self) -> bool:
@@ -240,9 +248,7 @@ class Sequencer:
         await self.execute(self._opening, caller=caller, principal=principal)
 
     def _shutting_down(self) -> ServiceError | None:
-        if self.replica.closing:
-            return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server")
-        return None
+        return _shutdown_error() if self.replica.closing else None
 
     # Reads
 
@@ -279,11 +285,16 @@ class Sequencer:
         return state
 
     async def settled_state(self) -> State:
-        """Return the committed state, confirmed or not. Valid until the next await: afterwards it may hold uncommitted changes."""
+        """Return the committed state, confirmed or not. Valid until the next await: afterwards it may hold uncommitted changes.
+
+        Raises ServiceError SHUTTING_DOWN if the bus was closed.
+        """
         while self.replica.state.has_uncommitted_changes:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._readers.append(future)
             await future
+        if self._is_freed:
+            raise _shutdown_error()
         return self.replica.state
 
     async def read_on(self) -> None:
@@ -350,9 +361,18 @@ class Sequencer:
             self._on_opening = None
             on_refusal()
 
+    @property
+    def _has_no_work(self) -> bool:
+        replica = self.replica
+        return not (self._queue or self._readers or self._committer.is_appending or replica.closing or replica.is_behind)
+
     async def _wait_for_work(self) -> None:
         replica = self.replica
-        if not self._queue and not self._readers and not self._committer.is_appending and not replica.closing and not replica.is_behind:
+        # A busy bus frees dropped tables with its events.
+        time_slice = TimeSlice(1, self._monotonic)
+        while self._has_no_work and replica.state.free_dropped():
+            await time_slice.end()
+        if self._has_no_work:
             due_ms = replica.state.next_timer_ms()
             if due_ms is None:
                 await self._pacing.sleep(None)
@@ -493,6 +513,10 @@ class Sequencer:
         if not await self._committer.settle(self._batch):
             raise _BatchRestart
         return True
+
+
+def _shutdown_error() -> ServiceError:
+    return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server")
 
 
 def _ignore(_: CommittedAnswer | ServiceError) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from gavel.internal.v1 import state_snapshot_pb2
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot, TraceOwner
@@ -70,6 +70,11 @@ class TraceOwners:
         self._traces_max = traces_max
         self._owned: dict[str, _Ownership] = {}
         self._owners: dict[PartyKey, _Owner] = {}
+
+    @property
+    def tables(self) -> tuple[dict[Any, Any], ...]:
+        """Its tables, to be freed."""
+        return self._owned, *[owner.traces for owner in self._owners.values()], self._owners
 
     def note(self, trace_id: str, party: TraceParty, now_ms: int) -> None:
         """Note a proposal that is in the log, recorded at `now_ms`."""

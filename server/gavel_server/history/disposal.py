@@ -1,9 +1,10 @@
-"""Frees states that do not serve a bus, in slices: those of replays, and those that count the past of counters."""
+"""Frees states that do not serve a bus any more, in slices: of replays, of counters' past, and of buses that were closed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from gavel_rules.state.state import State
 
@@ -18,8 +19,15 @@ async def temporary_states() -> AsyncIterator[list[State]]:
     try:
         yield states
     finally:
-        time_slice = call_slice(1, INTERNAL)
         for state in states:
-            disposal = state.store.dispose_all()
-            while disposal.free(state.position):
-                await time_slice.spend(1)
+            await free(state)
+
+
+async def free(state: State, tables: Iterable[dict[Any, Any]] = ()) -> None:
+    """Free a state and other tables, which nobody reads any more. Other tasks run meanwhile."""
+    time_slice = call_slice(1, INTERNAL)
+    disposal = state.store.dispose_all()
+    for table in tables:
+        disposal.add(table)
+    while disposal.free(state.position):
+        await time_slice.spend(1)

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition, UnfilledCounters
+from gavel_rules.language.counters.counter import NEVER_MS
 from gavel_rules.language.rule_set import compile_rule_set
+from gavel_rules.state.counters import CounterEntry
+from gavel_rules.state.disposal import ROWS_PER_STEP
+from gavel_rules.state.transitions.counters import enter
 from gavel_server.bus.counter_filling import CounterFilling
 from gavel_server.log import LogUnavailableError
 
-from tests.support.counted_plays import WITH
+from tests.support.counted_plays import WITH, WITHOUT
 from tests.support.simulation.servers import CountingLog, Servers, with_servers
 
 RULE_SET = compile_rule_set(WITH[0])
@@ -88,3 +92,23 @@ async def test_a_failed_fill_begins_anew(servers: Servers) -> None:
     assert isinstance((await sequencer.execute(activation)).answer, RuleSetPosition)
     assert 2 == opened_counters(await servers.events())
     await servers.prove()
+
+
+@with_servers
+async def test_an_idle_bus_frees_dropped_counters(servers: Servers) -> None:
+    """The rows of a counter that is dropped are freed although no event follows."""
+    sequencer, log, activation = await start(servers)
+    log.opened.set()
+    await CounterFilling().fill(sequencer, RULE_SET)
+    await sequencer.execute(activation)
+    state = sequencer.replica.state
+    table = next(iter(state.counters.values()))
+    for number in range(3 * ROWS_PER_STEP):
+        enter(state.store, table, CounterEntry(f"entry-{number}", "", 1, NEVER_MS, number))
+    state.commit()
+    without = compile_rule_set(WITHOUT)
+    await sequencer.execute(DeployRuleSet(servers.new_id(), without, WITHOUT))
+    await sequencer.execute(ActivateRuleSet(servers.new_id(), without.policy_id, without.version, None))
+    assert table.entries
+    await asyncio.sleep(1)
+    assert (0, False) == (len(table.entries), state.store.disposal.has_tables)

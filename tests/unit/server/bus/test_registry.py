@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from gavel_rules.commands import PublishEvent
+from gavel_rules.state.disposal import ROWS_PER_STEP
 from gavel_server.bus.registry import IDLE_ROUNDS_MAX, BusRegistry
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
@@ -262,6 +264,30 @@ async def test_idle_buses_are_closed(servers: Servers) -> None:
     assert 3 == _number(await buses.publish("idle", servers.fact("lost")))
     replay_log("idle", await buses.log("idle").read(1, 10))
     follower.cancel()
+    await buses.registry.stop()
+
+
+@with_servers
+async def test_a_closed_bus_is_freed_in_steps(servers: Servers) -> None:
+    """A bus that is closed frees at most ROWS_PER_STEP rows before other tasks run, and later reads of its state are SHUTTING_DOWN."""
+    buses = Buses(servers)
+    await buses.publish("wide", servers.fact())
+    sequencer = await buses.registry.existing("wide")
+    state = sequencer.replica.state
+    for number in range(3 * ROWS_PER_STEP):
+        state.store.put(state.traces, f"trace-{number}", number)
+    state.commit()
+    reopening = asyncio.create_task(buses.registry.reopen("wide"))
+    rows = [len(state.traces)]
+    while rows[-1]:
+        await asyncio.sleep(0)
+        rows.append(len(state.traces))
+    assert max(before - after for before, after in pairwise(rows)) <= ROWS_PER_STEP
+    assert 2 == (await reopening).head.sequence_number
+    with pytest.raises(ServiceError) as error_info:
+        await sequencer.settled_state()
+    assert "SHUTTING_DOWN" == reason(error_info.value)
+    assert {} == sequencer.replica.recent_events.citable
     await buses.registry.stop()
 
 
