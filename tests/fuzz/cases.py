@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from gavel_rules.language.engines.case import Case
 from gavel_rules.values import INTEGER_MAX
 
-from tests.fuzz.grammar import TIMES
+from tests.fuzz.grammar.times import TIMES
 from tests.fuzz.meanings import EPOCH
 from tests.fuzz.vocabulary import DOUBLES, KEYS, LONG_WORDS, NUMBERS, WORDS, Type, Vocabulary
 

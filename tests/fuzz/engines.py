@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.cases import Sample, Sampler
 from tests.fuzz.documents import clocks, rearrangements
-from tests.fuzz.grammar import Writer
+from tests.fuzz.grammar.conditions import Writer
 from tests.fuzz.meanings import ERROR, UNKNOWN, Expression, Outcome
 from tests.fuzz.vocabulary import Draw, Vocabulary, vocabularies
 
