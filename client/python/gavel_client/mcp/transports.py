@@ -8,6 +8,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, Final
 
 import uvicorn
@@ -64,14 +65,21 @@ async def close_silent_forever(web: uvicorn.Server) -> None:
     silent_since: dict[Any, float] = {}
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        now = asyncio.get_running_loop().time()
-        silent: list[Any] = [one for one in web.server_state.connections if getattr(one, "cycle", None) is None]
-        silent_since = {one: silent_since.get(one, now) for one in silent}
-        oldest = sorted(silent, key=silent_since.__getitem__)
-        surplus = max(0, len(oldest) - SILENT_CONNECTIONS_MAX)
-        for index, connection in enumerate(oldest):
-            if index < surplus or now - silent_since[connection] >= SILENT_SECONDS_MAX:
-                connection.transport.abort()
+        silent_since = close_silent(web, silent_since)
+
+
+def close_silent(web: uvicorn.Server, silent_since: Mapping[Any, float]) -> dict[Any, float]:
+    """Close the connections that have been silent for too long, and the oldest ones if there are too many.
+
+    `silent_since` is the result of the check before: when each silent connection was first seen, in seconds of the loop's clock.
+    """
+    now = asyncio.get_running_loop().time()
+    silent = {one: silent_since.get(one, now) for one in web.server_state.connections if getattr(one, "cycle", None) is None}
+    surplus = max(0, len(silent) - SILENT_CONNECTIONS_MAX)
+    for index, (connection, since) in enumerate(sorted(silent.items(), key=itemgetter(1))):
+        if index < surplus or now - since >= SILENT_SECONDS_MAX:
+            connection.transport.abort()
+    return silent
 
 
 def is_loopback(listener: socket.socket) -> bool:

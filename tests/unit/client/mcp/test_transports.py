@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from gavel_client.mcp import transports
-from gavel_client.mcp.transports import close_silent_forever, is_loopback
+from gavel_client.mcp.transports import close_silent, close_silent_forever, is_loopback
 
 SECONDS_MAX = 60
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -38,16 +39,24 @@ class Website:
 
 
 @asynccontextmanager
-async def serving(website: Website) -> AsyncIterator[int]:
-    """Yield the port of a web server whose silent connections are closed."""
+async def serving(website: Website) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+    """Yield a web server and its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         web = uvicorn.Server(uvicorn.Config(website, log_config=None, lifespan="off"))
-        tasks = [asyncio.create_task(web.serve(sockets=[listener])), asyncio.create_task(close_silent_forever(web))]
+        task = asyncio.create_task(web.serve(sockets=[listener]))
         async with asyncio.timeout(SECONDS_MAX):
-            yield listener.getsockname()[1]
-        tasks[1].cancel()
+            yield web, listener.getsockname()[1]
         web.should_exit = True
-        await tasks[0]
+        await task
+
+
+async def connect(web: uvicorn.Server, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection that the server has accepted."""
+    count = len(web.server_state.connections)
+    connection = await asyncio.open_connection("127.0.0.1", port)
+    while len(web.server_state.connections) <= count:  # noqa: ASYNC110  # it sets no event
+        await asyncio.sleep(0.001)
+    return connection
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
@@ -63,7 +72,8 @@ async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(transports, "SILENT_SECONDS_MAX", 0.2)
     monkeypatch.setattr(transports, "CHECK_SECONDS", 0.01)
     website = Website()
-    async with serving(website) as port:
+    async with serving(website) as (web, port):
+        closing = asyncio.create_task(close_silent_forever(web))
         busy, request = await asyncio.open_connection("127.0.0.1", port)
         request.write(REQUEST)
         for words in (b"", b"GET / HTTP/1.1\r\nHost:"):
@@ -73,20 +83,26 @@ async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) ->
         website.answers.set()
         assert b"HTTP/1.1 204" in await busy.readline()
         request.close()
+        closing.cancel()
 
 
 async def test_the_oldest_of_too_many_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a number of silent connections the oldest ones are closed at once, so that newcomers find a descriptor."""
     monkeypatch.setattr(transports, "SILENT_CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(transports, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(transports, "SILENT_SECONDS_MAX", math.inf)
     website = Website()
     website.answers.set()
-    async with serving(website) as port:
-        first, *_ = await asyncio.open_connection("127.0.0.1", port)
-        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        assert await closed(first)
+    async with serving(website) as (web, port):
+        connections = []
+        silent_since: dict[Any, float] = {}
+        for _ in range(3):
+            connections.append(await connect(web, port))
+            silent_since = close_silent(web, silent_since)
+        (oldest, _), *others = connections
+        assert await closed(oldest)
         newcomer, request = await asyncio.open_connection("127.0.0.1", port)
         request.write(REQUEST)
         assert b"HTTP/1.1 204" in await newcomer.readline()
+        assert [False, False] == [reader.at_eof() for reader, _ in others]
         for _, writer in (*others, (newcomer, request)):
             writer.close()
