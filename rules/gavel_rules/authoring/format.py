@@ -59,9 +59,11 @@ def format_document(text: str) -> str:
     """
     data = _read_data(text)
     is_json = _is_json(text)  # it may hold characters that YAML refuses, and has no comments
-    comments = [] if is_json else _comments(text)
     write = _format_json if is_json else _format_yaml
     layout = write(text)
+    if layout == text:
+        return text
+    comments = [] if is_json else _comments(text)
     for _ in range(_PASSES_MAX):
         next_layout = write(layout)
         if next_layout == layout:
@@ -132,7 +134,7 @@ def _format_yaml(text: str) -> str:
     layout = _reindent_comments(text, output.getvalue())
     trimmed = _trim(layout)
     # In a block scalar, white space at the end of a line and empty lines are content.
-    return trimmed if _read_data(trimmed) == _read_data(layout) else layout
+    return trimmed if trimmed == layout or _read_data(trimmed) == _read_data(layout) else layout
 
 
 def _reindent_comments(before: str, after: str) -> str:
@@ -142,7 +144,7 @@ def _reindent_comments(before: str, after: str) -> str:
     """
     lines = after.split("\n")
     comments_after = _comment_lines(after)
-    comments_before = _comment_lines(before)
+    comments_before = comments_after if before == after else _comment_lines(before)  # reading YAML is slow
     if len(comments_after) != len(comments_before):
         return after
     source = before.split("\n")
