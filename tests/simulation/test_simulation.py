@@ -16,7 +16,7 @@ from tests.simulation.run import simulate, weather_of
 SEEDS_DEFAULT = 12
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", SEEDS_DEFAULT))
 # The rest runs in `make test-long`, where all of them together must cover every fault.
-SEEDS_SHORT = 5
+SEEDS_SHORT = 3
 
 run_of = cache(simulate)
 
@@ -40,7 +40,7 @@ def test_world(seed: int) -> None:
 
 def test_a_seed_repeats() -> None:
     """The same seed gives the same log, to the last byte; another seed gives another log."""
-    first, command, other = run_of(3), simulate(3), run_of(4)
+    first, command, other = run_of(1), simulate(1), run_of(2)
     assert first == command
     assert first.chain_hash != other.chain_hash
 

@@ -60,7 +60,7 @@ VALUES = st.lists(st.tuples(params_values, facts_values), min_size=4, max_size=4
 BOUNDS = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate], report_multiple_bugs=False)
 
 
-@settings(BOUNDS, max_examples=40)
+@settings(BOUNDS, max_examples=25)
 @given(documents(), VALUES)
 def test_nested_expressions_mean_what_cel_says(
     case: Cases, document: tuple[dict[str, str], list[str]], values: list[tuple[dict[str, Any], dict[str, Any]]]
