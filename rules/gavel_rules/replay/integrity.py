@@ -56,6 +56,11 @@ class Integrity:
         self._earlier_causes: list[bytes] = []
 
     @property
+    def chain_hash(self) -> bytes:
+        """The chain hash of the last record, or of the event before the first one."""
+        return self._hash
+
+    @property
     def part(self) -> IntegrityPart:
         """The findings that `are_joined` compares with those of other parts."""
         return IntegrityPart(self._window_ms, self._first_ms_of, self._recorded_at_ms_of, self._earlier_causes)

@@ -47,10 +47,14 @@ class Backup(NamedTuple):
 
 
 async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
-    """Archive all complete segments of a log, without trimming it, and the events after them. Raises ArchiveError, LogError."""
+    """Archive all complete segments of a log, without trimming it, and the events after them, once the log has confirmed all of them.
+
+    Raises ArchiveError, LogError.
+    """
     head = await log.head()
     if not head.sequence_number:
         raise ArchiveError(f"bus {log.bus} has no events to back up")
+    await log.confirm(head)
     await archive_log(log, archive, now_ms + DAY_MS, trims=False)
     records: list[Record] = []
     first = archive.end.sequence_number + 1

@@ -22,6 +22,8 @@ _Response = TypeVar("_Response")
 
 # Tries of one call: a person at a terminal learns soon that no server answers.
 TRIES_MAX: Final = 5
+# How the server of most commands is named.
+SERVER_OPTION: Final = "--server or GAVEL_SERVER"
 # The field of a violation that names a place in a rule set, e.g. "document:3:9".
 _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
 # The texts of gRPC about a connection that the server has ended during or after the handshake.
@@ -30,8 +32,8 @@ _GIVE_CREDENTIALS: Final = "show who you are with --token-file, --tls-cert and -
 
 
 @contextmanager
-def connect(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClient]:
-    """Yield a client of the server. `document` is the file of the rule set that is sent, if any. Raises CommandError."""
+def connect(server: str, bus: str, document: str = "", option: str = SERVER_OPTION) -> Iterator[SyncGavelClient]:
+    """Yield a client of the server that `option` names. `document` is the file of the rule set that is sent. Raises CommandError."""
     # Failed handshakes are reported as errors of calls; gRPC would log them, too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gavel_client import GavelError, SyncGavelClient
@@ -42,7 +44,7 @@ def connect(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClie
         try:
             yield client
         except GavelError as error:
-            raise command_error(error, server, bus, document) from error
+            raise command_error(error, server, bus, document, option) from error
 
 
 def open_client(server: str, bus: str, *, tries_max: int | None = None) -> GavelClient:
@@ -101,10 +103,13 @@ def _exit_on_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def command_error(error: GavelError, server: str, bus: str, document: str = "") -> CommandError:
-    """Return the CommandError that tells a person what a failed call means; `document` is the file of the rule set that was sent."""
+def command_error(error: GavelError, server: str, bus: str, document: str = "", option: str = SERVER_OPTION) -> CommandError:
+    """Return the CommandError that tells a person what a failed call means.
+
+    `document` is the file of the rule set that was sent. `option` names the server.
+    """
     if not error.reason:
-        return _grpc_error(error, server)
+        return _grpc_error(error, server, option)
     if error.reason == "BUS_NOT_FOUND":
         return CommandError(
             f"the server at {server} has no bus {bus} (BUS_NOT_FOUND); check --bus or GAVEL_BUS, or create it: gavel bus create {bus}"
@@ -123,11 +128,11 @@ def command_error(error: GavelError, server: str, bus: str, document: str = "") 
     return CommandError("\n".join(lines), EXIT_INVALID if error.code.name == "INVALID_ARGUMENT" else EXIT_FAILURE)
 
 
-def _grpc_error(error: GavelError, server: str) -> CommandError:
+def _grpc_error(error: GavelError, server: str, option: str) -> CommandError:
     """Return the CommandError of an error without a reason: gRPC's own, because Gavel's errors always carry one."""
     match error.code.name:
         case "UNAVAILABLE":
-            return CommandError(_unavailable(error.message, server))
+            return CommandError(_unavailable(error.message, server, option))
         case "DEADLINE_EXCEEDED":
             return CommandError(f"the server at {server} did not answer in time; try again, and look at `gavel status`")
         case "UNIMPLEMENTED":
@@ -137,7 +142,7 @@ def _grpc_error(error: GavelError, server: str) -> CommandError:
     return CommandError(f"the call to {server} failed: {error.code.name}: {error.message}")
 
 
-def _unavailable(message: str, server: str) -> str:
+def _unavailable(message: str, server: str, option: str) -> str:
     """Return why there is no connection to a server, from gRPC's message, and what to do."""
     options = server_options()
     if "Hostname Verification Check failed" in message:
@@ -159,4 +164,4 @@ def _unavailable(message: str, server: str) -> str:
         return f"the server at {server} closed the connection: {why}"
     if not options.has_tls and not refused and _CLOSED.search(message):
         return f"the server at {server} closed the connection; if it uses TLS, name the authority of its certificate with --tls-ca"
-    return f"no server answers at {server}; start one with `gavel serve`, or name another with --server or GAVEL_SERVER"
+    return f"no server answers at {server}; start one with `gavel serve`, or name another with {option}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import EventLog
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.errors import DataDirectoryInUseError
@@ -22,12 +23,22 @@ _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
 
 
 @asynccontextmanager
-async def open_log(data: Path, url: str, bus: str, archive: str = "") -> AsyncIterator[EventLog]:
+async def open_log(
+    data: Path,
+    url: str,
+    bus: str,
+    archive: str = "",
+    acknowledgement: Acknowledgement | None = Acknowledgement(),  # noqa: B008  # immutable
+) -> AsyncIterator[EventLog]:
     """Yield the log of `bus` in the store at `url`; "": in the Redis of the data directory.
 
-    It reads across the seam with `archive`, if one is given. Raises CommandError, LogError.
+    It reads across the seam with `archive`, if one is given, and confirms events as `acknowledgement` says. None: nobody knows how the
+    servers confirm events, so a store with replicas is refused. Raises CommandError, LogError.
     """
-    async with open_stored(url, bus, mask_url(url)) if url else open_directory(data, bus) as log:
+    known = acknowledgement or Acknowledgement()
+    async with open_stored(url, bus, mask_url(url), known) if url else open_directory(data, bus, known) as log:
+        if acknowledgement is None:
+            await _check_replicas(log)
         if not archive:
             yield log
             return
@@ -52,7 +63,11 @@ async def open_target(data: Path, url: str, bus: str) -> AsyncIterator[EventLog]
 
 
 @asynccontextmanager
-async def open_directory(data: Path, bus: str) -> AsyncIterator[StoredLog]:
+async def open_directory(
+    data: Path,
+    bus: str,
+    acknowledgement: Acknowledgement = Acknowledgement(),  # noqa: B008  # immutable
+) -> AsyncIterator[StoredLog]:
     """Yield the log of `bus` in a data directory. Raises CommandError, LogError."""
     if not any((data / name).exists() for name in _APPEND_ONLY):
         raise CommandError(
@@ -67,14 +82,19 @@ async def open_directory(data: Path, bus: str) -> AsyncIterator[StoredLog]:
             if error.url is None:
                 raise
             url = error.url
-        yield await stack.enter_async_context(open_stored(url, bus, str(data)))
+        yield await stack.enter_async_context(open_stored(url, bus, str(data), acknowledgement))
 
 
 @asynccontextmanager
-async def open_stored(url: str, bus: str, place: str) -> AsyncIterator[StoredLog]:
+async def open_stored(
+    url: str,
+    bus: str,
+    place: str,
+    acknowledgement: Acknowledgement = Acknowledgement(),  # noqa: B008  # immutable
+) -> AsyncIterator[StoredLog]:
     """Yield the log of `bus` in the store at `url`; `place` names it in messages. Raises CommandError, LogError."""
     try:
-        log = await connect_log(url, bus)
+        log = await connect_log(url, bus, acknowledgement)
     except ValueError as error:
         raise InvalidInputError(str(error)) from error
     try:
@@ -83,3 +103,13 @@ async def open_stored(url: str, bus: str, place: str) -> AsyncIterator[StoredLog
         yield log
     finally:
         await log.close()
+
+
+async def _check_replicas(log: StoredLog) -> None:
+    """Raise InvalidInputError if a failover may lose events of the log, and nobody says which of them are confirmed."""
+    replicas = await log.asynchronous_replicas()
+    if replicas:
+        raise InvalidInputError(
+            f"{mask_url(log.url)} has {replicas} replica(s), and a failover may lose events that they lack; give the servers' setting with "
+            "--ack or GAVEL_ACK, e.g. --ack replicas:1, or --ack replicas:0 if the servers wait for none"
+        )

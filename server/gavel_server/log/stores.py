@@ -20,6 +20,12 @@ class StoredLog(EventLog, Protocol):
     url: str
     idempotency_window_ms: int
 
+    async def asynchronous_replicas(self) -> int:
+        """Return how many replicas of the store no commit waits for, unless `acknowledgement` says so: a failover may lose events.
+
+        Raises LogError.
+        """
+
 
 class LogStore(Protocol):
     """All logs in one store, over shared connections. Its methods raise LogUnavailableError."""
@@ -98,8 +104,14 @@ def open_store(url: str, *, accept_volatile: bool = True) -> LogStore:
     return RedisLogs(url, accept_volatile=accept_volatile)
 
 
-async def connect_log(url: str, bus: str) -> StoredLog:
+async def connect_log(
+    url: str,
+    bus: str,
+    acknowledgement: Acknowledgement = Acknowledgement(),  # noqa: B008  # immutable
+) -> StoredLog:
     """Connect to the log of a bus in the store at a URL; closing the log ends the connections.
+
+    The log confirms events as `acknowledgement` says.
 
     Raises ValueError for an invalid URL or bus name, LogUnavailableError, LogCorruptError.
     """
@@ -108,7 +120,7 @@ async def connect_log(url: str, bus: str) -> StoredLog:
             from gavel_server.log.postgresql.log import PostgresqlLog
         except ImportError:
             raise LogUnavailableError(_EXTRA) from None
-        return await PostgresqlLog.connect(url, bus)
+        return await PostgresqlLog.connect(url, bus, acknowledgement=acknowledgement)
     from gavel_server.log.redis.log import RedisLog
 
-    return await RedisLog.connect(url, bus)
+    return await RedisLog.connect(url, bus, acknowledgement=acknowledgement)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
+from gavel_rules.events.hash_chain import chain
 from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError
 
 from gavel_server.compile.precompiler import Precompiler
@@ -107,6 +108,31 @@ class Notary:
                 checkpoint = key.sign(checkpoint)
             self._write(checkpoint)
         return await self._cosign()
+
+    async def examine(self) -> None:
+        """Check the chain of the events after those that are proved, also of events that no server has confirmed. Nothing is signed.
+
+        Raises NotaryError if the chain is broken, and the errors of EventLog.read.
+        """
+        # A failover between two reads may mix the events of two logs: only what is found twice is in one of them.
+        broken = [await self._first_broken() for _ in range(2)]
+        if broken[0] and broken[0] == broken[1]:
+            raise NotaryError(
+                f"{self.origin} is not proved, so nothing is signed: the chain breaks at event {broken[0]}; examine it with gavel replay"
+            )
+
+    async def _first_broken(self) -> int:
+        """Return the first event after the proved ones that does not follow from the one before it; 0: there is none."""
+        number, chain_hash = self._integrity.events, self._integrity.chain_hash
+        last = (await self.log.head()).sequence_number
+        while number < last:
+            for record in await read_on(self.log, number + 1, last):
+                chain_hash = chain(chain_hash, record.envelope)
+                if chain_hash != record.chain_hash:
+                    return record.sequence_number
+                number = record.sequence_number
+            await asyncio.sleep(0)  # signals are handled
+        return 0
 
     async def _read_to(self, last: int) -> None:
         """Read, check and add the events up to `last`."""

@@ -167,7 +167,8 @@ class ClusterWorld:
         self._cluster = cluster
         self._nodes = [*cluster.masters, *cluster.replicas]
         self._victim: RedisOnTcp | None = None
-        self._turn = 0
+        self.shard = 0
+        """The shard whose master was killed last."""
         self.servers, self.machines = _new_servers(directory, cluster.url, "--ack", "aof:1")
 
     def buses(self, name: str) -> list[str]:
@@ -179,6 +180,10 @@ class ClusterWorld:
         shard = self._cluster.index_of(bus)
         return (await self._master(shard)).url
 
+    def shard_of(self, bus: str) -> int:
+        """Return the shard that holds a bus."""
+        return self._cluster.index_of(bus)
+
     async def kill_log(self) -> None:
         """Kill the master of the next shard."""
         await self._choose_victim()
@@ -189,7 +194,7 @@ class ClusterWorld:
         """Wait until the shard has a master, and let the victim become its replica."""
         if self._victim is not None:
             if self._victim.process.returncode is not None:
-                await self._master(self._turn, other_than=self._victim)
+                await self._master(self.shard, other_than=self._victim)
                 await self._victim.restart()
             self._victim = None
         for shard in range(len(self._cluster.masters)):
@@ -197,11 +202,11 @@ class ClusterWorld:
 
     def signal_log(self, number: signal.Signals) -> None:
         """Send a signal to the victim, or to the first node if none is chosen."""
-        (self._victim or self._nodes[self._turn]).process.send_signal(number)
+        (self._victim or self._nodes[self.shard]).process.send_signal(number)
 
     async def _choose_victim(self) -> None:
-        self._turn = (self._turn + 1) % len(self._cluster.masters)
-        self._victim = await self._master(self._turn)
+        self.shard = (self.shard + 1) % len(self._cluster.masters)
+        self._victim = await self._master(self.shard)
 
     async def _master(self, shard: int, other_than: RedisOnTcp | None = None) -> RedisOnTcp:
         """Wait for the master of a shard and return it."""
@@ -224,7 +229,7 @@ class ClusterWorld:
 
 
 @asynccontextmanager
-async def cluster_world(directory: Path) -> AsyncIterator[World]:
+async def cluster_world(directory: Path) -> AsyncIterator[ClusterWorld]:
     """Run a cluster."""
     settings = ("--min-replicas-to-write", "1")
     async with running_cluster(directory / "redis", has_replicas=True, program=valkey_program(), settings=settings) as cluster:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client import GavelClient, GavelError
+from gavel_client import GavelClient, GavelError, fact_envelope
 from gavel_rules.events.hash_chain import chain
+from gavel_rules.events.timestamps import milliseconds
 from gavel_server.log import Entry, Head
 from gavel_server.log.redis.log import RedisLog
 
@@ -18,9 +21,14 @@ from tests.e2e.buses import older_build
 from tests.e2e.runs import RUN_SECONDS_MAX, run_gavel
 from tests.e2e.world import AGENT, DEPOT, POLICY, Server, proposal, prove, publish_status, replay, rule_set, run_servers
 from tests.support.driver import Core
+from tests.support.histories.record_log import read_logs
+from tests.support.paths import ROOT
+from tests.support.redis.cluster import DURABLE
+from tests.support.redis.tcp import redis_on_tcp
 
 OLDER = (sys.executable, "-P", older_build.__file__)
 OPTIONS = ("--no-front",)
+DATA = ROOT / "tests/data"
 
 
 @pytest.fixture
@@ -32,15 +40,16 @@ def core(bus: str) -> Core:
     return core
 
 
-async def write_log(core: Core, redis_url: str, envelopes: list[bytes]) -> None:
+async def write_log(redis_url: str, bus: str, envelopes: Sequence[bytes]) -> None:
     """Write envelopes as the log of the bus."""
-    log = await RedisLog.connect(redis_url, core.bus)
+    log = await RedisLog.connect(redis_url, bus)
     head = before = await log.head()
     entries = []
-    for number, (content, event) in enumerate(zip(envelopes, core.events, strict=True), 1):
+    events = [Envelope.FromString(content) for content in envelopes]
+    for number, (content, event) in enumerate(zip(envelopes, events, strict=True), 1):
         head = Head(number, chain(head.chain_hash, content))
         entries.append(Entry(number, content, head.chain_hash, event.event_id, ""))
-    await log.append(before, entries, core.now_ms, ())
+    await log.append(before, entries, milliseconds(events[-1].recorded_at), ())
     await log.close()
 
 
@@ -66,7 +75,7 @@ async def test_a_rolling_upgrade(core: Core, redis_url: str, bus: str, tmp_path:
     server that still lacks version 3. Then the bus is upgraded while it works, every server decides by version 3, and the whole log is
     proved; a server of the older build that nobody named writes no more, and there is no way back.
     """
-    await write_log(core, redis_url, [record.envelope for record in core.records])
+    await write_log(redis_url, bus, [record.envelope for record in core.records])
     first, second = (Server(tmp_path / name, redis_url=redis_url, options=OPTIONS, program=OLDER) for name in ("first", "second"))
     outdated = Server(tmp_path / "outdated", redis_url=redis_url, options=OPTIONS, program=OLDER)
     with run_servers(first, second, outdated):
@@ -75,6 +84,12 @@ async def test_a_rolling_upgrade(core: Core, redis_url: str, bus: str, tmp_path:
         plan = upgrade(first, bus, "--to", "3", "--plan")
         assert 1 == plan.returncode, plan
         assert f"obstacle: the server at {first.address} implements arbiter version 2, not arbiter version 3; restart it" in plan.stdout
+
+        absent = upgrade(first, bus, "--other-server", "127.0.0.1:9")
+        assert (1, True) == (
+            absent.returncode,
+            "127.0.0.1:9; start one with `gavel serve`, or name another with --other-server" in absent.stderr,
+        )
 
         assert 0 == first.terminate()
         first.program = ()
@@ -121,7 +136,7 @@ async def test_a_log_that_is_not_proved_is_not_upgraded(core: Core, redis_url: s
     changed = Envelope.FromString(core.records[-1].envelope)
     changed.decision.reason_code = "ANOTHER"
     envelopes = [*(record.envelope for record in core.records[:-1]), changed.SerializeToString(deterministic=True)]
-    await write_log(core, redis_url, envelopes)
+    await write_log(redis_url, bus, envelopes)
     server = Server(tmp_path / "server", redis_url=redis_url, options=OPTIONS)
     with run_servers(server):
         refused = upgrade(server, bus)
@@ -129,3 +144,24 @@ async def test_a_log_that_is_not_proved_is_not_upgraded(core: Core, redis_url: s
         assert changed.event_id in refused.stdout
         async with server.client(bus) as client:
             assert 2 == (await client.get_status()).arbiter_version
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", [path.name for path in sorted(DATA.glob("*_arbiter_version_2.jsonl.gz"))])
+async def test_recorded_buses_are_upgraded(file: str, tmp_path: Path) -> None:
+    """Every bus that an earlier build recorded is upgraded, whatever is open on it; it then takes events by version 3 and is proved."""
+    logs = read_logs(DATA / file)
+    async with redis_on_tcp(tmp_path / "redis", *DURABLE) as store:
+        for bus, records in logs.items():
+            await write_log(store.url, bus, [record.envelope for record in records])
+        server = Server(tmp_path / "server", redis_url=store.url, options=OPTIONS)
+        with run_servers(server):
+            for bus, records in logs.items():
+                done = await asyncio.to_thread(upgrade, server, bus)
+                assert 0 == done.returncode, (bus, done)
+                async with server.client(bus) as client:
+                    fact = await client.publish_event(fact_envelope("parcel/last", DEPOT, key="parcel.status", value="ready"))
+                    assert fact.envelope.sequence_number > len(records)
+                    assert 3 == (await client.get_status()).arbiter_version
+                    await prove(client)

@@ -9,14 +9,15 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import redis
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import SyncGavelClient, fact_envelope
 from gavel_server.proofs.verifier import parse_checkpoint, parse_key
 
-from tests.e2e.cli.programs import copy_of, gavel, rewrite
+from tests.e2e.cli.programs import LOG_KEY, copy_of, gavel, rewrite
 from tests.e2e.proofs.conftest import Notarized, make_key
 from tests.e2e.runs import forker
 from tests.e2e.world import DEPOT, Server, run_servers
@@ -126,6 +127,26 @@ def test_forked_log_is_refused_by_an_auditor(own_notarized: Notarized, tmp_path:
         assert 0 == own_notarized._replace(server=server).sign(state=tmp_path / "accomplice").returncode
         result = gavel("verify", "--log", "--since", since, "--key", own_notarized.vkey, server=server)
         assert (3, "not verified: the tree of 14 leaves does not begin with the tree of 13 leaves\n") == (result.returncode, result.stderr)
+
+
+@pytest.mark.parametrize("options", [("--once",), ("--interval", "0.2")])
+def test_broken_chain_ends_the_notary(own_notarized: Notarized, options: tuple[str, ...]) -> None:
+    """A log whose stored chain is broken behind what was signed is not signed, and the notary says so and ends: exit status 3."""
+    server = own_notarized.server
+    changed = publish_fact(server).sequence_number
+    publish_fact(server)
+    with redis.Redis.from_url(server.redis_url, protocol=2) as connection, connection.pipeline() as transaction:
+        rows: Any = connection.xrange(LOG_KEY)
+        transaction.delete(LOG_KEY)
+        for number, (entry_id, fields) in enumerate(rows, 1):
+            content = fields[b"e"] + (Envelope(subject="changed").SerializeToString() if number == changed else b"")
+            transaction.xadd(LOG_KEY, {"e": content, "h": fields[b"h"]}, id=entry_id.decode())
+        transaction.execute()
+    arguments = ("--key", own_notarized.key, "--state", own_notarized.state, "--redis", server.redis_url, *options)
+    result = gavel("notary", *arguments, server=server)
+    assert (3, "") == (result.returncode, result.stdout), result
+    assert f"gavel/default is not proved, so nothing is signed: the chain breaks at event {changed}" in result.stderr
+    assert 13 == parse_checkpoint((own_notarized.state / "checkpoint").read_text(encoding="utf-8")).size
 
 
 def test_cosigned_proof(own_notarized: Notarized, tmp_path: Path, witness: Witness) -> None:

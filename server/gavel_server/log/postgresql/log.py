@@ -379,6 +379,11 @@ class PostgresqlLog:
         """See EventLog."""
         return volatility_reasons(await self._connections.checks.durability())
 
+    async def asynchronous_replicas(self) -> int:
+        """See StoredLog."""
+        durability = await self._connections.checks.durability()
+        return 0 if durability.synchronous_standbys else durability.standbys
+
     async def ensure_groups(self) -> None:
         """See EventLog."""
         await self.work.ensure_groups()

@@ -314,6 +314,11 @@ class RedisLog:
         """See EventLog. A setting that cannot be read counts as not durable."""
         return judge(await self._reads.read(*COMMANDS))
 
+    async def asynchronous_replicas(self) -> int:
+        """See StoredLog."""
+        (reply,) = self._answers(await self._reads.read(("INFO", "replication")))
+        return int(info_fields(reply).get("connected_slaves", "0"))
+
     async def ensure_groups(self) -> None:
         """See EventLog. Nothing is written if all groups exist."""
         await self.work.ensure_groups()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gavel_server.cli.connection import as_person, connect
+from gavel_server.cli.connection import SERVER_OPTION, as_person, connect
 from gavel_server.cli.errors import EXIT_FAILURE, CommandError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Reason, Server, check_address, check_reason
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # The server computes the digest of the whole state.
 _TIMEOUT_MS: Final = 600_000
+_OTHER_SERVER: Final = "--other-server"
 
 
 def upgrade(
@@ -28,7 +29,7 @@ def upgrade(
     other_servers: Annotated[
         list[str] | None,
         typer.Option(
-            "--other-server",
+            _OTHER_SERVER,
             callback=lambda addresses: [check_address(address) for address in addresses or []],
             metavar="HOST:PORT",
             help="Another server of the bus, which must implement the version, too. Repeat it for each.",
@@ -47,7 +48,7 @@ def upgrade(
     Exit status: 0 upgraded, or the plan has no obstacle; 1 refused; 3, 4, 5 the log is not proved, as of gavel replay.
     """
     addresses = [server, *(other_servers or [])]
-    statuses = [_read_status(address, bus) for address in addresses]
+    statuses = [_read_status(server, bus, SERVER_OPTION), *(_read_status(other, bus, _OTHER_SERVER) for other in addresses[1:])]
     current = statuses[0].arbiter_version
     target = to or max(statuses[0].implemented_arbiter_versions, default=current + 1)
     obstacles = _obstacles(addresses, statuses, bus, current, target)
@@ -76,8 +77,8 @@ def upgrade(
     output.print_line(f"state before: {envelope.fact.arbiter_version_changed.state_digest}")
 
 
-def _read_status(server: str, bus: str) -> GetStatusResponse:
-    with connect(server, bus) as client:
+def _read_status(server: str, bus: str, option: str) -> GetStatusResponse:
+    with connect(server, bus, option=option) as client:
         return client.get_status()
 
 

@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gavel_server.cli.errors import CommandError
+from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Log, log_location
 
 if TYPE_CHECKING:
     from gavel_server.log.protocol import EventLog
 
 To = Annotated[str, typer.Option("--to", metavar="DIR|URL", help="The archive: a directory, or s3://BUCKET/PATH.")]
+Ack = Annotated[
+    str | None,
+    typer.Option(
+        "--ack",
+        envvar="GAVEL_ACK",
+        metavar="replicas:N|aof:N",
+        help="The servers' setting of this name: copy no event that fewer replicas have confirmed. Required if the Redis has replicas.",
+    ),
+]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: GAVEL_DATA, else .gavel.")]
 
 
@@ -25,6 +34,7 @@ def archive(
     trim: Annotated[bool, typer.Option("--trim", help="Then remove the archived events from the log.")] = False,
     data: Data = None,
     log: Log = "",
+    ack: Ack = None,
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
@@ -39,7 +49,7 @@ def archive(
     from gavel_server.log.protocol import DAY_MS
 
     async def run() -> None:
-        async with _open_log(data, log, bus) as opened:
+        async with _open_log(data, log, bus, ack) as opened:
             archive_run = await archive_log(opened, _archive(to, bus), await opened.time_ms() - days * DAY_MS, trims=trim)
         log_start = f"; the log begins with event {archive_run.first_in_log}" if trim else ""
         output.print_line(f"archived {archive_run.segments} segments; the archive ends with event {archive_run.last}{log_start}")
@@ -54,6 +64,7 @@ def backup(
     to: To,
     data: Data = None,
     log: Log = "",
+    ack: Ack = None,
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
@@ -62,7 +73,7 @@ def backup(
     from gavel_server.cli.rendering import output
 
     async def run() -> None:
-        async with _open_log(data, log, bus, to) as opened:
+        async with _open_log(data, log, bus, ack, to) as opened:
             backup_run = await write_backup(opened, _archive(to, bus), await opened.time_ms())
         output.print_line(f"backed up {backup_run.head.sequence_number} events of bus {bus}, chain hash {backup_run.head.chain_hash.hex()}")
 
@@ -114,10 +125,16 @@ def _archive(url: str, bus: str) -> Any:
     return Archive(open_storage(url, bus), bus)
 
 
-def _open_log(data: Path | None, log: str, bus: str, archive: str = "") -> AbstractAsyncContextManager[EventLog]:
+def _open_log(data: Path | None, log: str, bus: str, ack: str | None, archive: str = "") -> AbstractAsyncContextManager[EventLog]:
+    """Return the log, which confirms events by the servers' `ack`; None: none is given. Raises InvalidInputError."""
     from gavel_server.cli import offline_log
+    from gavel_server.log.acknowledgement import Acknowledgement
 
-    return offline_log.open_log(*log_location(data, log), bus, archive)
+    try:
+        acknowledgement = None if ack is None else Acknowledgement.parse(ack)
+    except ValueError as error:
+        raise InvalidInputError(f"--ack: {error}") from error
+    return offline_log.open_log(*log_location(data, log), bus, archive, acknowledgement)
 
 
 def _open_target(data: Path | None, log: str, bus: str) -> AbstractAsyncContextManager[EventLog]:

@@ -78,9 +78,9 @@ def notarize(
     """Prove a log, sign checkpoints of it, and publish them on the server.
 
     The notary reads the whole log once, checks that it still begins with what was signed before, recomputes the decisions, and signs. Run
-    it where operators of the server have no access. The notary ends if the log was rewritten or is not proved.
+    it where operators of the server have no access. The notary ends if the log was rewritten, is damaged, or is not proved.
 
-    Exit status: 3 the log was rewritten, has lost events, or is not proved.
+    Exit status: 3 the log was rewritten, has lost events, is damaged, or is not proved.
     """
     if call.invoked_subcommand is not None:
         return
@@ -134,7 +134,10 @@ async def _sign_until(stop: asyncio.Event, signer: Notary, client: GavelClient, 
                 published = str(checkpoint)
                 output.print_line(f"signed and published {checkpoint.size} events of {checkpoint.origin}")
         except (LogUnavailableError, QuorumError, GavelError) as error:
-            if once or getattr(error, "reason", "") == "CHECKPOINT_REFUSED":
+            if getattr(error, "reason", "") == "CHECKPOINT_REFUSED":
+                raise
+            await _examine(signer)
+            if once:
                 raise
             output.print_note(f"gavel: nothing is published, it is tried again in {interval:g} s: {error}")
         if once:
@@ -143,20 +146,30 @@ async def _sign_until(stop: asyncio.Event, signer: Notary, client: GavelClient, 
             await asyncio.wait_for(stop.wait(), interval)
 
 
+async def _examine(signer: Notary) -> None:
+    """Look for damage of the log, which would be why a server does not confirm it. Raises NotaryError, LogCorruptError."""
+    from contextlib import suppress
+
+    from gavel_server.log.protocol import LogUnavailableError
+
+    with suppress(LogUnavailableError):
+        await signer.examine()
+
+
 def _run(run: Callable[[], Coroutine[Any, Any, None]], server: str, bus: str) -> None:
     """Run the notary; raise CommandError for its failures."""
     import asyncio
 
     from gavel_client import GavelError
 
-    from gavel_server.log.protocol import LogError
+    from gavel_server.log.protocol import LogCorruptError, LogError
     from gavel_server.proofs.keys import KeyFileError
     from gavel_server.proofs.notary import NotaryError, QuorumError
     from gavel_server.proofs.witnesses import ForkError
 
     try:
         asyncio.run(run())
-    except (ForkError, NotaryError) as error:
+    except (ForkError, NotaryError, LogCorruptError) as error:
         raise CommandError(str(error), EXIT_REFUSED) from error
     except GavelError as error:
         failure = command_error(error, server, bus)
