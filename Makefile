@@ -145,6 +145,11 @@ recount: compiled
 faults: compiled front
 	$(COMPILED) $(BIN)/python -m tests.campaigns.faults $(CAMPAIGN)
 
+# Masters of a Redis Cluster die under load on fifty buses; a few minutes.
+.PHONY: failover
+failover: compiled front
+	$(COMPILED) $(BIN)/python -m tests.campaigns.failover $(CAMPAIGN)
+
 # One budget, 64 clients, two servers and ten kills; a few minutes.
 .PHONY: budget
 budget: compiled

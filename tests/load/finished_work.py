@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference, Producer
@@ -87,8 +87,8 @@ class FinishedWork:
     def finish_order(self) -> None:
         """Carry one refund through, from its facts to the facts derived from its execution."""
         subject = f"order/{self.orders:012}"
-        facts = [self._publish(self._fact(subject, key, value)) for key, value in ORDER_FACTS.items()]
-        decision = self._event(SubmitProposal(ProposalView(self._admit(self._proposal(subject, facts)))), facts)
+        facts = [self._publish(order_fact(subject, key, value)) for key, value in ORDER_FACTS.items()]
+        decision = self._event(SubmitProposal(ProposalView(self._admit(refund(subject, facts)))), facts)
         attempt = self._run(BeginExecution(decision.event_id, EXECUTOR, 30_000), decision=decision)
         assert isinstance(attempt, LeasedAttempt), attempt
         started = attempt.envelope.execution
@@ -99,21 +99,6 @@ class FinishedWork:
         for fact in derive(report, decision, self.state.rule_set_of(decision.decision)):
             self._publish(Envelope.FromString(fact.SerializeToString()))
         self.orders += 1
-
-    def _fact(self, subject: str, key: str, value: object) -> Envelope:
-        fact = Fact(key=key, observed_from=fact_pb2.OBSERVED_FROM_DB, value=python_to_value(value))
-        return Envelope(subject=subject, trace_id=f"of-{subject[6:]}", producer=DATABASE, fact=fact)
-
-    def _proposal(self, subject: str, facts: list[Envelope]) -> Envelope:
-        envelope = Envelope(subject=subject, trace_id=f"of-{subject[6:]}", producer=AGENT)
-        envelope.version_binding.execution_version, envelope.version_binding.planner_version = "2.1.0", "7"
-        proposal = envelope.proposal
-        proposal.action_type = ACTION
-        proposal.params.update({"amount": AMOUNT, "currency": "EUR", "customer_id": CUSTOMER})
-        proposal.cost, proposal.risk, proposal.confidence, proposal.priority = 1.0, 0.1, 0.9, 1
-        proposal.max_fact_age_ms = 86_400_000
-        proposal.based_on_events.extend(EventReference(event_id=fact.event_id, sequence_number=fact.sequence_number) for fact in facts)
-        return envelope
 
     def _admit(self, envelope: Envelope) -> Envelope:
         envelope.event_id = envelope.event_id or self._id()
@@ -142,6 +127,25 @@ class FinishedWork:
     def _id(self) -> str:
         self._ids += 1
         return f"00000000-0000-4000-8000-{self._ids:012x}"
+
+
+def order_fact(subject: str, key: str, value: object) -> Envelope:
+    """Return a fact about an order, "order/NUMBER"."""
+    fact = Fact(key=key, observed_from=fact_pb2.OBSERVED_FROM_DB, value=python_to_value(value))
+    return Envelope(subject=subject, trace_id=f"of-{subject[6:]}", producer=DATABASE, fact=fact)
+
+
+def refund(subject: str, facts: Sequence[Envelope]) -> Envelope:
+    """Return a proposal to refund an order, which rests on recorded facts."""
+    envelope = Envelope(subject=subject, trace_id=f"of-{subject[6:]}", producer=AGENT)
+    envelope.version_binding.execution_version, envelope.version_binding.planner_version = "2.1.0", "7"
+    proposal = envelope.proposal
+    proposal.action_type = ACTION
+    proposal.params.update({"amount": AMOUNT, "currency": "EUR", "customer_id": CUSTOMER})
+    proposal.cost, proposal.risk, proposal.confidence, proposal.priority = 1.0, 0.1, 0.9, 1
+    proposal.max_fact_age_ms = 86_400_000
+    proposal.based_on_events.extend(EventReference(event_id=fact.event_id, sequence_number=fact.sequence_number) for fact in facts)
+    return envelope
 
 
 async def write_log(url: str, bus: str, events: int, days: float) -> AsyncIterator[FinishedWork]:

@@ -13,7 +13,7 @@ import typer
 
 from gavel_server.cli.connection import SERVER_OPTION, as_person, connect
 from gavel_server.cli.errors import EXIT_FAILURE, CommandError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Reason, Server, check_address, check_reason
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Reason, Server, check_address, check_reason, person
 
 if TYPE_CHECKING:
     from gavel.v1.projection_service_pb2 import GetStatusResponse
@@ -57,9 +57,12 @@ def upgrade(
         raise typer.Exit(EXIT_FAILURE if obstacles else 0)
     if obstacles:
         raise CommandError("\n".join(obstacles))
+    # What is wrong with the request is said before the log is read, which may take long.
+    checked_reason = check_reason(reason)
+    if by is not None:
+        person(by)
     _prove(server, bus, statuses[0].head_sequence_number)
     with connect(server, bus) as client:
-        checked_reason = check_reason(reason)
         response = as_person(
             by,
             lambda upgraded_by: client.upgrade_bus(
