@@ -19,7 +19,7 @@ from gavel_server.log.redis.log import RedisLog
 
 from tests.e2e.buses import older_build
 from tests.e2e.runs import RUN_SECONDS_MAX, run_gavel
-from tests.e2e.world import AGENT, DEPOT, POLICY, Server, proposal, prove, publish_status, replay, rule_set, run_servers
+from tests.e2e.world import AGENT, DEPOT, PATIENT_MS, POLICY, Server, proposal, prove, publish_status, replay, rule_set, run_servers
 from tests.support.driver import Core
 from tests.support.histories.record_log import read_logs
 from tests.support.paths import ROOT
@@ -163,7 +163,9 @@ async def test_recorded_buses_are_upgraded(file: str, tmp_path: Path) -> None:
                 done = await asyncio.to_thread(upgrade, server, bus, "--reason", "remedies")
                 assert 0 == done.returncode, (bus, done)
                 async with server.client(bus) as client:
-                    fact = await client.publish_event(fact_envelope("parcel/last", DEPOT, key="parcel.status", value="ready"))
+                    fact = await client.publish_event(
+                        fact_envelope("parcel/last", DEPOT, key="parcel.status", value="ready"), timeout_ms=PATIENT_MS
+                    )
                     assert fact.envelope.sequence_number > len(records)
                     assert 3 == (await client.get_status()).arbiter_version
                     await prove(client)

@@ -237,8 +237,9 @@ async def test_unlogged_tables_and_asynchronous_standbys(cluster: Cluster, log: 
     unlogged, asynchronous = await log.durability()
     assert "the tables event_ids are unlogged" in unlogged
     assert "1 standby(s) or physical replication slot(s), and commits wait for none" in asynchronous
+    assert 1 == await log.asynchronous_replicas()
     cluster.execute("ALTER TABLE gavel.event_ids SET LOGGED", "SELECT pg_drop_replication_slot('standby')")
-    assert [] == await log.durability()
+    assert ([], 0) == (await log.durability(), await log.asynchronous_replicas())
 
 
 async def test_acknowledgements_need_standbys(cluster: Cluster, log: PostgresqlLog) -> None:

@@ -38,6 +38,11 @@ class Durability(NamedTuple):
         """How many standbys each commit waits for, until they have it on disk."""
         return standby_count(self.synchronous_standby_names) if self.synchronous_commit in ("on", "remote_apply") else 0
 
+    @property
+    def asynchronous_standbys(self) -> int:
+        """How many standbys, or replication slots for them, there are, if commits wait for none."""
+        return 0 if self.synchronous_standbys or self.is_standby else max(self.standbys, self.slots)
+
 
 def standby_count(names: str) -> int:
     """Return how many standbys `synchronous_standby_names` waits for."""
@@ -60,11 +65,11 @@ def volatility_reasons(durability: Durability) -> list[str]:
         reasons.append("synchronous_commit is off, so a crash may lose acknowledged events; set it to on")
     if durability.unlogged_tables:
         reasons.append(f"the tables {durability.unlogged_tables} are unlogged, so a crash empties them; ALTER TABLE … SET LOGGED")
-    copies = max(durability.standbys, durability.slots)
-    if copies and not durability.synchronous_standbys and not durability.is_standby:
+    standbys = durability.asynchronous_standbys
+    if standbys:
         reasons.append(
-            f"{copies} standby(s) or physical replication slot(s), and commits wait for none of them, so a failover may lose acknowledged "
-            "events; set synchronous_standby_names, and synchronous_commit to on"
+            f"{standbys} standby(s) or physical replication slot(s), and commits wait for none of them, so a failover may lose "
+            "acknowledged events; set synchronous_standby_names, and synchronous_commit to on"
         )
     return reasons
 

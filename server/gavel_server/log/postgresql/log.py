@@ -381,8 +381,7 @@ class PostgresqlLog:
 
     async def asynchronous_replicas(self) -> int:
         """See StoredLog."""
-        durability = await self._connections.checks.durability()
-        return 0 if durability.synchronous_standbys else durability.standbys
+        return (await self._connections.checks.durability()).asynchronous_standbys
 
     async def ensure_groups(self) -> None:
         """See EventLog."""
