@@ -142,7 +142,7 @@ def test_broken_chain_ends_the_notary(own_notarized: Notarized, options: tuple[s
             content = fields[b"e"] + (Envelope(subject="changed").SerializeToString() if number == changed else b"")
             transaction.xadd(LOG_KEY, {"e": content, "h": fields[b"h"]}, id=entry_id.decode())
         transaction.execute()
-    arguments = ("--key", own_notarized.key, "--state", own_notarized.state, "--redis", server.redis_url, *options)
+    arguments: tuple[str | Path, ...] = ("--key", own_notarized.key, "--state", own_notarized.state, "--redis", server.redis_url, *options)
     result = gavel("notary", *arguments, server=server)
     assert (3, "") == (result.returncode, result.stdout), result
     assert f"gavel/default is not proved, so nothing is signed: the chain breaks at event {changed}" in result.stderr
