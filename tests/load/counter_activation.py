@@ -135,13 +135,15 @@ def p99(latencies_ms: list[float]) -> float:
 def measured_server(directory: Path, redis_url: str, *, holds: bool) -> Iterator[tuple[str, World]]:
     """Run a server; yield its address, and the world that measures its loop with `holds`."""
     world = World(directory)
+    # Without an index of the log, which another process would build meanwhile.
+    options = ("--index-from", str(10**9))
     if holds:
         try:
-            yield world.start("--redis", redis_url, "--data", str(directory / "server")), world
+            yield world.start("--redis", redis_url, "--data", str(directory / "server"), *options), world
         finally:
             world.stop()
     else:
-        server = Server(directory / "server", redis_url=redis_url, installed=True)
+        server = Server(directory / "server", redis_url=redis_url, options=options, installed=True)
         with run_servers(server):
             yield server.address, world
 

@@ -23,6 +23,10 @@ from gavel_server.fairness.turns import call_slice
 from gavel_server.history.disposal import temporary_states
 from gavel_server.history.replay import pages
 from gavel_server.intake.event_ids import new_event_id
+from gavel_server.log import Record
+
+# Events counted before other tasks run: half a millisecond. A decision waits for several slices, and the fill takes as long as it takes.
+SLICE_EVENTS: Final = 16
 
 _LOG: Final = structlog.get_logger(__name__)
 _Version = tuple[str, str, int]  # bus, policy_id, version
@@ -65,9 +69,13 @@ async def fill_counters(sequencer: Sequencer, rule_set: CompiledRuleSet) -> None
     backlog = CounterBacklog(sequencer.bus, counters, opened_at)
     before = partial(Precompiler().before, backlog.state)
     time_slice = call_slice(1, INTERNAL)
+
+    def feed(record: Record) -> None:
+        backlog.feed(Envelope.FromString(record.envelope))
+
     async with temporary_states() as states:
         states.append(backlog.state)
-        async for _ in pages(sequencer.log, opened_at - 1, lambda record: backlog.feed(Envelope.FromString(record.envelope)), before):
+        async for _ in pages(sequencer.log, opened_at - 1, feed, before, slice_events=SLICE_EVENTS):
             pass
         for filled in backlog.fill_steps(sequencer.now_ms()):
             if filled is None:

@@ -191,14 +191,19 @@ async def impact(
 
 
 async def pages(
-    log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None] | None] | None = None
+    log: EventLog,
+    last: int,
+    feed: Callable[[Record], object],
+    before: Callable[[bytes], Awaitable[None] | None] | None = None,
+    *,
+    slice_events: int = SLICE_EVENTS,
 ) -> AsyncGenerator[int, None]:
     """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run.
 
     `before` returns what to await before an event is fed, or None.
     """
     number = 0
-    time_slice = call_slice(SLICE_EVENTS, INTERNAL)
+    time_slice = call_slice(slice_events, INTERNAL)
     while number < last:
         records = await log.read(number + 1, last, PAGE_EVENTS_MAX)
         if not records:
