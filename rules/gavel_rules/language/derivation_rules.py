@@ -84,15 +84,15 @@ class DerivationRule:
         if self.subject_expression is not None:
             names |= self.subject_expression.names()
         self.counter_reads: tuple[CounterRead, ...] = tuple(read for read in environment.counter_reads.all() if read.variable in names)
-        self._keys: list[tuple[CounterRead, CompiledCounter, ReportExpression | None]] = []
-        for read in self.counter_reads:
-            key = _key_expression(environment, read)
-            names |= key.names() if key is not None else set()
-            self._keys.append((read, counters[read.counter], ReportExpression(key, schema) if key is not None else None))
+        self._counters = [counters[read.counter] for read in self.counter_reads]
+        keys = {read.key: _key_expression(environment, read.key) for read in self.counter_reads if read.key}
+        names = names.union(*(key.names() for key in keys.values()))
+        # By text: most reads of a rule have the same key. A counter without groups has none.
+        self._keys = {text: ReportExpression(key, schema) for text, key in keys.items()}
         self.facts: Mapping[str, FactDeclaration] = {name: facts[name] for name in _fact_names(names)}
         # Whether the rule reads more than the report and its decision, or names the subject.
         self.needs_evidence = bool(self.counter_reads or self.facts or subject is not None)
-        counts_observations = any(counter.source == _OBSERVATIONS for _, counter, _ in self._keys)
+        counts_observations = any(counter.source == _OBSERVATIONS for counter in self._counters)
         self._counters_tier = common_pb2.TRUST_TIER_3_AGENT_INFERENCE if counts_observations else common_pb2.TRUST_TIER_1_SYSTEM_FACT
 
     def applies(self, execution: Execution, decision: Decision) -> bool:
@@ -101,18 +101,19 @@ class DerivationRule:
 
     def counter_keys(self, execution: Envelope, decision: Envelope) -> list[CounterKey]:
         """Return the counters that the rule reads for a report, with their keys. A read whose key has no value is left out."""
-        if not self._keys:
+        if not self.counter_reads:
             return []
         evidence = DecisionEvidence(self._read_facts(decision.decision), {})
-        keys: list[CounterKey] = []
-        for read, counter, expression in self._keys:
+        keys = {"": ""}
+        for text, expression in self._keys.items():
             try:
-                key = expression.scalar(execution, decision, evidence) if expression is not None else ""
+                key = expression.scalar(execution, decision, evidence)
             except NoValueError:
                 continue
             if isinstance(key, str):
-                keys.append(CounterKey(counter, key, read.variable))
-        return keys
+                keys[text] = key
+        reads = zip(self.counter_reads, self._counters, strict=True)
+        return [CounterKey(counter, keys[read.key], read.variable) for read, counter in reads if read.key in keys]
 
     def derive(self, execution: Envelope, decision: Envelope) -> DerivedValue | None:
         """Return what the rule gives for a report and its decision; None where there is no fact."""
@@ -174,11 +175,9 @@ class DerivationRule:
         return DerivedValue(subject, value, tier, aged_from_ms, min(limits_ms) - aged_from_ms if limits_ms else 0)
 
 
-def _key_expression(environment: Environment, read: CounterRead) -> ScopedExpression | None:
-    """Return the key of a read; None for a counter without groups."""
-    if not read.key:
-        return None
-    return ScopedExpression(environment, CheckedExpression(read.key, read.key, environment.tree(read.key), read.key, "STRING", 0, 0))
+def _key_expression(environment: Environment, key: str) -> ScopedExpression:
+    """Return the key of a counter's read, given as its text, as an expression."""
+    return ScopedExpression(environment, CheckedExpression(key, key, environment.tree(key), key, "STRING", 0, 0))
 
 
 def _fact_names(names: set[str]) -> list[str]:
