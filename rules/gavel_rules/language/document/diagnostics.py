@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gavel_rules.errors import GavelRulesError
+from gavel_rules.text import clip
 
 MESSAGES_MAX: Final = 1_000
+# Characters of a message, and of a suggestion. They quote the document, and a thousand of them may quote the same long name.
+MESSAGE_LENGTH_MAX: Final = 2_000
 
 Path = tuple[str | int, ...]  # the keys and indexes that lead from a document's root to one of its parts
 
@@ -37,7 +40,7 @@ class Messages:
 
     def add(self, place: tuple[int, int], code: str, message: str, suggestion: str = "") -> None:
         """Record a diagnostic at a (line, column)."""
-        self._messages.add(DocumentMessage(*place, code, message, suggestion))
+        self._messages.add(DocumentMessage(*place, code, clip(message, MESSAGE_LENGTH_MAX), clip(suggestion, MESSAGE_LENGTH_MAX)))
 
     def __len__(self) -> int:
         return len(self._messages)

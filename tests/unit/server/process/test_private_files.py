@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gavel_server.archive.storage import Directory
 from gavel_server.log.redis.data_directory import lock_directory
-from gavel_server.process.private_files import PRIVATE_MODE, make_directory, open_private
+from gavel_server.process.private_files import make_directory, open_private
 from gavel_server.proofs.tiles import LocalTiles
 
 
@@ -23,7 +23,7 @@ def test_mode_does_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
         for path in (tmp_path / "new", old):
             with open(path, "a", opener=open_private) as file:
                 file.write("x")
-            assert PRIVATE_MODE == path.stat().st_mode & 0o777
+            assert 0o600 == path.stat().st_mode & 0o777
     finally:
         os.umask(before)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gavel_rules.authoring.format import format_document
-from gavel_rules.language.document.diagnostics import DocumentMessage, Messages
+from gavel_rules.language.document.diagnostics import MESSAGE_LENGTH_MAX, DocumentMessage, Messages
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
 from hypothesis import HealthCheck, given, settings
@@ -124,3 +124,14 @@ def test_a_damaged_document_has_mistakes_with_places(text: str) -> None:
         assert mistakes
         return
     assert rule_set.digest == compile_rule_set(rule_set.canonical_json).digest == compile_rule_set(format_document(text)).digest
+
+
+def test_messages_are_cut() -> None:
+    """Messages that quote a long name of the document are cut: a thousand of them would be hundreds of times as long as the document."""
+    facts = ", ".join(f"a{number}: 1" for number in range(100))
+    action = f"  ? {'n' * 20_000}\n  : {{params: {{type: object}}, facts: {{{facts}}}}}\n"
+    with pytest.raises(DocumentError) as invalid:
+        compile_rule_set(f"gavel: v1\nrule_set: r\nversion: 1\nactions:\n{action}rules: []\n")
+    lengths = [len(message.message) for message in invalid.value.messages]
+    assert len(lengths) > 100
+    assert MESSAGE_LENGTH_MAX == max(lengths)
