@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gavel_server.cli.errors import CommandError, InvalidInputError
-from gavel_server.process.private_files import PRIVATE_MODE, open_private
+from gavel_server.process.private_files import PRIVATE_MODE, make_directory, open_private
 
 # Names a context, or, if it has a slash, the file of contexts.
 CONTEXT_VARIABLE: Final = "GAVEL_CONTEXT"
@@ -111,7 +111,7 @@ def save_contexts(contexts: Contexts) -> None:
     for name, context in sorted(contexts.by_name.items()):
         lines += ["", f"[contexts.{json.dumps(name)}]"]
         lines += [f"{field} = {json.dumps(context[field], ensure_ascii=False)}" for field in FIELDS if field in context]
-    contexts.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(contexts.path.parent)
     # Through a link, so that a file kept elsewhere stays there.
     target = contexts.path.resolve()
     new = target.with_name(target.name + ".new")

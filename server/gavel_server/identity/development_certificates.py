@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from gavel_server.process.private_files import open_private
+from gavel_server.process.private_files import make_directory, open_private
 
 VALID_DAYS: Final = 30
 HOSTS_DEFAULT: Final = ("localhost", "127.0.0.1", "::1")
@@ -84,7 +84,7 @@ class Authority:
 
 def make_certificates(directory: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Path]:
     """Make the certificates that are missing in a directory, and return the files that were written. Raises OSError, ValueError."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(directory)
     written: list[Path] = []
     ca, ca_key = _pair(directory, "ca")
     if ca.exists() and ca_key.exists():

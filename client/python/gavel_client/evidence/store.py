@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Final
 
+from gavel_client.directories import make_directory
 from gavel_client.rpc.errors import GavelClientError
 
 _FOLDER: Final = "sha256"
@@ -135,7 +137,7 @@ class EvidenceStore:
             return
         import fcntl
 
-        os.makedirs(self._root, mode=0o700, exist_ok=True)
+        make_directory(Path(self._root))
         with open(f"{self._root}/{_LOCK}", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             yield
@@ -159,7 +161,7 @@ def _write_time(files: Any, path: str) -> datetime:
 def _write(path: str, content: bytes) -> None:
     """Put a whole file in place; on return its bytes are on the disk."""
     directory = os.path.dirname(path)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    make_directory(Path(directory))
     temporary = f"{path}.{os.urandom(6).hex()}{_TEMPORARY}"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gavel_client.directories import make_directory
 from gavel_client.envelopes import content_hash, new_event_id
 
 # Open calls of one agent, so that no agent can fill the disk or hold up another one.
@@ -65,7 +66,7 @@ class OpenCalls:
     def _write(self, path: Path, turn: Turn) -> None:
         """Put a whole file in place, durably. Raises FileExistsError if there is one."""
         folder = path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(folder)
         if sum(1 for _ in folder.iterdir()) >= OPEN_CALLS_MAX:
             raise OSError(errno.EDQUOT, f"the agent has {OPEN_CALLS_MAX} open calls; persons have to decide about them", str(folder))
         temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")

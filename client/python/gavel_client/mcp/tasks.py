@@ -20,6 +20,7 @@ from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_EXECUTED, WaitDecisi
 from gavel.v1.envelope_pb2 import Envelope
 from mcp_types import CallToolResult, RequestParams
 
+from gavel_client.directories import make_directory
 from gavel_client.gate import Pending, Refused
 from gavel_client.mcp import answers
 from gavel_client.mcp.open_calls import agent_folder, sync_folder
@@ -63,7 +64,7 @@ class Tasks:
         Raises GavelError, and OSError: EDQUOT if the agent has CANCELLED_MAX cancelled tasks.
         """
         file = self._file(agent, task_id)
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(file.parent)
         if file.exists():
             return
         if len(os.listdir(file.parent)) >= CANCELLED_MAX and not await _drop_ended(file.parent, find):

@@ -13,6 +13,7 @@ from typing import Final
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_server.cli.errors import CommandError
+from gavel_server.process.private_files import make_directory
 
 OPERATOR: Final = "ada"
 ORDERS: Final = "orders-db"
@@ -57,7 +58,7 @@ def create_tokens(data: Path) -> str:
 
     file = token_file(data)
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(file.parent)
         file.unlink(missing_ok=True)
         for name in (OPERATOR, *PARTIES):
             path = token_path(data, name)

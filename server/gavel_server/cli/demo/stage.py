@@ -15,6 +15,7 @@ from gavel_server.cli.connection import command_error
 from gavel_server.cli.demo.parties import OPERATOR, create_tokens, token_file, token_path
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.rendering import output
+from gavel_server.process.private_files import make_directory
 
 if TYPE_CHECKING:
     from gavel.v1.replay_service_pb2 import ReplayVerdict
@@ -95,7 +96,7 @@ async def _server(data: Path) -> AsyncIterator[str]:
 def _create_file(path: Path) -> BinaryIO:
     """Open a new file for writing and create its directory. Raises CommandError."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent)
         return path.open("wb")
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}; give another directory with --data") from error
