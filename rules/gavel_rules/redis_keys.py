@@ -40,6 +40,11 @@ def work_parked_key(bus: str, queue: str, group: str) -> str:
     return f"{work_key(bus, queue)}:parked:{group}"
 
 
+def work_owners_key(bus: str, queue: str) -> str:
+    """Return the key of the hash from each group of a queue to the caller that has created it."""
+    return f"{work_key(bus, queue)}:owners"
+
+
 def event_ids_key(bus: str, day: int) -> str:
     """Return the key of the hash of one day's event_ids; `day` counts from 1970-01-01.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -12,6 +13,7 @@ from gavel_server.log.memory import MemoryLog
 from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.work.protocol import (
+    CALLER_GROUPS_MAX,
     GROUPS_MAX,
     PARKED_MAX,
     TAKE_BYTES_MAX,
@@ -240,6 +242,42 @@ async def test_groups_are_bounded(work: WorkQueues) -> None:
     assert ("new" in names, "group-40" in names) == (True, False)
     with pytest.raises(GroupsFullError):
         await work.join("requests", "another", "a")
+
+
+async def test_a_caller_creates_few_groups(log: EventLog, work: WorkQueues) -> None:
+    """A caller creates CALLER_GROUPS_MAX groups, also if it leaves them and opens them at once; those of others do not count."""
+    await fill(log, "decisions")
+    joins = (work.join("decisions", f"group-{number:02}", "a", "mallory") for number in range(CALLER_GROUPS_MAX + 4))
+    outcomes = await asyncio.gather(*joins, return_exceptions=True)
+    assert ["CALLER_GROUPS_MAX"] * 4 == [one.limit for one in outcomes if isinstance(one, GroupsFullError)]
+    own = [group.group for group in await work.groups() if group.owner == "mallory"]
+    assert CALLER_GROUPS_MAX == len(own)
+    await work.take_new("decisions", own[0], "a", 1)
+    for name in own:
+        await work.leave("decisions", name, "a")
+    await work.join("decisions", "other", "b", "alice")
+    await work.join("decisions", "other", "a", "mallory")
+    await work.join("decisions", own[0], "b", "alice")
+    await work.join("decisions", "again", "a", "mallory")
+    groups = {group.group: group.owner for group in await work.groups() if group.queue == "decisions"}
+    assert (CALLER_GROUPS_MAX, "alice", "mallory", "mallory") == (
+        sum(owner == "mallory" for owner in groups.values()),
+        groups["other"],
+        groups["again"],
+        groups[own[0]],
+    )
+
+
+async def test_a_reused_name_belongs_to_its_new_owner(work: WorkQueues) -> None:
+    """A group that is removed and created again belongs to the caller that has created it last."""
+    await work.join("requests", "name", "a", "mallory")
+    await work.leave("requests", "name", "a")
+    for number in range(GROUPS_MAX):
+        await work.join("requests", f"group-{number:02}", "a")
+    assert "name" not in {group.group for group in await work.groups()}
+    await work.leave("requests", "group-00", "a")
+    await work.join("requests", "name", "b", "alice")
+    assert ["alice"] == [group.owner for group in await work.groups() if group.group == "name"]
 
 
 async def test_consumers_leave(log: EventLog, work: WorkQueues) -> None:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Final, NamedTuple
 
 from gavel.v1 import error_pb2
 
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
-from gavel_server.log.work.protocol import GROUPS_MAX, GroupsFullError, QueueName
+from gavel_server.log.work.protocol import CALLER_GROUPS_MAX, GROUPS_MAX, GroupsFullError, GroupsLimit, QueueName
 from gavel_server.work.group import WorkGroup
-from gavel_server.work.limits import CALLER_GROUPS_MAX, SILENCE_MS_MAX, STREAMS_MAX
+from gavel_server.work.limits import SILENCE_MS_MAX, STREAMS_MAX
 from gavel_server.work.permissions import Traits
 from gavel_server.work.stream import UnsentBytes, WorkStream
 
-_RETRY_AFTER_MS = 1_000
+_RETRY_AFTER_MS: Final = 1_000
+_REFUSALS: Final[Mapping[GroupsLimit, str]] = {
+    "CALLER_GROUPS_MAX": (
+        f"has {CALLER_GROUPS_MAX} groups that the caller has created and that are in use; use one of them, or settle what an old one holds"
+    ),
+    "FIRST_GROUPS_MIN": "has many groups: the other places are for callers without a group; use one that exists",
+    "GROUPS_MAX": f"has {GROUPS_MAX} groups in use; use one of them, or settle what an old one holds",
+}
 
 
 class ConsumerSettings(NamedTuple):
@@ -38,8 +44,6 @@ class WorkGroups:
 
     def __init__(self) -> None:
         self._groups: dict[tuple[Sequencer, QueueName, str], tuple[WorkGroup, asyncio.Task[None]]] = {}
-        # The groups in which each caller has streams, with their number.
-        self._caller_groups: dict[tuple[Sequencer, QueueName, str], Counter[str]] = {}
         self._streams = 0
         self._unsent = UnsentBytes()
 
@@ -56,32 +60,10 @@ class WorkGroups:
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=_RETRY_AFTER_MS)
         self._streams += 1
         try:
-            with self._caller_group(sequencer, settings, address):
-                async with self._member(sequencer, settings, address, permits) as stream:
-                    yield stream
+            async with self._member(sequencer, settings, address, permits) as stream:
+                yield stream
         finally:
             self._streams -= 1
-
-    @contextmanager
-    def _caller_group(self, sequencer: Sequencer, settings: ConsumerSettings, address: str) -> Iterator[None]:
-        """Count a group of a caller within the block. Raises ServiceError QUEUE_FULL if the caller has streams in too many groups."""
-        key = sequencer, settings.queue, address
-        names = self._caller_groups.setdefault(key, Counter())
-        if settings.group not in names and len(names) >= CALLER_GROUPS_MAX:
-            message = (
-                f"a caller may have streams in {CALLER_GROUPS_MAX} groups of a queue at once; close those of another group of the queue "
-                f"{settings.queue} of bus {sequencer.bus}, or use one of them"
-            )
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=_RETRY_AFTER_MS)
-        names[settings.group] += 1
-        try:
-            yield
-        finally:
-            names[settings.group] -= 1
-            if not names[settings.group]:
-                del names[settings.group]
-            if not names:
-                del self._caller_groups[key]
 
     @asynccontextmanager
     async def _member(
@@ -91,11 +73,9 @@ class WorkGroups:
         work = sequencer.log.work
         stream = WorkStream(address, settings.labels, settings.in_flight_max, settings.deliveries_max, self._unsent, work, permits)
         try:
-            await work.join(queue, name, stream.consumer)
-        except GroupsFullError:
-            message = (
-                f"the queue {queue} of bus {sequencer.bus} has {GROUPS_MAX} groups in use; use one of them, or settle what an old one holds"
-            )
+            await work.join(queue, name, stream.consumer, address)
+        except GroupsFullError as error:
+            message = f"the queue {queue} of bus {sequencer.bus} {_REFUSALS[error.limit]}"
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=_RETRY_AFTER_MS) from None
         group = self._group(sequencer, queue, name)
         settling = asyncio.create_task(stream.run_settling(queue, name, group.changed))

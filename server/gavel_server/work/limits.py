@@ -6,8 +6,6 @@ from typing import Final
 
 # Open streams of this server. A quota limits those of one caller.
 STREAMS_MAX: Final = 1_000
-# Groups of one queue in which one caller may have streams on this server: half of all (GROUPS_MAX), so that no caller keeps others out.
-CALLER_GROUPS_MAX: Final = 32
 # Of one stream.
 IN_FLIGHT_MAX: Final = 1_000
 IN_FLIGHT_DEFAULT: Final = 16

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 # The result of gavel.format_version().
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 INSTALLATION: Final = "gavel postgresql-schema | psql --single-transaction URL"
 
 

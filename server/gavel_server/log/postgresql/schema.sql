@@ -35,13 +35,13 @@ BEGIN
   IF to_regprocedure('gavel.format_version()') IS NOT NULL THEN
     EXECUTE 'SELECT gavel.format_version()' INTO version;
   END IF;
-  IF version > 2 THEN
-    RAISE EXCEPTION 'the schema has format %, and this build knows 2: use the build that installed it', version;
+  IF version > 3 THEN
+    RAISE EXCEPTION 'the schema has format %, and this build knows 3: use the build that installed it', version;
   END IF;
 END $$;
 
 -- The version of this schema. A server refuses another one.
-CREATE OR REPLACE FUNCTION gavel.format_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+CREATE OR REPLACE FUNCTION gavel.format_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 3';
 
 -- Events as they were appended; chain_hash is that of docs/hashing.md. There is no gap in the numbers of a bus.
 CREATE TABLE IF NOT EXISTS gavel.events (
@@ -90,8 +90,8 @@ CREATE TABLE IF NOT EXISTS gavel.checkpoints (
   note bytea NOT NULL
 );
 
--- Work queues: entries, groups with the number of the last entry that they have taken, their consumers, and the entries that a group has
--- taken and not ended. An entry is pending with a consumer, delayed until a time, or parked. Times are in milliseconds since 1970.
+-- Work queues: entries, groups with the number of the last entry that they have taken and the caller that has created them, their consumers,
+-- and the entries that a group has taken and not ended. An entry is pending with a consumer, delayed until a time, or parked. Times are in milliseconds since 1970.
 CREATE TABLE IF NOT EXISTS gavel.work_entries (
   bus text NOT NULL,
   queue text NOT NULL,
@@ -103,8 +103,10 @@ CREATE TABLE IF NOT EXISTS gavel.work_groups (
   queue text NOT NULL,
   name text NOT NULL,
   last_taken bigint NOT NULL DEFAULT 0,
+  owner text NOT NULL DEFAULT '',
   PRIMARY KEY (bus, queue, name)
 );
+ALTER TABLE gavel.work_groups ADD COLUMN IF NOT EXISTS owner text NOT NULL DEFAULT '';
 CREATE TABLE IF NOT EXISTS gavel.work_members (
   bus text NOT NULL,
   queue text NOT NULL,

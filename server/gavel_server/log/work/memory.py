@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gavel_server.log.entries import Entry
 from gavel_server.log.work.protocol import (
-    GROUP_OF_QUEUE,
-    GROUPS_MAX,
     PARKED_MAX,
     QUEUES,
     REQUESTS_MAX,
     TAKE_BYTES_MAX,
     ConsumerGroup,
-    GroupsFullError,
     ParkedEntry,
     QueueName,
     WorkEntry,
     as_queue,
+    group_to_remove,
     sort_groups,
 )
 
@@ -34,7 +32,8 @@ class _Pending:
 class _Group:
     """A group: its place in the queue, and what its consumers have not acknowledged."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "") -> None:
+        self.owner = owner
         self.last = 0
         self.pending: dict[int, _Pending] = {}
         self.delayed: dict[int, tuple[int, int]] = {}  # number -> when it is due, deliveries
@@ -64,24 +63,16 @@ class MemoryWorkQueues:
         while len(requests) > REQUESTS_MAX:
             del requests[next(iter(requests))]
 
-    async def join(self, queue: QueueName, group: str, consumer: str) -> None:
+    async def join(self, queue: QueueName, group: str, consumer: str, owner: str = "") -> None:
         """See WorkQueues."""
-        self.open_group(queue, group)
+        if (queue, group) not in self._groups:
+            self._groups.pop((queue, group_to_remove([one for one in await self.groups() if one.queue == queue], owner)), None)
+            self._groups[queue, group] = _Group(owner)
         self._groups[queue, group].members[consumer] = self._clock()
 
     def open_group(self, queue: QueueName, group: str) -> None:
-        """Create a group, unless it exists. Raises GroupsFullError."""
-        if (queue, group) in self._groups:
-            return
-        known = [(name, one) for (of_queue, name), one in self._groups.items() if of_queue == queue]
-        if len(known) >= GROUPS_MAX:
-            for name, one in known:
-                if not (one.members or one.pending or one.delayed or one.parked or name == GROUP_OF_QUEUE.get(queue)):
-                    del self._groups[queue, name]
-                    break
-            else:
-                raise GroupsFullError
-        self._groups[queue, group] = _Group()
+        """Create one of Gavel's own groups, unless it exists."""
+        self._group(queue, group)
 
     async def take_new(self, queue: QueueName, group: str, consumer: str, count: int) -> list[WorkEntry]:
         """See WorkQueues."""
@@ -196,7 +187,8 @@ class MemoryWorkQueues:
         groups = []
         for (queue, name), one in self._groups.items():
             lag = sum(number > one.last for number in self._entries[queue])
-            groups.append(ConsumerGroup(name, queue, lag, len(one.pending) + len(one.delayed), len(one.members), len(one.parked)))
+            pending = len(one.pending) + len(one.delayed)
+            groups.append(ConsumerGroup(name, queue, lag, pending, len(one.members), len(one.parked), one.owner))
         return sort_groups(groups)
 
     async def leave(self, queue: QueueName, group: str, consumer: str) -> None:

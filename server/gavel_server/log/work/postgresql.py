@@ -8,20 +8,20 @@ group is a row, which one consumer at a time moves on. Commits do not wait for t
 # ruff: noqa: S608 - the statements are composed of constants; all values are parameters
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gavel_server.log.postgresql.connection import ConnectionPool, Statement
 from gavel_server.log.work.protocol import (
     GROUP_OF_QUEUE,
-    GROUPS_MAX,
     PARKED_MAX,
     TAKE_BYTES_MAX,
     ConsumerGroup,
-    GroupsFullError,
     ParkedEntry,
     QueueName,
     WorkEntry,
+    group_to_remove,
     sort_groups,
 )
 
@@ -30,19 +30,17 @@ _OF_GROUP: Final = "bus = %(bus)s AND queue = %(queue)s AND group_name = %(group
 _HELD: Final = f"{_OF_GROUP} AND state = 'pending' AND consumer = %(consumer)s"
 _NOW: Final = "(SELECT gavel.now_ms())"
 
-_CREATE_GROUP: Final = "INSERT INTO gavel.work_groups (bus, queue, name) VALUES (%(bus)s, %(queue)s, %(group)s) ON CONFLICT DO NOTHING"
+_CREATE_GROUP: Final = """
+INSERT INTO gavel.work_groups (bus, queue, name, owner) VALUES (%(bus)s, %(queue)s, %(group)s, %(owner)s) ON CONFLICT DO NOTHING
+"""
 _NOTE_MEMBER: Final = f"""
 INSERT INTO gavel.work_members (bus, queue, group_name, consumer, heard_ms) VALUES (%(bus)s, %(queue)s, %(group)s, %(consumer)s, {_NOW})
 ON CONFLICT (bus, queue, group_name, consumer) DO UPDATE SET heard_ms = excluded.heard_ms
 """
 _GROUP_NAMES: Final = "SELECT name FROM gavel.work_groups WHERE bus = %(bus)s AND queue = %(queue)s"
-_REMOVE_UNUSED: Final = """
-DELETE FROM gavel.work_groups WHERE bus = %(bus)s AND queue = %(queue)s AND name = (
-  SELECT g.name FROM gavel.work_groups AS g WHERE g.bus = %(bus)s AND g.queue = %(queue)s AND g.name <> %(own)s
-    AND NOT EXISTS (SELECT FROM gavel.work_members AS m WHERE (m.bus, m.queue, m.group_name) = (g.bus, g.queue, g.name))
-    AND NOT EXISTS (SELECT FROM gavel.work_deliveries AS d WHERE (d.bus, d.queue, d.group_name) = (g.bus, g.queue, g.name))
-  ORDER BY g.name LIMIT 1)
-RETURNING name
+_REMOVE_GROUP: Final = """
+DELETE FROM gavel.work_groups AS g WHERE g.bus = %(bus)s AND g.queue = %(queue)s AND g.name = %(group)s
+  AND NOT EXISTS (SELECT FROM gavel.work_members AS m WHERE (m.bus, m.queue, m.group_name) = (g.bus, g.queue, g.name))
 """
 # Of `found`, rows with a place in their order: those up to the limit in bytes.
 _TAKEN: Final = """taken AS (
@@ -151,7 +149,8 @@ SELECT g.name, g.queue,
   (SELECT count(*) FROM gavel.work_entries AS w WHERE (w.bus, w.queue) = (g.bus, g.queue) AND w.sequence_number > g.last_taken),
   (SELECT count(*) FROM gavel.work_deliveries AS d WHERE (d.bus, d.queue, d.group_name) = (g.bus, g.queue, g.name) AND d.state <> 'parked'),
   (SELECT count(*) FROM gavel.work_members AS m WHERE (m.bus, m.queue, m.group_name) = (g.bus, g.queue, g.name)),
-  (SELECT count(*) FROM gavel.work_deliveries AS d WHERE (d.bus, d.queue, d.group_name) = (g.bus, g.queue, g.name) AND d.state = 'parked')
+  (SELECT count(*) FROM gavel.work_deliveries AS d WHERE (d.bus, d.queue, d.group_name) = (g.bus, g.queue, g.name) AND d.state = 'parked'),
+  g.owner
 FROM gavel.work_groups AS g WHERE g.bus = %(bus)s
 """
 _LEAVE: Final = f"""
@@ -182,20 +181,22 @@ class PostgresqlWorkQueues:
     def __init__(self, pool: ConnectionPool, bus: str) -> None:
         self._pool = pool
         self._bus = bus
+        # Streams that a caller opens at once must not pass its limit together.
+        self._creating = asyncio.Lock()
 
-    async def join(self, queue: QueueName, group: str, consumer: str) -> None:
-        """See WorkQueues."""
-        names = {name for (name,) in await self._run(_GROUP_NAMES, queue)}
-        is_full = group not in names and len(names) >= GROUPS_MAX
-        if is_full and not await self._run(_REMOVE_UNUSED, queue, own=GROUP_OF_QUEUE.get(queue, "")):
-            raise GroupsFullError
-        member = self._statement(_NOTE_MEMBER, queue, group, consumer=consumer)
-        await self._pool.read_all(self._statement(_CREATE_GROUP, queue, group), member)
+    async def join(self, queue: QueueName, group: str, consumer: str, owner: str = "") -> None:
+        """See WorkQueues. Servers that create groups at the same moment may exceed the limits by one group each."""
+        if (group,) not in await self._run(_GROUP_NAMES, queue):
+            async with self._creating:
+                await self._create_owned(queue, group, owner)
+                await self._run(_NOTE_MEMBER, queue, group, consumer=consumer)  # a group without members may be removed for another one
+        else:
+            await self._run(_NOTE_MEMBER, queue, group, consumer=consumer)
 
     async def take_new(self, queue: QueueName, group: str, consumer: str, count: int) -> list[WorkEntry]:
         """See WorkQueues."""
         rows = await self._pool.read_all(
-            self._statement(_CREATE_GROUP, queue, group),
+            self._statement(_CREATE_GROUP, queue, group, owner=""),
             self._statement(_NOTE_MEMBER, queue, group, consumer=consumer),
             self._statement(_TAKE_NEW, queue, group, consumer=consumer, count=count, bytes=TAKE_BYTES_MAX),
         )
@@ -299,7 +300,17 @@ class PostgresqlWorkQueues:
     async def ensure_groups(self) -> None:
         """Create the missing groups of Gavel's own clients."""
         for queue, group in GROUP_OF_QUEUE.items():
-            await self._run(_CREATE_GROUP, queue, group)
+            await self._run(_CREATE_GROUP, queue, group, owner="")
+
+    async def _create_owned(self, queue: QueueName, group: str, owner: str) -> None:
+        """Create a group of a caller, unless it exists. Raises GroupsFullError."""
+        groups = [one for one in await self.groups() if one.queue == queue]
+        if any(one.group == group for one in groups):
+            return
+        removed = group_to_remove(groups, owner)
+        if removed:
+            await self._run(_REMOVE_GROUP, queue, removed)
+        await self._run(_CREATE_GROUP, queue, group, owner=owner.replace("\0", "\ufffd"))
 
     def _statement(self, statement: str, queue: QueueName, group: str = "", **values: Any) -> Statement:
         return statement, {"bus": self._bus, "queue": queue, "group": group, **values}

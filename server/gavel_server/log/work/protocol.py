@@ -22,8 +22,12 @@ REQUEST_KINDS: Final = frozenset({"FactCollectionRequested", "NeedsHumanReview",
 # The groups of Gavel's own clients.
 GROUP_OF_QUEUE: Final[Mapping[QueueName, str]] = {"decisions": "executors", "executions": "fdr"}
 
-# Groups of a queue. At the limit, a group without members, pending and parked entries is removed for a new one.
+# Groups of a queue. At a limit, a group without members, pending and parked entries is removed for a new one.
 GROUPS_MAX: Final = 64
+# Those that one caller has created.
+CALLER_GROUPS_MAX: Final = 16
+# Places for the first groups of callers: a few callers with many groups leave them free.
+FIRST_GROUPS_MIN: Final = 32
 # Parked entries of a group.
 PARKED_MAX: Final = 10_000
 # Entries of the queue "requests": nobody may consume them, and no end of a decision removes them.
@@ -36,7 +40,7 @@ class ConsumerGroup(NamedTuple):
     """A consumer group of a work queue.
 
     `lag` counts undelivered entries, `pending` those delivered and not acknowledged, `members` the consumers of the group, `parked` the
-    entries that wait for an operator.
+    entries that wait for an operator. `owner` is the caller that has created the group, "" if it is Gavel's own or older than owners.
     """
 
     group: str
@@ -45,6 +49,42 @@ class ConsumerGroup(NamedTuple):
     pending: int
     members: int
     parked: int = 0
+    owner: str = ""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the group has consumers, unfinished work or parked entries, or is one of Gavel's own clients."""
+        is_own = any((queue, group) == (self.queue, self.group) for queue, group in GROUP_OF_QUEUE.items())
+        return is_own or bool(self.members or self.pending or self.parked)
+
+
+GroupsLimit = Literal["CALLER_GROUPS_MAX", "FIRST_GROUPS_MIN", "GROUPS_MAX"]
+
+
+class GroupsFullError(Exception):
+    """A queue has no place for another group of a caller. `limit` says why."""
+
+    def __init__(self, limit: GroupsLimit) -> None:
+        super().__init__(limit)
+        self.limit: Final = limit
+
+
+def group_to_remove(groups: Sequence[ConsumerGroup], owner: str) -> str:
+    """Return the unused group of a queue that makes place for a new group of a caller, "" if there is place. Raises GroupsFullError."""
+    own = [group for group in groups if owner and group.owner == owner]
+    limit: GroupsLimit
+    if len(own) >= CALLER_GROUPS_MAX:
+        limit, removable = "CALLER_GROUPS_MAX", own
+    elif len(groups) >= GROUPS_MAX:
+        limit, removable = "GROUPS_MAX", [*groups]
+    elif own and len(groups) >= GROUPS_MAX - FIRST_GROUPS_MIN:
+        limit, removable = "FIRST_GROUPS_MIN", [*groups]
+    else:
+        return ""
+    unused = next((group.group for group in removable if not group.is_used), "")
+    if not unused:
+        raise GroupsFullError(limit)
+    return unused
 
 
 def sort_groups(groups: Iterable[ConsumerGroup]) -> list[ConsumerGroup]:
@@ -72,15 +112,11 @@ class ParkedEntry(NamedTuple):
     parked_at_ms: int
 
 
-class GroupsFullError(Exception):
-    """A queue has GROUPS_MAX groups that are in use."""
-
-
 class WorkQueues(Protocol):
     """The work queues of one bus."""
 
-    async def join(self, queue: QueueName, group: str, consumer: str) -> None:
-        """Make a consumer a member of a group. Raises GroupsFullError."""
+    async def join(self, queue: QueueName, group: str, consumer: str, owner: str = "") -> None:
+        """Make a consumer a member of a group. A new group belongs to `owner`, the caller. Raises GroupsFullError."""
 
     async def take_new(self, queue: QueueName, group: str, consumer: str, count: int) -> list[WorkEntry]:
         """Take up to `count` entries that no consumer of the group has taken."""

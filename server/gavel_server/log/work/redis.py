@@ -7,11 +7,12 @@ A step whose reply is lost may have taken entries that nobody holds: they are cl
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gavel_rules.redis_keys import work_delayed_key, work_key, work_parked_key
+from gavel_rules.redis_keys import work_delayed_key, work_key, work_owners_key, work_parked_key
 
 from gavel_server.log.redis.connection import Channel
 from gavel_server.log.redis.replies import chunks, pairs, reason
@@ -19,15 +20,14 @@ from gavel_server.log.redis.resp import Argument, Command
 from gavel_server.log.redis.script import Script
 from gavel_server.log.work.protocol import (
     GROUP_OF_QUEUE,
-    GROUPS_MAX,
     PARKED_MAX,
     QUEUES,
     TAKE_BYTES_MAX,
     ConsumerGroup,
-    GroupsFullError,
     ParkedEntry,
     QueueName,
     WorkEntry,
+    group_to_remove,
     sort_groups,
 )
 
@@ -43,15 +43,17 @@ class RedisWorkQueues:
         self._pool = pool
         self._bus = bus
         self._check = check
+        # Streams that a caller opens at once must not pass its limit together.
+        self._creating = asyncio.Lock()
 
-    async def join(self, queue: QueueName, group: str, consumer: str) -> None:
-        """See WorkQueues."""
-        names = await self._names(queue)
-        if group not in names:
-            if len(names) >= GROUPS_MAX and not await self._remove_unused(queue):
-                raise GroupsFullError
-            await self._create(queue, group)
-        self._check(await self._pool.read(("XGROUP", "CREATECONSUMER", work_key(self._bus, queue), group, consumer)))
+    async def join(self, queue: QueueName, group: str, consumer: str, owner: str = "") -> None:
+        """See WorkQueues. Servers that create groups at the same moment may exceed the limits by one group each."""
+        if group not in await self._names(queue):
+            async with self._creating:
+                await self._create_owned(queue, group, owner)
+                await self._note_member(queue, group, consumer)  # a group without members may be removed for another one
+        else:
+            await self._note_member(queue, group, consumer)
 
     async def take_new(self, queue: QueueName, group: str, consumer: str, count: int) -> list[WorkEntry]:
         """See WorkQueues."""
@@ -140,7 +142,7 @@ class RedisWorkQueues:
             names = [group[b"name"].decode() for group in groups]
             counts = [("ZCARD", work_delayed_key(self._bus, queue, name)) for name in names]
             counts += [("HLEN", work_parked_key(self._bus, queue, name)) for name in names]
-            sizes = self._check(await self._pool.read(*counts)) if counts else []
+            *sizes, owners = self._check(await self._pool.read(*counts, _owners(self._bus, queue, names))) if names else [[]]
             for index, (name, group) in enumerate(zip(names, groups, strict=True)):
                 pending = int(group[b"pending"])
                 lag = group.get(b"lag")
@@ -149,7 +151,9 @@ class RedisWorkQueues:
                 elif lag is None:
                     lag = max(int(queue_info[b"length"]) - pending, 0)
                 delayed, parked = int(sizes[index]), int(sizes[len(names) + index])
-                consumer_groups.append(ConsumerGroup(name, queue, int(lag), pending + delayed, int(group[b"consumers"]), parked))
+                owner = (owners[index] or b"").decode()
+                members = int(group[b"consumers"])
+                consumer_groups.append(ConsumerGroup(name, queue, int(lag), pending + delayed, members, parked, owner))
         return sort_groups(consumer_groups)
 
     async def leave(self, queue: QueueName, group: str, consumer: str) -> None:
@@ -196,14 +200,23 @@ class RedisWorkQueues:
         if not (isinstance(reply, Exception) and reason(reply).startswith("BUSYGROUP")):
             self._check([reply])
 
-    async def _remove_unused(self, queue: QueueName) -> bool:
-        """Remove a group that nobody uses; return whether there was one."""
-        for group in await self.groups():
-            is_used = group.members or group.pending or group.parked or group.group == GROUP_OF_QUEUE.get(queue)
-            if group.queue == queue and not is_used:
-                self._check(await self._pool.read(("XGROUP", "DESTROY", work_key(self._bus, queue), group.group)))
-                return True
-        return False
+    async def _note_member(self, queue: QueueName, group: str, consumer: str) -> None:
+        self._check(await self._pool.read(("XGROUP", "CREATECONSUMER", work_key(self._bus, queue), group, consumer)))
+
+    async def _create_owned(self, queue: QueueName, group: str, owner: str) -> None:
+        """Create a group of a caller, unless it exists. Raises GroupsFullError."""
+        groups = [one for one in await self.groups() if one.queue == queue]
+        if any(one.group == group for one in groups):
+            return
+        removed = group_to_remove(groups, owner)
+        owners = work_owners_key(self._bus, queue)
+        commands: list[Command] = []
+        if removed:
+            commands += [("XGROUP", "DESTROY", work_key(self._bus, queue), removed), ("HDEL", owners, removed)]
+        # Before the group: a group whose owner is lost would count for nobody.
+        commands.append(("HSET", owners, group, owner) if owner else ("HDEL", owners, group))
+        self._check(await self._pool.read(*commands))
+        await self._create(queue, group)
 
     async def _run(self, step: str, queue: QueueName, group: str, consumer: str, *arguments: Argument) -> Any:
         keys = work_key(self._bus, queue), work_delayed_key(self._bus, queue, group), work_parked_key(self._bus, queue, group)
@@ -214,6 +227,10 @@ class RedisWorkQueues:
             await self._create(queue, group)
             (reply,) = await _WORK.run(send, body)
         return self._check([reply])[0]
+
+
+def _owners(bus: str, queue: str, groups: Sequence[str]) -> Command:
+    return ("HMGET", work_owners_key(bus, queue), *groups)
 
 
 def _entries(rows: list[Any]) -> list[WorkEntry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
@@ -31,9 +32,9 @@ from gavel.v1.work_service_pb2 import (
 )
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from gavel_rules.identity.principal import Principal
+from gavel_server.log.work.protocol import CALLER_GROUPS_MAX, FIRST_GROUPS_MIN, GROUPS_MAX
 from gavel_server.work import group as work_group
 from gavel_server.work.group import WorkGroup
-from gavel_server.work.limits import CALLER_GROUPS_MAX
 
 from tests.integration.services.identity.callers import ADMIN, PAYMENTS, STRANGER, KnowingInterceptor, by
 from tests.integration.services.world import World, proposal, refusal, report, running_world
@@ -141,12 +142,12 @@ async def test_items_go_to_those_who_may_execute_them(world: World, restriction:
 
 
 async def test_no_caller_takes_all_groups(world: World) -> None:
-    """A caller with streams in CALLER_GROUPS_MAX groups of a queue opens no other group, but another stream of these; other callers do."""
+    """A caller that has created CALLER_GROUPS_MAX groups of a queue creates no other one, but opens another stream of these; others do."""
     await deploy(world, "to: [mallory], may: [execute]")
     async with AsyncExitStack() as streams:
         for number in range(CALLER_GROUPS_MAX):
             await streams.enter_async_context(consume(world, STRANGER, group=f"group-{number}"))
-        with pytest.raises(grpc.aio.AioRpcError, match=f"streams in {CALLER_GROUPS_MAX} groups") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"has {CALLER_GROUPS_MAX} groups that the caller has created") as refused:
             await streams.enter_async_context(consume(world, STRANGER, group="another"))
         assert grpc.StatusCode.RESOURCE_EXHAUSTED == refused.value.code()
         await streams.enter_async_context(consume(world, STRANGER, group="group-0"))
@@ -157,6 +158,35 @@ async def test_no_caller_takes_all_groups(world: World) -> None:
                 async with consume(world, STRANGER, group="another"):
                     break
             await asyncio.sleep(0.01)
+
+
+async def test_left_groups_count(world: World) -> None:
+    """Groups that a caller leaves with items in them count: it cannot use up the places one after the other, and others get theirs."""
+    await world.approve("order/1")
+    await deploy(world, *(f"to: [mallory-{number}], may: [execute]" for number in range(3)))
+
+    async def create(principal: Principal, group: str) -> grpc.StatusCode:
+        try:
+            async with consume(world, principal, group=group) as stream:
+                await stream.next()
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    accomplices = [Principal(f"mallory-{number}", "token") for number in range(3)]
+    codes = [
+        await create(accomplice, f"left-{number}-{group}")
+        for number, accomplice in enumerate(accomplices)
+        for group in range(CALLER_GROUPS_MAX + 1)
+    ]
+    listed = await WorkServiceStub(world.channel).ListConsumers(ListConsumersRequest(), metadata=by(ADMIN))
+    names = [group.group for group in listed.consumers]
+    # The last accomplice gets a first one.
+    shared = GROUPS_MAX - FIRST_GROUPS_MIN - sum(not name.startswith("left-") for name in names)
+    expected = [CALLER_GROUPS_MAX, shared - CALLER_GROUPS_MAX, 1]
+    assert expected == [sum(name.startswith(f"left-{number}-") for name in names) for number in range(3)]
+    assert {grpc.StatusCode.OK: sum(expected), grpc.StatusCode.RESOURCE_EXHAUSTED: len(codes) - sum(expected)} == Counter(codes)
+    assert grpc.StatusCode.OK == await create(PAYMENTS, "payments")
 
 
 async def test_forbidden_items_do_not_hold_up_others(world: World) -> None:
