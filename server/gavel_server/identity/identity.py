@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 # Between two looks at the files.
 WATCH_SECONDS: Final = 1.0
+# A file that changes is read once it has not changed for SETTLE_SECONDS, or after SETTLE_LOOKS_MAX looks.
+SETTLE_SECONDS: Final = 0.1
+SETTLE_LOOKS_MAX: Final = 20
 _Stamp = tuple[int, int, int] | None
 
 _LOG: Final = structlog.get_logger("gavel.identity")
@@ -41,6 +45,7 @@ class Identity:
         self._settings: Final = settings
         self._stamps = self._look()
         self._reload: Final = asyncio.Event()
+        self._reload_keys: Final = asyncio.Event()
         self._problem = ""
         self._key_versions: list[int] = []
         self.on_tls: list[Callable[[TlsMaterial], None]] = []
@@ -71,26 +76,36 @@ class Identity:
         return self._problem
 
     def reload(self) -> None:
-        """Load all files again soon, changed or not."""
+        """Load all files and keys again soon, changed or not."""
         self._reload.set()
+        self._reload_keys.set()
 
     async def watch_forever(self) -> None:
-        """Load files again when they change, and keys when they are old; end sessions that have expired."""
+        """Load files again when they change; end sessions that have expired."""
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_SECONDS):
                     await self._reload.wait()
-            except TimeoutError:
-                pass
-            stamps, reloads_all = self._look(), self._reload.is_set()
+            stamps, reloads_all = await self._look_at_rest(), self._reload.is_set()
             self._reload.clear()
-            changed = stamps != self._stamps
-            if changed or reloads_all:
+            if stamps != self._stamps or reloads_all:
                 self._stamps = stamps
-                await self._load(reloads_all=reloads_all)
-            await self._refresh_keys()
+                await self._load()
             if self.authenticator is not None:
                 self.authenticator.end_expired()
+
+    async def refresh_keys_forever(self) -> None:
+        """Read the keys of issuers again when they are old.
+
+        The files have a watch of their own: an issuer that does not answer must not keep a deleted token in force.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._reload_keys.wait()
+            reloads_all = self._reload_keys.is_set()
+            self._reload_keys.clear()
+            await self._refresh_keys(reloads_all=reloads_all)
 
     def _authenticator(self) -> Authenticator:
         # Imported here: a server without authentication and TLS does not load the libraries of keys and certificates.
@@ -109,16 +124,15 @@ class Identity:
             UserAuthenticator(settings.unix_users),
         )
 
-    async def _load(self, *, reloads_all: bool) -> None:
+    async def _load(self) -> None:
         # Each by itself: an expired certificate must not keep a deleted token in force.
         problem = "; ".join(filter(None, (_problem_of(self._load_tokens), _problem_of(self._load_tls))))
         authenticator = self.authenticator
         ended = 0
         if authenticator is not None:
             if authenticator.json_web_tokens is not None:
-                for key_set in authenticator.json_web_tokens.key_sets.values():
-                    if reloads_all or key_set.file is not None:
-                        await key_set.reload()
+                key_sets = authenticator.json_web_tokens.key_sets.values()
+                await asyncio.gather(*(key_set.reload() for key_set in key_sets if key_set.file is not None))
             ended = authenticator.end_revoked()
         self._problem = problem
         if problem:
@@ -148,16 +162,28 @@ class Identity:
         if path is not None and authenticator is not None and authenticator.tokens is not None:
             authenticator.tokens.use(read_token_file(path))
 
-    async def _refresh_keys(self) -> None:
+    async def _refresh_keys(self, *, reloads_all: bool) -> None:
         authenticator = self.authenticator
         if authenticator is None or authenticator.json_web_tokens is None:
             return
         key_sets = authenticator.json_web_tokens.key_sets.values()
-        await asyncio.gather(*(key_set.refresh() for key_set in key_sets))
+        await asyncio.gather(*(key_set.reload() if reloads_all else key_set.refresh() for key_set in key_sets))
         versions = [key_set.version for key_set in key_sets]
         if versions != self._key_versions:  # a call may also have read them again
             self._key_versions = versions
             authenticator.end_revoked()
+
+    async def _look_at_rest(self) -> list[_Stamp]:
+        """Look at the files once nobody writes them: a list of authorities that is half written looks like a shorter list."""
+        stamps = self._look()
+        for _ in range(SETTLE_LOOKS_MAX):
+            if stamps == self._stamps:
+                break
+            await asyncio.sleep(SETTLE_SECONDS)
+            before, stamps = stamps, self._look()
+            if stamps == before:
+                break
+        return stamps
 
     def _paths(self) -> list[Path]:
         settings = self._settings

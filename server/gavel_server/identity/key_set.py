@@ -2,7 +2,7 @@
 
 The set is read again after REFRESH_SECONDS. It is read at once when a token names a key that is not in it, but at most every RETRY_SECONDS,
 so that callers cannot make the server flood an issuer. While an issuer cannot be reached its keys serve for STALE_SECONDS, then none of its
-tokens is accepted.
+tokens is accepted. Each URL is fetched in a thread of its own: a name server that does not answer holds this thread and nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gavel_server.identity.keys import Key
 REFRESH_SECONDS = 300.0
 RETRY_SECONDS = 10.0
 STALE_SECONDS = 3600.0
-FETCH_SECONDS_MAX: Final = 5.0
+FETCH_SECONDS_MAX = 5.0
 KEY_SET_BYTES_MAX: Final = 1024 * 1024
 KEYS_MAX: Final = 256
 _ASYMMETRIC: Final = frozenset({"RSA", "EC", "OKP"})
@@ -54,7 +54,10 @@ class KeySet:
         self._version = 0
         self._read_at = float("-inf")
         self._tried_at = float("-inf")
+        # Whether the issuer's last valid set has no key that may serve.
+        self._is_empty = False
         self._lock: Final = asyncio.Lock()
+        self._fetching: asyncio.Future[bytes | KeySetError] | None = None
 
     @property
     def file(self) -> Path | None:
@@ -72,9 +75,10 @@ class KeySet:
         if key_id not in self._keys:
             await self._read(RETRY_SECONDS)
         if not self._keys:
-            raise unauthenticated(
-                f"the keys of issuer {self._issuer} cannot be read now, so its tokens cannot be verified; try again later"
-            )
+            problem = "the key set of issuer {} has no key that can verify its tokens"
+            if not self._is_empty:
+                problem = "the keys of issuer {} cannot be read now, so its tokens cannot be verified; try again later"
+            raise unauthenticated(problem.format(self._issuer))
         key = self._keys.get(key_id)
         if key is None:
             raise unauthenticated(f"the token's key (kid) is not among the keys of issuer {self._issuer}")
@@ -101,11 +105,14 @@ class KeySet:
                 return
             self._tried_at = now
             try:
-                self._use(_decode(await asyncio.to_thread(self._content)))
+                keys = _decode(await self._content())
+                self._note_emptiness(keys)
+                self._use(keys)
                 self._read_at = time.monotonic()
             except (KeySetError, OSError) as error:
                 if now - self._read_at >= STALE_SECONDS:
                     self._use({})
+                    self._is_empty = False
                 _LOG.error(
                     "identity.keys_unavailable",
                     issuer=self._issuer,
@@ -115,8 +122,46 @@ class KeySet:
             finally:
                 self._tried_at = time.monotonic()
 
-    def _content(self) -> bytes:
-        return _fetch(self._url) if self._url is not None else _read_file(self._file or Path())
+    async def _content(self) -> bytes:
+        if self._url is None:
+            return await asyncio.to_thread(_read_file, self._file or Path())
+        return await self._fetch(self._url)
+
+    async def _fetch(self, url: str) -> bytes:
+        """Return what a URL answers within FETCH_SECONDS_MAX in all. Raises KeySetError."""
+        if self._fetching is not None and not self._fetching.done():
+            raise KeySetError(f"{_place(url)} cannot be fetched: the previous try has not ended; its name server may not answer")
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[bytes | KeySetError] = loop.create_future()
+        self._fetching = outcome
+
+        def run() -> None:
+            result: bytes | KeySetError
+            try:
+                result = _fetch(url)
+            except KeySetError as error:
+                result = error
+            with suppress(RuntimeError):  # the server has stopped
+                loop.call_soon_threadsafe(outcome.set_result, result)
+
+        threading.Thread(target=run, name="keys of an issuer", daemon=True).start()
+        await asyncio.wait([outcome], timeout=FETCH_SECONDS_MAX)
+        if not outcome.done():  # it hangs where its deadline does not reach
+            raise _too_slow(url, FETCH_SECONDS_MAX)
+        result = outcome.result()
+        if isinstance(result, KeySetError):
+            raise result
+        return result
+
+    def _note_emptiness(self, keys: dict[str, Key]) -> None:
+        if not keys and not self._is_empty:
+            _LOG.error(
+                "identity.no_keys",
+                issuer=self._issuer,
+                problem="the key set has no public key for signatures with an id (kid)",
+                consequence="no token of this issuer is accepted",
+            )
+        self._is_empty = not keys
 
     def _use(self, keys: dict[str, Key]) -> None:
         if keys != self._keys:
@@ -208,7 +253,8 @@ def _fetch(url: str, seconds_max: float = FETCH_SECONDS_MAX) -> bytes:
     problem = ""
     content = b""
     try:
-        with urllib.request.build_opener(_Handler(deadline), _NoRedirects).open(request, timeout=seconds_max) as response:
+        # The timeout of each read is longer than the deadline, which comes first and says what has happened.
+        with urllib.request.build_opener(_Handler(deadline), _NoRedirects).open(request, timeout=seconds_max + 1) as response:
             content = response.read(KEY_SET_BYTES_MAX + 1)
     except urllib.error.HTTPError as error:
         raise KeySetError(f"{_place(url)} answered {error.code}") from None
@@ -217,10 +263,14 @@ def _fetch(url: str, seconds_max: float = FETCH_SECONDS_MAX) -> bytes:
     finally:
         deadline.close()
     if deadline.is_over:  # also if the response only seems to be complete
-        problem = f"it took longer than {seconds_max:g} s"
+        raise _too_slow(url, seconds_max)
     if problem:
         raise KeySetError(f"{_place(url)} cannot be fetched: {problem}")
     return content
+
+
+def _too_slow(url: str, seconds_max: float) -> KeySetError:
+    return KeySetError(f"{_place(url)} cannot be fetched: it took longer than {seconds_max:g} s")
 
 
 def _place(url: str) -> str:

@@ -18,6 +18,7 @@ class KeyServer:
         self.status = 200
         self.location = ""
         self.raw = b""  # the whole answer, in place of status and content
+        self.pause_seconds = 0.0  # before an answer, at most until the end of the test
         self.requests = 0
         self.url = ""
 
@@ -26,10 +27,13 @@ class KeyServer:
 def running_key_server(certificate: Path | None = None, key: Path | None = None) -> Iterator[KeyServer]:
     """Run a server on a free port of the loopback interface; with a certificate it speaks HTTPS as `localhost`."""
     served = KeyServer()
+    stopped = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the library's name
             served.requests += 1
+            if served.pause_seconds:
+                stopped.wait(served.pause_seconds)
             if served.raw:
                 self.wfile.write(served.raw)
                 return
@@ -55,5 +59,6 @@ def running_key_server(certificate: Path | None = None, key: Path | None = None)
     try:
         yield served
     finally:
+        stopped.set()
         server.shutdown()
         server.server_close()

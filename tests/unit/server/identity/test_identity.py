@@ -10,7 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from gavel_server.errors import ServiceError
+from gavel_server.identity import identity as identity_module
 from gavel_server.identity.credentials import Credentials
 from gavel_server.identity.development_certificates import Authority, host_name
 from gavel_server.identity.identity import Identity
@@ -73,3 +76,34 @@ async def test_an_invalid_certificate_keeps_no_token_in_force(tmp_path: Path, br
     async with watched(identity), asyncio.timeout(SECONDS_MAX):
         await revoked.wait()
     assert broken in identity.problem
+
+
+async def test_a_file_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of authorities that somebody writes in two steps is read once it is complete: nobody in the second half loses a session."""
+    monkeypatch.setattr(identity_module, "WATCH_SECONDS", 0.01)
+    ca, certificate, key = (tmp_path / name for name in ("ca.pem", "server.pem", "server-key.pem"))
+    first, second = Authority.create("first"), Authority.create("second")
+    first.issue(certificate, key, "localhost", [host_name("localhost")], for_server=True)
+    second.issue(tmp_path / "worker.pem", tmp_path / "worker-key.pem", "worker")
+    halves = [authority.certificate.public_bytes(Encoding.PEM) for authority in (first, second)]
+    ca.write_bytes(b"".join(halves))
+    identity = Identity(IdentitySettings("required", tls_cert=certificate, tls_key=key, tls_client_ca=ca))
+    assert identity.authenticator is not None
+    der = x509.load_pem_x509_certificate((tmp_path / "worker.pem").read_bytes()).public_bytes(Encoding.DER)
+    session = await identity.authenticator.authenticate(Credentials("127.0.0.1:1", is_encrypted=True, certificates=(der,)))
+    renewed = Authority.create("renewed").certificate.public_bytes(Encoding.PEM)
+    sleep = asyncio.sleep
+
+    async def write_the_rest(_: float) -> None:
+        with ca.open("ab") as file:
+            file.write(halves[1])
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+
+    async with watched(identity), asyncio.timeout(SECONDS_MAX):
+        await sleep(0.05)
+        monkeypatch.setattr(asyncio, "sleep", write_the_rest)  # the pause before the second look
+        ca.write_bytes(renewed)
+        while identity.tls is None or "CN=renewed" not in [one.subject.rfc4514_string() for one in identity.tls.authorities]:
+            await sleep(0.01)
+    assert ["CN=renewed", "CN=second"] == [one.subject.rfc4514_string() for one in identity.tls.authorities]
+    assert session.error() is None

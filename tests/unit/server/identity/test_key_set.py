@@ -7,11 +7,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from gavel_server.errors import ServiceError
 from gavel_server.identity import key_set
+from gavel_server.identity.development_certificates import Authority, host_name
 from gavel_server.identity.key_set import KEY_SET_BYTES_MAX, KEYS_MAX, KeySet, KeySetError
 from structlog.testing import capture_logs
 
@@ -168,6 +170,86 @@ async def test_urls_with_secrets_are_not_logged() -> None:
         assert "planted" not in await refusal(keys, "one")
     assert "http://127.0.0.1:1/keys cannot be fetched" in logs[0]["problem"]
     assert "planted" not in str(logs)
+
+
+@pytest.mark.parametrize("content", [b'{"keys": []}', b'{"keys": [{"kty": "oct", "kid": "one", "k": "c2VjcmV0"}]}'])
+async def test_a_key_set_without_a_usable_key(web: KeyServer, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """An issuer that publishes no usable key has withdrawn its keys: the refusal and one line of the log say so, not that it is away."""
+    keys = KeySet("issuer", url=web.url)
+    first = await keys.key("one")
+    good, web.content = web.content, content
+    with capture_logs() as logs:
+        for _ in range(2):
+            await keys.reload()
+            assert "the key set of issuer issuer has no key that can verify its tokens" == await refusal(keys, "one")
+    assert ["identity.no_keys"] == [line["event"] for line in logs]
+    assert not keys.has("one", first)
+    web.status = 500
+    monkeypatch.setattr(key_set, "STALE_SECONDS", 0.0)
+    assert "cannot be read now" in await refusal(keys, "one")
+    web.status, web.content = 200, good
+    assert first == await keys.key("one")
+
+
+def certificate_of(directory: Path, authority: Authority, host: str, *, valid_days: float = 1.0) -> tuple[Path, Path]:
+    """Issue a certificate for a web server."""
+    files = directory / "web.pem", directory / "web-key.pem"
+    start = datetime.now(UTC) - timedelta(days=1)
+    authority.issue(*files, host, [host_name(host)], for_server=True, valid_from=start, valid_days=1 + valid_days)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("host", "valid_days", "is_known", "problem"),
+    [
+        ("localhost", 1.0, True, ""),
+        ("elsewhere.example", 1.0, True, "not valid for 'localhost'"),
+        ("localhost", -0.5, True, "certificate has expired"),
+        ("localhost", 1.0, False, "unable to get local issuer certificate"),
+    ],
+    ids=["valid", "another host", "expired", "unknown authority"],
+)
+async def test_certificates_of_issuers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, valid_days: float, is_known: bool, problem: str
+) -> None:
+    """Keys come from a web server with a valid certificate for its host alone; the log says what is wrong with another one."""
+    authority, other = Authority.create(), Authority.create()
+    (authority if is_known else other).save(tmp_path / "ca.pem", tmp_path / "ca-key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with running_key_server(*certificate_of(tmp_path, authority, host, valid_days=valid_days)) as web, capture_logs() as logs:
+        web.content = Issuer("one").key_set().encode()
+        keys = KeySet("issuer", url=web.url)
+        if not problem:
+            assert "ES256" == (await keys.key("one")).algorithm
+            return
+        assert "cannot be read now" in await refusal(keys, "one")
+        assert 0 == web.requests
+    assert problem in logs[0]["problem"]
+
+
+async def test_a_name_server_that_does_not_answer(web: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that hangs beyond the reach of its deadline is given up in time, and no other one begins beside it."""
+    hangs = threading.Event()
+    begun: list[str] = []
+
+    def resolve(url: str) -> bytes:
+        begun.append(url)
+        hangs.wait()
+        return web.content
+
+    monkeypatch.setattr(key_set, "_fetch", resolve)
+    monkeypatch.setattr(key_set, "FETCH_SECONDS_MAX", 0.05)
+    keys = KeySet("issuer", url=web.url)
+    try:
+        with capture_logs() as logs:
+            for _ in range(3):
+                await keys.reload()
+    finally:
+        hangs.set()
+    assert ["took longer than 0.05 s", "the previous try has not ended", "the previous try has not ended"] == [
+        next(part for part in ("took longer than 0.05 s", "the previous try has not ended") if part in line["problem"]) for line in logs
+    ]
+    assert [web.url] == begun
 
 
 @pytest.mark.parametrize("slow", ["headers", "content"])
