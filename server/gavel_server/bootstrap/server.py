@@ -148,6 +148,7 @@ class Server:
             start("event index", partial(index.follow_forever, partial(_heads, self._buses)), problem=lambda: index.problem),
             start("snapshots", partial(write_forever, self._buses.all)),
             start("refused calls", self._access.refusals.record_forever),
+            start("open calls", self._access.open_calls.end_refused_forever),
             start("free memory", return_free_pages_forever),
             start("young objects", collect_young_forever),
             start("old objects", partial(collect_oldest_forever, lambda: self._interceptor.quotas.calls)),
@@ -156,6 +157,7 @@ class Server:
             background.append(start("archive", partial(self._archives.run_forever, self._clock.now_ms)))
         if identity.is_watched:
             background.append(start("identity files", identity.watch_forever, problem=lambda: identity.problem))
+            background.append(start("keys of issuers", identity.refresh_keys_forever))
             _reload_on_hangup(identity)
         return background
 

@@ -35,7 +35,16 @@ from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.errors import as_service_error, refuse
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.identity.authentication import CallAuthentication
-from gavel_server.rpc.identity.authorization import authorize, authorize_again, call_if_authorized, note_refusal, record_refusals
+from gavel_server.rpc.identity.authorization import (
+    authorize,
+    authorize_again,
+    call_if_authorized,
+    note_refusal,
+    read_while_authorized,
+    record_refusals,
+    while_authorized,
+)
+from gavel_server.rpc.identity.open_calls import OpenCall
 from gavel_server.rpc.messages import GrpcContext, abort_on_error, code_of, receive_request, send_response
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.rpc.streaming import stream_answers
@@ -200,7 +209,7 @@ class Interceptor:
             first = await receive_request(name, context)
             opening: Any = None
 
-            async def requests() -> AsyncGenerator[Any, None]:
+            async def requests(call: OpenCall | None) -> AsyncGenerator[Any, None]:
                 nonlocal opening
                 data: Any = first
                 while data is not grpc.aio.EOF:
@@ -211,6 +220,8 @@ class Interceptor:
                         opening = request.open
                         with record_refusals(access, name, opening, call_context):
                             await authorize(access, name, opening, call_context)
+                        if call is not None:
+                            call.begin(opening.bus)
                     else:
                         await authorize_again(access, name, opening, call_context)
                     yield request
@@ -218,7 +229,10 @@ class Interceptor:
 
             async with abort_on_error(name, context):
                 with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
-                    async with _session_scope(call_context), aclosing(behaviour(requests(), call_context)) as responses:
+                    async with (
+                        while_authorized(access, name, call_context) as call,
+                        aclosing(behaviour(requests(call), call_context)) as responses,
+                    ):
                         async for response in responses:
                             await authorize_again(access, name, opening, call_context)
                             await send_response(context, response)
@@ -233,7 +247,8 @@ class Interceptor:
                     request = await decode(data, call_context)
                     with record_refusals(access, name, request, call_context):
                         await authorize(access, name, request, call_context)
-                        return await behaviour(request, call_context)
+                        async with read_while_authorized(access, name, request, call_context):
+                            return await behaviour(request, call_context)
 
         async def stream(_: object, context: GrpcContext) -> None:
             call_context = await self._begin(name, context)
@@ -245,11 +260,14 @@ class Interceptor:
                     with self.quotas.stream(call_context.address, is_subscription=is_subscription, principal=call_context.principal):
                         request = await decode(data, call_context)
                         await authorize(access, name, request, call_context)
-                        async with _session_scope(call_context), aclosing(behaviour(request, call_context)) as responses:
-                            async for response in responses:
-                                await authorize_again(access, name, request, call_context)
-                                await send_response(context, response)
-                                del response  # may be large, and the next one may be long in coming
+                        async with while_authorized(access, name, call_context) as call:
+                            if call is not None:
+                                call.begin(request.bus)
+                            async with aclosing(behaviour(request, call_context)) as responses:
+                                async for response in responses:
+                                    await authorize_again(access, name, request, call_context)
+                                    await send_response(context, response)
+                                    del response  # may be large, and the next one may be long in coming
 
         if method.client_streaming:
             return grpc.stream_stream_rpc_method_handler(bidirectional, response_serializer=encode)

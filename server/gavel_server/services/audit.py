@@ -6,8 +6,8 @@ slices and chunks, so that other calls go on. An audit occupies a slot of replay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from gavel.v1 import error_pb2
@@ -27,6 +27,7 @@ from gavel_server.index.event_index import EventIndex
 from gavel_server.process.threads import run_in_thread
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.identity.access import AccessControl
+from gavel_server.rpc.service_descriptors import REPLAY
 from gavel_server.services.reads.event_numbers import number_of
 from gavel_server.services.reads.log_reader import envelope_of, read_chunks
 from gavel_server.services.reads.search import search
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from gavel_server.bus.registry import BusRegistry
     from gavel_server.bus.sequencer import Sequencer
 
+# Its right is also needed to make decisions again.
+_REPLAY: Final = f"{REPLAY.full_name}/VerifyReplay"
 # Events with facts that are read at once.
 FACTS_READ_MAX: Final = 64
 
@@ -60,7 +63,7 @@ class AuditServicer:
             raise invalid([("trace_id", f"is not 1 to {TRACE_ID_LENGTH_MAX} printable ASCII characters")])
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         repeats = not request.without_recomputation
-        async with self._slots(sequencer, context, repeats).occupy(context.address):
+        async with self._place(sequencer, context, repeats):
             record = await _record(sequencer, self._index, trace_id, context.caller)
             if not record.events:
                 raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, f"bus {sequencer.bus} has no event of trace {trace_id}")
@@ -73,7 +76,7 @@ class AuditServicer:
             raise invalid([("decision_id", "is not a UUID in canonical form")])
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         repeats = not request.without_recomputation
-        async with self._slots(sequencer, context, repeats).occupy(context.address):
+        async with self._place(sequencer, context, repeats):
             decision = await _find_decision(sequencer, request.decision_id, context.caller)
             record = await _record(sequencer, self._index, decision.trace_id, context.caller)
             proposal_id = decision.decision.proposal_id
@@ -83,17 +86,27 @@ class AuditServicer:
             events = [event for event in record.events if event.sequence_number < first or event.execution.decision_id in ids]
             return AuditDecisionResponse(audit=await _audit(sequencer, record, events, decisions, repeats))
 
-    def _slots(self, sequencer: Sequencer, context: CallContext, repeats: bool) -> Slots:
-        """Return the slots that an audit occupies. Raises ServiceError if the caller may not make decisions again."""
+    @asynccontextmanager
+    async def _place(self, sequencer: Sequencer, context: CallContext, repeats: bool) -> AsyncIterator[None]:
+        """Occupy a slot for an audit. One that makes decisions again lasts no longer than the right to replay. Raises ServiceError."""
         if not repeats:
-            return self._scan_slots
+            async with self._scan_slots.occupy(context.address):
+                yield
+            return
+        self._check_replay(sequencer, context)
+        async with self._replay_slots.occupy(context.address), self._access.open_calls.watch(_REPLAY, context.principal) as call:
+            if self._access.is_bound(_REPLAY, context.principal):
+                call.begin(sequencer.bus)
+            yield
+        self._check_replay(sequencer, context)
+
+    def _check_replay(self, sequencer: Sequencer, context: CallContext) -> None:
         if "replay" not in self._access.rights(context.principal, sequencer.replica.state):
             message = (
                 f"{context.principal.name!r} may not replay on bus {sequencer.bus}, which makes the decisions of an audit again; "
                 "set without_recomputation, or ask for the right replay"
             )
             raise ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
-        return self._replay_slots
 
 
 async def _record(sequencer: Sequencer, index: EventIndex | None, trace_id: str, caller: str) -> TraceRecord:

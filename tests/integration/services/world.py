@@ -109,9 +109,10 @@ class Refusal(NamedTuple):
 class World:
     """A server and the stubs of a client of it. `open_log` makes the log of a bus."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, buses: BusRegistry, clock: Clock, refusals: AccessRefusals) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, buses: BusRegistry, clock: Clock, access: AccessControl) -> None:
         self.channel = channel
-        self.refusals = refusals
+        self.access = access
+        self.refusals = access.refusals
         self.address = address
         self.buses = buses
         self.clock = clock
@@ -231,7 +232,7 @@ async def running_world(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield World(channel, f"127.0.0.1:{port}", buses, clock, refusals)
+        yield World(channel, f"127.0.0.1:{port}", buses, clock, access)
         await buses.stop()
     await server.stop(None)
     for sequencer in buses.all():

@@ -26,6 +26,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
 from gavel_server.rpc.identity.access_refusals import CREATE_BUS, AccessRefusals
 from gavel_server.rpc.identity.closed_grants import ClosedGrants, KnownGrants
+from gavel_server.rpc.identity.open_calls import OpenCalls
 
 _ALL_RIGHTS: Final = frozenset(RIGHTS)
 
@@ -33,7 +34,7 @@ _ALL_RIGHTS: Final = frozenset(RIGHTS)
 class AccessControl:
     """Checks the rights of callers on the buses of this server. `admins` are names, or groups as "group:NAME".
 
-    `refusals` counts the calls that are refused.
+    `refusals` counts the calls that are refused; `open_calls` ends those whose callers lose their right.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class AccessControl:
         self._admins: Final = frozenset(admins)
         self._closed_grants: Final = closed_grants
         self.refusals: Final = AccessRefusals(buses) if refusals is None else refusals
+        self.open_calls: Final = OpenCalls(buses, self.check_open)
 
     def is_bound(self, rpc: str, principal: Principal) -> bool:
         """Return whether a call needs a right: the caller is authenticated and not the server itself, and the RPC is not open to all."""
@@ -108,7 +110,8 @@ class AccessControl:
         """Return why a call is refused on a bus that is open, or None."""
         state = sequencer.replica.state
         in_force = state.grants_in_force
-        return self._denial(rpc, bus, principal, self.rights(principal, state), None if in_force is None else in_force.grants)
+        grants = None if in_force is None else in_force.grants
+        return self._denial(rpc, bus or BUS_DEFAULT, principal, self.rights(principal, state), grants)
 
     async def _known_grants(self, bus: str) -> KnownGrants | None:
         """Return the grants of a bus that is not open in this process, or None if they are not known. Raises ServiceError."""
@@ -137,7 +140,7 @@ class AccessControl:
         """Return why a call is refused, None if it is allowed, or what to await if the bus is not open in this process. Hot path."""
         sequencer = None if rpc == CREATE_BUS else self._buses.peek(bus)
         if sequencer is not None:
-            return self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
+            return self.check_open(rpc, bus, principal, sequencer)
         return self.check(rpc, bus, principal)
 
     def check_answer(self, rpc: str, bus: str, principal: Principal) -> ServiceError | None:
@@ -145,7 +148,7 @@ class AccessControl:
         sequencer = self._buses.peek(bus)
         if sequencer is None:  # it was closed meanwhile: its grants are not known any more
             return _without_rights(principal, RIGHT_OF_RPC[rpc], bus or BUS_DEFAULT)
-        return self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
+        return self.check_open(rpc, bus, principal, sequencer)
 
     async def check(self, rpc: str, bus: str, principal: Principal) -> None:
         """Check that a call is allowed. Raises ServiceError RIGHT_LACKING, BUS_NOT_FOUND, and the errors of opening an existing bus."""
@@ -157,7 +160,7 @@ class AccessControl:
         if sequencer is None:
             await self._check_closed(rpc, bus or BUS_DEFAULT, principal)
             sequencer = await self._open(rpc, bus, principal)
-        error = self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
+        error = self.check_open(rpc, bus, principal, sequencer)
         if error is not None:
             raise error
 

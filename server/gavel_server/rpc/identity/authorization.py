@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final
+
+from gavel_rules.identity.rights import WRITING_RPCS
 
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.callback_methods import CallbackMethod, Respond, Tasks
 from gavel_server.rpc.identity.access import AccessControl
+from gavel_server.rpc.identity.open_calls import OpenCall
 from gavel_server.rpc.wire import last_text_field
 
 # Calls that wait for a bus to be opened in this process before their rights are checked.
@@ -48,6 +51,38 @@ async def authorize(access: AccessControl | None, name: str, request: Any, conte
         context.session.check()  # the request may have been long in coming
     if access is not None and access.is_bound(name, context.principal):
         await access.check(name, getattr(request, "bus", ""), context.principal)
+
+
+@asynccontextmanager
+async def while_authorized(access: AccessControl | None, name: str, context: CallContext) -> AsyncIterator[OpenCall | None]:
+    """Run a block, such as a stream's, no longer than the caller's credentials last and its right. Raises ServiceError.
+
+    The right counts from the moment on at which the block has named the bus to the OpenCall. None: the call needs no right.
+    """
+    async with nullcontext() if context.session is None else context.session.scope():
+        if access is None or not access.is_bound(name, context.principal):
+            yield None
+            return
+        async with access.open_calls.watch(name, context.principal) as call:
+            yield call
+
+
+@asynccontextmanager
+async def read_while_authorized(access: AccessControl | None, name: str, request: Any, context: CallContext) -> AsyncIterator[None]:
+    """Run a block that answers an authorized call. A long read ends with the right; a call that writes is not ended half-way.
+
+    Raises ServiceError.
+    """
+    if name in WRITING_RPCS:
+        yield
+        return
+    async with while_authorized(access, name, context) as call:
+        if call is not None:
+            call.begin(getattr(request, "bus", ""))
+        yield
+    if context.session is not None:
+        context.session.check()
+    await authorize_again(access, name, request, context)
 
 
 async def authorize_again(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
