@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition, UnfilledCounters
+from gavel_rules.counter_backlog import CounterBacklog
 from gavel_rules.language.counters.counter import NEVER_MS
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.state.counters import CounterEntry
 from gavel_rules.state.disposal import ROWS_PER_STEP
 from gavel_rules.state.transitions.counters import enter
-from gavel_server.bus.counter_filling import CounterFilling
+from gavel_server.bus.counter_filling import SLICE_EVENTS, CounterFilling
 from gavel_server.log import LogUnavailableError
 
 from tests.support.counted_plays import WITH, WITHOUT
@@ -112,3 +114,31 @@ async def test_an_idle_bus_frees_dropped_counters(servers: Servers) -> None:
     assert table.entries
     await asyncio.sleep(1)
     assert (0, False) == (len(table.entries), state.store.disposal.has_tables)
+
+
+@with_servers
+async def test_commands_are_handled_during_a_fill(servers: Servers) -> None:
+    """A fill counts at most SLICE_EVENTS events before other tasks run, and a command is committed before all events are counted."""
+    sequencer, log, _ = await start(servers)
+    log.opened.set()
+    for _ in range(10 * SLICE_EVENTS):
+        await sequencer.execute(servers.fact())
+    begun: list[tuple[CounterBacklog, asyncio.Task[Any]]] = []
+
+    def create_backlog(*arguments: Any) -> CounterBacklog:
+        begun.append((CounterBacklog(*arguments), asyncio.create_task(sequencer.execute(servers.fact("lost")))))
+        return begun[0][0]
+
+    counted = [0]  # after each pass of the loop
+    committed_at = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gavel_server.bus.counter_filling.CounterBacklog", create_backlog)
+        fill = asyncio.create_task(CounterFilling().fill(sequencer, RULE_SET))
+        while not fill.done():
+            await asyncio.sleep(0)
+            for backlog, command in begun:
+                counted.append(backlog.state.head)
+                committed_at = committed_at or (backlog.state.head if command.done() else 0)
+    fill.result()
+    assert max(after - before for before, after in pairwise(counted)) <= SLICE_EVENTS
+    assert 0 < committed_at < counted[-1]
