@@ -23,6 +23,8 @@ from tests.support.redis.tcp_proxy import TcpProxy, running_proxy
 from tests.support.redis.valkey import valkey_program
 
 SERVERS: Final = 2
+# Longer than a machine with other load may let a node wait for a processor: otherwise masters that live would be replaced.
+NODE_TIMEOUT_MS: Final = 5_000
 # Indexes and snapshots are at work from the first events on.
 _OPTIONS: Final = ("--front", ANY_FRONT, "--index-from", "100", "--snapshot-every", "300")
 
@@ -232,7 +234,10 @@ class ClusterWorld:
 async def cluster_world(directory: Path) -> AsyncIterator[ClusterWorld]:
     """Run a cluster."""
     settings = ("--min-replicas-to-write", "1")
-    async with running_cluster(directory / "redis", has_replicas=True, program=valkey_program(), settings=settings) as cluster:
+    program = valkey_program()
+    async with running_cluster(
+        directory / "redis", has_replicas=True, program=program, settings=settings, node_timeout_ms=NODE_TIMEOUT_MS
+    ) as cluster:
         yield ClusterWorld(directory, cluster)
 
 

@@ -41,13 +41,19 @@ class RunningCluster:
 
 @asynccontextmanager
 async def running_cluster(
-    directory: Path, masters: int = 3, *, has_replicas: bool = False, program: str = "", settings: Sequence[str] = ()
+    directory: Path,
+    masters: int = 3,
+    *,
+    has_replicas: bool = False,
+    program: str = "",
+    settings: Sequence[str] = (),
+    node_timeout_ms: int = NODE_TIMEOUT_MS,
 ) -> AsyncIterator[RunningCluster]:
     """Run a cluster until the end of the block."""
     async with AsyncExitStack() as stack:
         nodes = []
         for index in range(masters * (2 if has_replicas else 1)):
-            arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS), *DURABLE, *settings]
+            arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout_ms), *DURABLE, *settings]
             # Buses of other masters go on without one of them. A replica takes over however old its link is.
             arguments += ["--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0"]
             where = directory / f"node-{index}"
