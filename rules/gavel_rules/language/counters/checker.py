@@ -153,7 +153,7 @@ class _CounterChecker:
         """Return the declared actions that the counter counts; record patterns that match none."""
         declared = sorted(self._schemas)
         matched: dict[str, None] = {}
-        for index, pattern in enumerate(getattr(self._part, "action", None) or ()):
+        for index, pattern in enumerate(_names(self._part, "action")):
             names = [name for name in declared if matches_action(pattern, name)]
             if not names:
                 message = f"no action under `actions` is {pattern}, so the counter could not read its params"
@@ -164,7 +164,7 @@ class _CounterChecker:
 
     def _fact_type(self) -> ValueType:
         """Return the type of the counted facts' values, as the document's actions declare it."""
-        keys = getattr(self._part, "fact", None) or ()
+        keys = _names(self._part, "fact")
         types = {
             getattr(fact, "type", None) or ""
             for action in self._document.actions.values()
@@ -208,6 +208,12 @@ class _CounterChecker:
             counted["calendar"] = {**counted["calendar"], "time_zone": self._zone_text}
         params = {name: document["actions"][name]["params"] for name in schemas}
         return json.loads(json.dumps({"counter": counted, "params": params, "value": self._fact_type().kind}))
+
+
+def _names(part: CounterPart, key: str) -> list[str]:
+    """Return the names under a key, which may be written as one text: see `read_document`."""
+    names = getattr(part, key, None) or []
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _measure_of(definition: Any) -> Any:

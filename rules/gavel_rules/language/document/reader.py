@@ -24,7 +24,9 @@ from gavel_rules.language.document.model_errors import describe_error, diagnosti
 from gavel_rules.language.document.models import (
     RULES_PER_ACTION_MAX,
     ActionPart,
+    CalendarPart,
     CompensationPart,
+    CounterPart,
     DerivationPart,
     FactPart,
     OnPart,
@@ -136,7 +138,8 @@ def _path_text(path: Path) -> str:
 
 
 _PARTS_OF: Final[Mapping[type[Part], Mapping[str, type[Part]]]] = {
-    RuleSetPart: {"actions": ActionPart, "rules": RulePart, "derivations": DerivationPart},
+    RuleSetPart: {"actions": ActionPart, "counters": CounterPart, "rules": RulePart, "derivations": DerivationPart},
+    CounterPart: {"calendar": CalendarPart},
     ActionPart: {
         "facts": FactPart,
         "retry": RetryPart,
@@ -148,7 +151,7 @@ _PARTS_OF: Final[Mapping[type[Part], Mapping[str, type[Part]]]] = {
     RulePart: {"review": ReviewPart},
     DerivationPart: {"on": OnPart},
 }
-_SINGLE_PARTS: Final = (RetryPart, VersionsPart, RejectionLimitsPart, CompensationPart, ReviewPart, OnPart)
+_SINGLE_PARTS: Final = (CalendarPart, RetryPart, VersionsPart, RejectionLimitsPart, CompensationPart, ReviewPart, OnPart)
 
 
 def _report(details: ErrorDetails, model: type[Part], source: Source, messages: Messages) -> None:

@@ -135,6 +135,21 @@ def test_mistakes(old: str, new: str, expected: str) -> None:
     assert any(expected in message for message in messages), messages
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("effect: approve}", "effekt: approve}", ["missing-key", "unknown-key"]),
+        ("window_ms: 1000, keep: reserved", "calendar: {unit: day, zone: UTC}, keep: reserved", ["unknown-key"]),
+        ("window_ms: 1000, keep: reserved", "window_ms: 1000, kep: reserved", ["unknown-key"]),
+    ],
+)
+def test_a_mistake_of_form_elsewhere(old: str, new: str, expected: list[str]) -> None:
+    """After a mistake of form anywhere in the document, sound counters and their sound keys cause no further messages."""
+    with pytest.raises(DocumentError) as error:
+        compile_changed(old, new)
+    assert expected == sorted(message.code for message in error.value.messages)
+
+
 def test_a_guarded_key() -> None:
     """A key may be an optional fact that the condition tests first."""
     compiled = compile_changed("history.calls() > 5", "has(facts.owner) && history.spent(facts.owner) > 1.0")
