@@ -24,6 +24,7 @@ from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.identity.principal import ANONYMOUS, Principal
+from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.state.active_actions import actions_by_type
@@ -84,12 +85,17 @@ def explain(state: State, proposal: ProposalView, now_ms: int, actions: tuple[Co
     """
     if actions is None:
         actions = state.active_actions.get(proposal.action_type, ())
-    explanations: list[RuleExplanation] = []
+    return [explanation for action, case in read_cases(state, proposal, now_ms, actions) for explanation in action.explain(case)]
+
+
+def read_cases(state: State, proposal: ProposalView, now_ms: int, actions: tuple[CompiledAction, ...]) -> list[tuple[CompiledAction, Case]]:
+    """Return what the rules that govern a proposal read of it, for each of `actions` whose schema its params fit."""
+    cases: list[tuple[CompiledAction, Case]] = []
     for action in actions:
         if not action.violations(proposal.params):
             view = view_action(state, action, actions, proposal, now_ms)
             case = case_of(state, proposal, now_ms, view)
             if action.has_counters:
                 case = case.with_history(read_history(state, action, case, now_ms, proposal.event_id).numbers)
-            explanations.extend(action.explain(case))
-    return explanations
+            cases.append((action, case))
+    return cases

@@ -12,7 +12,7 @@ ages, tiers, sources and limits appear among the edits and in no case.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from gavel_rules.authoring.samples.attributes import attribute_name, attribute_v
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
+from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.document.canonical_form import is_same
@@ -82,8 +83,8 @@ class RuleSetDiff(NamedTuple):
         return any(self)
 
 
-def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetDiff:
-    """Return the differences between two versions, which may be of different rule sets."""
+def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequence[Seed] = ()) -> RuleSetDiff:
+    """Return the differences between two versions, which may be of different rule sets. `seeds` are known cases of either."""
     before, after = json.loads(old.canonical_json), json.loads(new.canonical_json)
     old_rules, new_rules = _rules(old, before), _rules(new, after)
     both = [rule_id for rule_id in new_rules if rule_id in old_rules]
@@ -94,7 +95,7 @@ def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetDiff:
     actions = [_ActionVersions(name, old, new, _actions(before), _actions(after)) for name in sorted({*old.actions, *new.actions})]
     edited = [action for action in actions if action.may_differ()]
     work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
-    cases = tuple(islice(chain.from_iterable(action.case_changes(work_max) for action in edited), CASES_SHOWN_MAX))
+    cases = tuple(islice(chain.from_iterable(action.case_changes(work_max, seeds) for action in edited), CASES_SHOWN_MAX))
     return RuleSetDiff(
         tuple(rule_id for rule_id in new_rules if rule_id not in old_rules),
         tuple(rule_id for rule_id in old_rules if rule_id not in new_rules),
@@ -206,17 +207,17 @@ class _ActionVersions:
             return True
         return not self._same_declarations or _meanings(self._old) != _meanings(self._new)
 
-    def case_changes(self, work_max: int) -> Iterator[CaseChange]:
+    def case_changes(self, work_max: int, seeds: Sequence[Seed]) -> Iterator[CaseChange]:
         """Yield one case for each edited rule and pair of different decisions. `work_max` is in steps of a Budget."""
         if self._old is None or self._new is None:
             version = self._new or self._old
             assert version is not None  # noqa: S101  # one of the two has the action
-            generator = CaseGenerator(version, budget=Budget(work_max))
+            generator = CaseGenerator(version, budget=Budget(work_max), seeds=seeds)
             yield from self._changes("", version, generate_cases(version, len(version.rules) + 1, generator))
             return
         old, new = self._old, self._new
-        of_old = CaseGenerator(old, [new], Budget(work_max // 2))
-        of_new = CaseGenerator(new, [old], Budget(work_max // 2))
+        of_old = CaseGenerator(old, [new], Budget(work_max // 2), seeds)
+        of_new = CaseGenerator(new, [old], Budget(work_max // 2), seeds)
         shown: set[str] = set()
         unknown: list[str] = []
         for generator, version, other in ((of_new, new, old), (of_old, old, new)):

@@ -3,6 +3,7 @@
 Authors ask for them with `gavel rules lint` or ValidateRuleSet. They take time, so a deployment compiles without them. Each warning is
 certain. A rule is reported as unreachable only if no case is left for it (`samples.constraints`), and two rules as overlapping only if both
 engines match both of them on a sample case. A rule about which neither a case nor a proof was found is reported as not analysed.
+The cases of a rule set's suites are seeds: samples of their own, and values for the search.
 
 Most overlaps are normal, because priorities settle them: the stricter rule is the higher one, or a rule that asks a person stands
 before one that refuses. Only a rule that approves what a lower one would refuse or send to review gets a warning.
@@ -18,6 +19,7 @@ from gavel_rules.authoring.decision_cost import COSTLY, find_costly_actions
 from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, counter_domain, is_attribute
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, CaseGenerator, case_generators
+from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY
@@ -33,20 +35,21 @@ VALUE_LENGTH_MAX: Final = 400
 _VERB_OF_EFFECT: Final = {"reject": "refuse", "review": "send to review"}
 
 
-def lint_rule_set(rule_set: CompiledRuleSet, work_max: int = WORK_MAX) -> tuple[DocumentMessage, ...]:
+def lint_rule_set(rule_set: CompiledRuleSet, work_max: int = WORK_MAX, seeds: Sequence[Seed] = ()) -> tuple[DocumentMessage, ...]:
     """Return the warnings about a rule set's rules, sorted by place. `CompiledRuleSet.warnings` holds the compiler's own.
 
-    `work_max` bounds the work, in steps of a Budget; each action whose check needs more gets a warning.
+    `work_max` bounds the work, in steps of a Budget; each action whose check needs more gets a warning. `seeds` are cases of suites.
     """
-    return _Linter(rule_set, work_max).warnings()
+    return _Linter(rule_set, work_max, seeds).warnings()
 
 
 class _Linter:
     """Collects the warnings about one rule set."""
 
-    def __init__(self, rule_set: CompiledRuleSet, work_max: int) -> None:
+    def __init__(self, rule_set: CompiledRuleSet, work_max: int, seeds: Sequence[Seed]) -> None:
         self._rule_set = rule_set
         self._work_max = work_max
+        self._seeds = seeds
         self._messages = Messages()
         self._source = Source(rule_set.document, Messages())
         data = self._source.data
@@ -56,11 +59,13 @@ class _Linter:
     def warnings(self) -> tuple[DocumentMessage, ...]:
         for path, message, suggestion in find_costly_actions(self._rule_set):
             self._messages.add(self._source.locate(path), COSTLY, message, suggestion)
-        for generator in case_generators(self._rule_set, self._work_max):
+        for generator in case_generators(self._rule_set, self._work_max, self._seeds):
             action = generator.action
             name = action.action_type
             if generator.base is None and not generator.budget.exhausted:
-                self._warn_incomplete(name, "no params were found that match its schema", "give `examples` in the schema")
+                self._warn_incomplete(
+                    name, "no params were found that match its schema", "give `examples` in the schema, or a suite with a case"
+                )
                 continue
             if len(action.rules) > LINT_RULES_MAX:
                 self._warn_incomplete(
@@ -80,7 +85,7 @@ class _Linter:
         unreachable = set()
         for index, rule in enumerate(rules[:LINT_RULES_MAX]):
             witness = generator.find_decided_case(index)
-            if witness.sample is None and not witness.impossible and not generator.budget.exhausted:
+            if witness.sample is None and not witness.impossible and not generator.budget.exhausted and not generator.find_seed(index):
                 message = f"no case was found that rule {rule.id} decides; it may still decide some"
                 self._warn(rule, "not-analysed", message, "test the rule in a suite")
             if not witness.impossible:
@@ -106,18 +111,18 @@ class _Linter:
             stricter = [index for index in range(higher + 1, len(rules)) if rules[index].effect != "approve" and index not in unreachable]
             overlaps = []
             for lower in stricter[:pairs_left]:
-                sample = generator.find_decided_case(higher, [generator.formula(action, lower, True)]).sample
-                if sample is not None and _both_match(action, (higher, lower), sample):
-                    overlaps.append((lower, sample))
+                description = _find_overlap(generator, higher, lower)
+                if description:
+                    overlaps.append((lower, description))
             pairs_left -= min(pairs_left, len(stricter))
             if overlaps:
-                lower, sample = overlaps[0]
+                lower, description = overlaps[0]
                 more = f"; the same holds for {_alternatives([rules[other].id for other, _ in overlaps[1:]])}" if len(overlaps) > 1 else ""
                 self._warn(
                     rule,
                     "overlapping-rules",
                     f"{rule.id} approves a case that the lower rule {rules[lower].id} would {_VERB_OF_EFFECT[rules[lower].effect]}: "
-                    f"{_describe(sample, action.counter_reads)}{more}",
+                    f"{description}{more}",
                     "give the stricter rule the higher priority, or keep its cases out of this condition",
                 )
 
@@ -127,6 +132,16 @@ class _Linter:
     def _warn_incomplete(self, action_type: str, reason: str, suggestion: str) -> None:
         place = self._source.locate_key(("actions", action_type))
         self._messages.add(place, "not-analysed", f"{action_type} was not analysed in full: {reason}", suggestion)
+
+
+def _find_overlap(generator: CaseGenerator, higher: int, lower: int) -> str:
+    """Return a case that one rule decides and a lower one matches too, as authors read it; "" if none was found."""
+    action = generator.action
+    witness = generator.find_decided_case(higher, [generator.formula(action, lower, True)])
+    if witness.sample is not None and _both_match(action, (higher, lower), witness.sample):
+        return _describe(witness.sample, action.counter_reads)
+    seed = None if witness.impossible else generator.find_seed(higher, [lower])
+    return f"the case {json.dumps(seed.name, ensure_ascii=False)} of its suite" if seed is not None else ""
 
 
 def _both_match(action: CompiledAction, indexes: Sequence[int], sample: SampleCase) -> bool:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gavel_rules.authoring.lint import lint_rule_set
+from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.authoring.suites.case_bus import CaseBusError
 from gavel_rules.authoring.suites.reader import read_suite
 from gavel_rules.authoring.suites.runner import check_suite
+from gavel_rules.authoring.suites.seeds import find_seeds
 from gavel_rules.authoring.suites.suite import SUITE_SUFFIXES, Suite
 from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, DocumentMessage, compile_rule_set
 
@@ -222,8 +224,23 @@ def check_file(file: str) -> FileCheck:
     if isinstance(rule_set, InvalidFile):
         return FileCheck(file, (rule_set,))
     summary = f"{rule_set.policy_id} version {rule_set.version} is valid, {rule_set.digest}"
-    warnings = tuple(sorted((*rule_set.warnings, *lint_rule_set(rule_set))))
+    warnings = tuple(sorted((*rule_set.warnings, *lint_rule_set(rule_set, seeds=_seeds_beside(file, rule_set)))))
     return FileCheck(file, (), warnings, rule_set.digest, summary, rule_set)
+
+
+def _seeds_beside(file: str, rule_set: CompiledRuleSet) -> list[Seed]:
+    """Return the cases of the suites in the folder of a rule set that test it. A suite with mistakes is noted on stderr, and not used."""
+    seeds: list[Seed] = []
+    for suite_path in sorted(Path(file).parent.iterdir()) if file != STANDARD_INPUT else ():
+        name = str(suite_path)
+        if not is_suite(name) or not suite_path.is_file() or Path(file).name not in _text_of(name):
+            continue
+        suite_file = load_suite(name, {file: rule_set})
+        if not isinstance(suite_file, SuiteFile):
+            output.print_note(f"gavel: {name} has mistakes, so its cases were not used; gavel rules lint {name} lists them")
+        elif Path(suite_file.rule_set_file) == Path(file):
+            seeds.extend(find_seeds(suite_file.suite, suite_file.rule_set, tuple(suite_file.others.values())))
+    return seeds
 
 
 def mistake_lines(invalid: Iterable[InvalidFile]) -> Iterator[str]:

@@ -11,7 +11,8 @@ from gavel_rules.authoring.samples.attributes import attribute_of, attribute_sch
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, Reference, collect_hints
 from gavel_rules.authoring.samples.paths import fact_schema
-from gavel_rules.authoring.samples.values import VALUES_MAX, Sampler, resolve_schema, value_key
+from gavel_rules.authoring.samples.seeds import Seed, seed_values
+from gavel_rules.authoring.samples.values import VALUES_MAX, Sampler, deduplicate, resolve_schema, value_key
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.fact_declaration import case_value, is_case_value
 from gavel_rules.language.rule_set import CompiledAction
@@ -45,12 +46,15 @@ class SampleCase(NamedTuple):
 class CaseBuilder:
     """Builds cases of one action. The conditions of its `other_versions` give hints as well.
 
-    The budget pays for the size of the values. Once it is exhausted, nothing is built.
+    The budget pays for the size of the values. Once it is exhausted, nothing is built. The values of `seeds` are tried too.
     """
 
-    def __init__(self, action: CompiledAction, other_versions: Sequence[CompiledAction], budget: Budget) -> None:
+    def __init__(
+        self, action: CompiledAction, other_versions: Sequence[CompiledAction], budget: Budget, seeds: Sequence[Seed] = ()
+    ) -> None:
         self.action = action
         self.budget = budget
+        self._seeds = seeds
         self.hints: dict[str, Hints] = {}
         for version in (action, *other_versions):
             for condition in version.conditions:
@@ -63,7 +67,7 @@ class CaseBuilder:
         self._expand_templates()
         self._values: dict[str, list[object]] = {}
         self._fits: dict[tuple[str, str], bool] = {}
-        values = self._sampler.values(action.params_schema, "params")
+        values = [*self._sampler.values(action.params_schema, "params"), *(dict(seed.params) for seed in seeds)]
         self._params = next((value for value in values if isinstance(value, dict) and not action.violations(value)), None)
         self.steps_per_case = CASE_STEPS + PART_STEPS * size_of(self._params) + len(action.facts)
 
@@ -72,7 +76,8 @@ class CaseBuilder:
         values = self._values.get(path)
         if values is None:
             default = [attribute_of(path)[0]] if is_attribute(path) else []
-            values = self._values[path] = [*default, *self._sampler_of(path).values(self._schema(path), path)]
+            samples = [*default, *self._sampler_of(path).values(self._schema(path), path)]
+            values = self._values[path] = list(deduplicate([*samples[:1], *seed_values(self._seeds, path)[:VALUES_MAX], *samples[1:]]))
         return values
 
     def fits(self, path: str, value: object) -> bool:

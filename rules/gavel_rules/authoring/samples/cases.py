@@ -21,6 +21,7 @@ from gavel_rules.authoring.samples.constraints import negate, solve
 from gavel_rules.authoring.samples.guards import GuardProbe
 from gavel_rules.authoring.samples.paths import all_cases
 from gavel_rules.authoring.samples.search import CaseSearch
+from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.language.engines.lowering import Conjunction, Formula, lower
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
@@ -43,18 +44,29 @@ class CaseGenerator:
     """Generates cases for one action, and for `other_versions` of it.
 
     Once the budget is exhausted, nothing more is found and nothing more is called impossible. `base` is the plainest case, None if
-    no params were found that fit the schema.
+    no params were found that fit the schema. `seeds` are known cases of any action.
     """
 
-    def __init__(self, action: CompiledAction, other_versions: Sequence[CompiledAction] = (), budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        action: CompiledAction,
+        other_versions: Sequence[CompiledAction] = (),
+        budget: Budget | None = None,
+        seeds: Sequence[Seed] = (),
+    ) -> None:
         self.action = action
         self.budget = budget or Budget(WORK_MAX)
-        self._builder = CaseBuilder(action, other_versions, self.budget)
+        self.seeds = [seed for seed in seeds if seed.action_type == action.action_type]
+        self._builder = CaseBuilder(action, other_versions, self.budget, self.seeds)
         self._universe = all_cases(action, other_versions)
         self._search = CaseSearch(self._builder, self._universe)
         self._formulas: dict[tuple[str, bool, str], Formula] = {}
         self._probes: dict[str, GuardProbe] = {}
         self.base = self._builder.build({})
+
+    def values(self, path: str) -> list[object]:
+        """Return values to try for a path, the plainest first."""
+        return self._builder.values(path)
 
     def formula(self, version: CompiledAction, index: int, matches: bool) -> Formula:
         """Return the formula "rule `index` of a version matches"; if not `matches`, the formula "it neither matches nor fails"."""
@@ -103,6 +115,15 @@ class CaseGenerator:
             # A lower rule may match, as long as it does not fail.
             formulas[obstacle] = fails if obstacle < index else (*fails, *self.formula(self.action, obstacle, True))
 
+    def find_seed(self, index: int, also: Sequence[int] = ()) -> Seed | None:
+        """Return a seed that rule `index` decides and that the rules `also` match too."""
+        wanted = {self.action.rules[other] for other in also}
+        for seed in self.seeds:
+            matches = self.action.evaluate_reference(seed.case).matches
+            if matches and matches[0] is self.action.rules[index] and wanted <= set(matches):
+                return seed
+        return None
+
     def cases_beyond_thresholds(self, index: int) -> Iterator[SampleCase]:
         """Yield cases around the thresholds of a rule: in each, one atom of one alternative of its condition fails and the others hold."""
         if self.budget.exhausted:
@@ -117,20 +138,31 @@ class CaseGenerator:
     def vary_values(self, start: SampleCase) -> Iterator[SampleCase]:
         """Yield variations of `start`. Each changes one path, to one of the values that are worth trying there."""
         for path in sorted({*self._builder.hints, *self._universe.optional}):
-            if not self.budget.exhausted and (is_attribute(path) or path in self._universe.optional):
-                flips = (value for probe in self._probes.values() if path in probe.paths for value in probe.boundaries(path))
-                for value in self._search.options(path, self._universe, flips):
-                    sample = self._builder.build({**start.assignment, path: value})
-                    if sample is not None:
-                        yield sample
+            if is_attribute(path) or path in self._universe.optional:
+                yield from self._vary(start, path)
+
+    def vary_params(self, start: SampleCase) -> Iterator[SampleCase]:
+        """Yield variations of `start` in one of the params that conditions read."""
+        for path in sorted(self._builder.hints):
+            if path.startswith("params.") and "[]" not in path:
+                yield from self._vary(start, path)
+
+    def _vary(self, start: SampleCase, path: str) -> Iterator[SampleCase]:
+        if self.budget.exhausted:
+            return
+        flips = (value for probe in self._probes.values() if path in probe.paths for value in probe.boundaries(path))
+        for value in self._search.options(path, self._universe, flips):
+            sample = self._builder.build({**start.assignment, path: value})
+            if sample is not None:
+                yield sample
 
 
-def case_generators(rule_set: CompiledRuleSet, work_max: int = WORK_MAX) -> Iterator[CaseGenerator]:
+def case_generators(rule_set: CompiledRuleSet, work_max: int = WORK_MAX, seeds: Sequence[Seed] = ()) -> Iterator[CaseGenerator]:
     """Yield a generator for each action of a rule set. An action's unused share of the work goes to the actions after it."""
     left = work_max
     for done, action in enumerate(rule_set.actions.values()):
         budget = Budget(max(left // (len(rule_set.actions) - done), WORK_MIN))
-        yield CaseGenerator(action, budget=budget)
+        yield CaseGenerator(action, budget=budget, seeds=seeds)
         left -= budget.steps_used
 
 

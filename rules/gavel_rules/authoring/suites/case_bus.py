@@ -57,6 +57,7 @@ from gavel_rules.events.kinds import EVENT_NAME_DEFAULT, EXECUTION_NAME, PRODUCE
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.principal import ANONYMOUS, Principal
+from gavel_rules.language.engines.case import Case
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, LEASE_MS_DEFAULT
@@ -120,6 +121,7 @@ class CaseRun(NamedTuple):
     proposal: Envelope
     decision: Decision
     explanations: tuple[RuleExplanation, ...]  # of every rule, by falling priority; () unless requested
+    cases: tuple[tuple[CompiledAction, Case], ...]  # what the rules read, for each governing rule set; () unless requested
     consequences: Consequences | None  # None if the case has no execution or the proposal was not approved
     earlier: tuple[EarlierRun, ...]
 
@@ -140,7 +142,7 @@ class CaseBus:
         self._state.commit()
 
     def run(self, case: SuiteCase, facts: Sequence[CaseEvidence], action: CompiledAction, *, explain: bool) -> CaseRun:
-        """Run a case and roll it back. With `explain`, the result has the outcome of every rule."""
+        """Run a case and roll it back. With `explain`, the result has the outcome of every rule, and what the rules read."""
         mark = self._state.mark()
         ids = self._ids
         try:
@@ -174,13 +176,20 @@ class CaseBus:
         citations = _citations(part.cites, facts, recorded)
         proposal = self._proposal(own, citations, _TRACE, binding)
         self._execute(_ALL_TIMERS, now_ms)
-        explanations = tuple(preflight.explain(self._state, ProposalView(proposal), now_ms)) if explain else ()
+        governing = self._state.active_actions.get(action.action_type, ()) if explain else ()
+        cases = tuple(preflight.read_cases(self._state, ProposalView(proposal), now_ms, governing))
+        explanations = tuple(one for governing_action, read in cases for one in governing_action.explain(read))
         decision = self._decide(proposal, citations, now_ms)
         consequences = None
         if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
             consequences = self._carry_out(decision, part.execution, milliseconds(decision.recorded_at))
         return CaseRun(
-            proposal, decision.decision, explanations, consequences, tuple(earlier_runs[index] for index in range(len(part.earlier)))
+            proposal,
+            decision.decision,
+            explanations,
+            cases,
+            consequences,
+            tuple(earlier_runs[index] for index in range(len(part.earlier))),
         )
 
     def _run_earlier(

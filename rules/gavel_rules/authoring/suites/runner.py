@@ -23,7 +23,7 @@ from gavel_rules.authoring.suites.reader import Mistake, suite_error
 from gavel_rules.authoring.suites.suite import Suite, SuiteCase
 from gavel_rules.errors import CaseError
 from gavel_rules.language.document.diagnostics import Path
-from gavel_rules.language.engines.case import Proposer
+from gavel_rules.language.engines.case import Case, Proposer
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, FactDeclaration
 from gavel_rules.text import suggestion
 
@@ -46,6 +46,7 @@ class CaseResult(NamedTuple):
     earlier: tuple[EarlierRun, ...]
     differences: tuple[Difference, ...]
     explanations: tuple[RuleExplanation, ...]  # by falling priority; () if not requested or if the params are invalid
+    cases: tuple[tuple[CompiledAction, Case], ...]  # what the rules of each governing rule set read; () likewise
 
     @property
     def passed(self) -> bool:
@@ -72,7 +73,7 @@ def run_cases(
     `others` are in force too. Raises DocumentError with every mistake if the suite does not fit the rule sets, and CaseBusError if the core
     rejects one of them.
     """
-    cases = _resolve_cases(suite, rule_set, others)
+    cases = resolve_cases(suite, rule_set, others)
     bus = CaseBus(rule_set, others)
     for case, facts, action in cases:
         run = bus.run(case, facts, action, explain=explain)
@@ -88,12 +89,13 @@ def run_cases(
             earlier=run.earlier,
             differences=tuple(_compare_run(case, run)),
             explanations=run.explanations,
+            cases=run.cases,
         )
 
 
 def check_suite(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet] = ()) -> None:
     """Raise what `run_cases` would raise before its first case."""
-    _resolve_cases(suite, rule_set, others)
+    resolve_cases(suite, rule_set, others)
     CaseBus(rule_set, others)
 
 
@@ -106,13 +108,13 @@ def _compare_run(case: SuiteCase, run: CaseRun) -> Iterator[Difference]:
     yield from compare(case.part.expect, run.decision, run.consequences)
 
 
-_ResolvedCase = tuple[SuiteCase, tuple[CaseEvidence, ...], CompiledAction]
+ResolvedCase = tuple[SuiteCase, tuple[CaseEvidence, ...], CompiledAction]
 
 
-def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet]) -> list[_ResolvedCase]:
+def resolve_cases(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet] = ()) -> list[ResolvedCase]:
     """Return the cases with their actions and evidence. Raises DocumentError with every name that the rule set does not declare."""
     mistakes: list[Mistake] = []
-    cases: list[_ResolvedCase] = []
+    cases: list[ResolvedCase] = []
     for inherited in suite.cases:
         case, part = inherited, inherited.part
         if part.action is None and len(rule_set.actions) > 1:

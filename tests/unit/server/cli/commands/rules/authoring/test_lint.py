@@ -57,3 +57,43 @@ def test_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert line.endswith("no such key here: a\\x1b[31m\\nb")
     assert 2 == run(["rules", "lint", "x\x1b.yaml"])
     assert "x\\x1b.yaml" in capsys.readouterr().err
+
+
+CODES = """gavel: v1
+rule_set: codes
+version: 1
+actions:
+  part.order:
+    params: {type: object, properties: {code: {type: string, maxLength: 20}}, required: [code]}
+rules:
+  - id: known
+    action: part.order
+    priority: 1
+    when: params.code.matches('^[A-Z]{2}[0-9]{4}$') && int(params.code.substring(2)) > 9000
+    effect: approve
+"""
+SUITE = """gavel: v1
+tests: codes.yaml
+cases:
+  - {name: a code, params: {code: AB9001}, expect: {outcome: REJECTED}}
+"""
+
+
+def test_suites_beside_the_rule_set(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases of a suite beside a rule set are used, also failing ones; one with mistakes is noted, one of another file is not."""
+    file = tmp_path / "codes.yaml"
+    file.write_text(CODES)
+    monkeypatch.chdir(tmp_path)
+    assert 0 == run(["rules", "lint", "codes.yaml"])
+    assert "not-analysed" in capsys.readouterr().out
+    (tmp_path / "codes_test.yaml").write_text(SUITE)
+    (tmp_path / "other_test.yaml").write_text(SUITE.replace("codes.yaml", "other.yaml"))
+    for name in ("codes.yaml", "./codes.yaml", str(file)):
+        assert 0 == run(["rules", "lint", name])
+        out, err = capsys.readouterr()
+        assert (1, "") == (len(out.splitlines()), err)
+    (tmp_path / "codes_test.yaml").write_text(SUITE.replace("outcome", "outcame"))
+    assert 0 == run(["rules", "lint", "codes.yaml"])
+    out, err = capsys.readouterr()
+    assert "not-analysed" in out
+    assert "gavel: codes_test.yaml has mistakes, so its cases were not used; gavel rules lint codes_test.yaml lists them\n" == err
