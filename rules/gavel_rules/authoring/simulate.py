@@ -1,7 +1,8 @@
 """Simulation of a candidate rule set: a log decided again with the candidate in force (constitution §6.4).
 
 Each recorded proposal is decided again at its recorded time, on the state that the recorded decisions left. The consequences of a
-changed decision are not simulated. The log is not verified here; `replay` does that.
+changed decision are not simulated. Where the decision stays an approval, the facts are derived again from each recorded report, with what
+the candidate's counters give after it. The log is not verified here; `replay` does that.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from gavel.v1 import decision_pb2
+from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
@@ -17,9 +18,12 @@ from gavel_rules.arbitration import contest, shadow
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.arbitration.shadow import same_verdict
+from gavel_rules.authoring.derived_facts import DerivedFact, derived_facts, facts_beyond
+from gavel_rules.derivation import applicable_rules, derive
 from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
+from gavel_rules.execution.reports import read_keys
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.language.shared_action_settings import Disagreement, find_disagreements, format_disagreements
 from gavel_rules.replay import decode
@@ -39,13 +43,23 @@ class ChangedDecision(NamedTuple):
     simulated: Decision
 
 
+class ChangedFacts(NamedTuple):
+    """A recorded report from which the candidate would have derived other facts: those on either side that the other lacks, sorted."""
+
+    sequence_number: int  # of the report
+    decision: Decision  # as recorded
+    recorded: tuple[DerivedFact, ...]
+    simulated: tuple[DerivedFact, ...]
+
+
 class Simulation:
     """Decides the proposals of a log under a candidate rule set. Feed every record from number 1 in order.
 
     If the candidate disagrees with a rule set in force about an action that both declare, it could not have been in force. Its decision on
     such a proposal is then EVALUATION_ERROR, as for a shadow, with the disagreement as a warning.
 
-    `decisions` counts the first decisions so far, `replaced` those made while a version of its rule set was in force.
+    `decisions` counts the first decisions so far, `replaced` those made while a version of its rule set was in force, `reports` the
+    reports from which facts were derived again.
     """
 
     def __init__(self, bus: str, candidate: CompiledRuleSet) -> None:
@@ -58,20 +72,28 @@ class Simulation:
         self._recorded_actions: Mapping[str, tuple[CompiledAction, ...]] | None = None  # the state's, when `_actions` was built
         self._actions: Mapping[str, tuple[CompiledAction, ...]] = {}  # in force with the candidate, by action type
         self._disagreements: dict[str, list[Disagreement]] = {}  # by action type
+        self._approvals: dict[str, Envelope] = {}  # under the candidate, by decision id; only those that may derive other facts
         self.decisions = 0
         self.replaced = 0
+        self.reports = 0
 
-    def feed(self, sequence_number: int, envelope_bytes: bytes) -> ChangedDecision | None:
-        """Take the next record; return the change if it is a first decision that the candidate would have made differently."""
+    def feed(self, sequence_number: int, envelope_bytes: bytes) -> ChangedDecision | ChangedFacts | None:
+        """Take the next record; return the change if the candidate would have made another decision or derived other facts."""
         recorded = decode(sequence_number, envelope_bytes)
-        change = None
+        change: ChangedDecision | ChangedFacts | None = None
+        live = None
         match recorded.WhichOneof("payload"):
             case "proposal" if not recorded.proposal.HasField("contest"):
                 self._simulate(recorded)
             case "decision" if not recorded.decision.previous_decision_id:
                 change = self._compare(recorded)
+            case "execution" if recorded.execution.status != execution_pb2.EXECUTION_STATUS_STARTED:
+                live = self.state.decisions.get(recorded.execution.decision_id)
         self.state.apply(recorded).pack(envelope_bytes)
         self.state.commit()
+        if live is not None and live.decision_id in self._approvals:
+            change = self._compare_facts(recorded, live.decision)
+        self._forget_ended(recorded)
         citation = cited_event(recorded)
         if citation.keys:
             self._cited_events[sequence_number] = citation
@@ -89,9 +111,54 @@ class Simulation:
         if proposal.proposal.HasField("contest"):
             actions = self._actions.get(simulated.action_type, ())
             contest.settle(simulated, self.state, proposal, milliseconds(event.recorded_at), actions)
+        self._keep_approval(event, simulated)
         if same_verdict(event.decision, simulated):
             return None
         return ChangedDecision(event.sequence_number, event.decision, simulated)
+
+    def _keep_approval(self, event: Envelope, simulated: Decision) -> None:
+        """Keep an approval that stays one under the candidate, if its executions may derive other facts."""
+        approved = decision_pb2.OUTCOME_APPROVED
+        if event.decision.outcome != approved or simulated.outcome != approved:
+            return
+        rule_sets = [self.state.rule_set_of(event.decision), self._rule_set_of(simulated)]
+        if event.decision.rule_set_digest != simulated.rule_set_digest and any(one is not None and one.derivations for one in rule_sets):
+            approval = Envelope()
+            approval.CopyFrom(event)
+            approval.decision.CopyFrom(simulated)
+            approval.decision.decision_id = event.decision.decision_id
+            approval.decision.proposal_id = event.decision.proposal_id
+            self._approvals[event.event_id] = approval
+
+    def _forget_ended(self, event: Envelope) -> None:
+        """Forget an approval that nobody can report on any more."""
+        decision_id = event.execution.decision_id or event.decision.previous_decision_id or event.fact.decision_id
+        if decision_id in self._approvals and decision_id not in self.state.decisions:
+            del self._approvals[decision_id]
+
+    def _compare_facts(self, report: Envelope, decision: Envelope) -> ChangedFacts | None:
+        """Return how the facts of a report change under the candidate; None if they stay. The state has the report."""
+        self.reports += 1
+        approval = self._approvals[decision.event_id]
+        rule_set = self._rule_set_of(approval.decision)
+        simulated_report = Envelope()
+        simulated_report.CopyFrom(report)
+        simulated_report.execution.ClearField("counters")
+        keys = [key for rule in applicable_rules(report, approval, rule_set) for key in rule.counter_keys(report, approval)]
+        readings = read_keys(self.state, approval.decision.policy_id, keys, milliseconds(report.recorded_at))
+        simulated_report.execution.counters.extend(readings)
+        before = derived_facts(derive(report, decision, self.state.rule_set_of(decision.decision)))
+        after = derived_facts(derive(simulated_report, approval, rule_set))
+        recorded, simulated = facts_beyond(before, after), facts_beyond(after, before)
+        if not recorded and not simulated:
+            return None
+        return ChangedFacts(report.sequence_number, decision.decision, recorded, simulated)
+
+    def _rule_set_of(self, decision: Decision) -> CompiledRuleSet | None:
+        """Return the rule set of a simulated decision."""
+        if decision.rule_set_digest == self._candidate.digest:
+            return self._candidate
+        return self.state.rule_set_of(decision)
 
     def _simulate(self, proposal: Envelope) -> None:
         state = self.state

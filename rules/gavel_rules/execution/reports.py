@@ -6,6 +6,7 @@ may request a human review or record a compensation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from gavel.v1 import error_pb2, execution_pb2
@@ -21,9 +22,10 @@ from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.execution.compensation import compensate
 from gavel_rules.execution.faults import ended_fault, holder_fault
 from gavel_rules.execution.lifecycle import call_person
-from gavel_rules.language.derivation_rules import SUBJECT
+from gavel_rules.language.derivation_rules import SUBJECT, CounterKey
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import UNDER_REVIEW, LiveDecision
+from gavel_rules.state.state import State
 from gavel_rules.values import python_to_value
 
 # Final statuses that leave the work undone.
@@ -92,18 +94,26 @@ def read_counters(recorder: Recorder, live: LiveDecision, envelope: Envelope) ->
     readings: list[CounterReading] = []
 
     def read() -> None:
-        for name, group in sorted(keys):
-            table = state.counters.get(keys[name, group].counter.digest)
-            counter_value = table.read(group, recorder.now_ms) if table is not None else None
-            if counter_value is not None:
-                reading = CounterReading(policy_id=live.decision.decision.policy_id, counter=name, key=group, value=counter_value.value)
-                if counter_value.frees_at_ms:
-                    set_timestamp(reading.frees_at, counter_value.frees_at_ms)
-                readings.append(reading)
+        readings.extend(read_keys(state, live.decision.decision.policy_id, keys.values(), recorder.now_ms))
 
     recorder.preview(envelope, "execution", read)
     envelope.execution.counters.extend(readings)
     state.on_undo(lambda: envelope.execution.ClearField("counters"))
+
+
+def read_keys(state: State, policy_id: str, keys: Iterable[CounterKey], now_ms: int) -> list[CounterReading]:
+    """Return the numbers of counters of a rule set at a time, each key once, sorted. A counter that gives no number is left out."""
+    by_name = {(key.counter.name, key.key): key for key in keys}
+    readings: list[CounterReading] = []
+    for name, group in sorted(by_name):
+        table = state.counters.get(by_name[name, group].counter.digest)
+        counter_value = table.read(group, now_ms) if table is not None else None
+        if counter_value is not None:
+            reading = CounterReading(policy_id=policy_id, counter=name, key=group, value=counter_value.value)
+            if counter_value.frees_at_ms:
+                set_timestamp(reading.frees_at, counter_value.frees_at_ms)
+            readings.append(reading)
+    return readings
 
 
 def _complete(recorder: Recorder, live: LiveDecision, envelope: Envelope, attempt: int) -> None:

@@ -10,7 +10,6 @@ contents.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -18,11 +17,19 @@ from typing import Final
 from gavel.v1 import decision_pb2, replay_service_pb2
 from gavel.v1.decision_pb2 import Engine, Outcome
 from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict, VerifyReplayResponse
-from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress, SimulateRuleSetResponse, SimulationSummary
+from gavel.v1.rule_set_service_pb2 import (
+    ChangedDecision,
+    ChangedFacts,
+    ReplayProgress,
+    SimulatedFact,
+    SimulateRuleSetResponse,
+    SimulationSummary,
+)
 from gavel_rules.arbitration.contest import EarlyJudgement
-from gavel_rules.authoring.simulate import Simulation
+from gavel_rules.authoring import simulate
 from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.replay import DamagedError, DivergedError, DriftReport, FillProof, Integrity, Recomputation, VersionNotImplementedError
+from gavel_rules.values import python_to_value
 
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
@@ -154,40 +161,59 @@ async def impact(
 ) -> AsyncGenerator[SimulateRuleSetResponse, None]:
     """Decide the log's proposals under `candidate`, everything else as it was; list the first decisions that would change.
 
-    Yields progress, which counts up once per pass, changed decisions, and last a summary. Raises ReplayRangeError,
-    LogUnavailableError, and the errors that `verdict_of` explains, because a damaged log allows no forecast.
+    Yields progress, which counts up once per pass, changed decisions, reports from which other facts would be derived, and last a
+    summary. Raises ReplayRangeError, LogUnavailableError, and the errors that `verdict_of` explains, because a damaged log allows no
+    forecast.
     """
     _, last = await _range(log, from_sequence_number, to_sequence_number)
     integrity = Integrity(log.bus)
     async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
         yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
     async with temporary_states() as states:
-        simulation = Simulation(log.bus, candidate)
+        simulation = simulate.Simulation(log.bus, candidate)
         states.append(simulation.state)
-        decisions = replaced = 0
-        changed: list[ChangedDecision] = []
-        transitions: Counter[str] = Counter()
+        summary = SimulationSummary()
+        changes: list[SimulateRuleSetResponse] = []
 
         def feed(record: Record) -> None:
-            nonlocal decisions, replaced
-            before = simulation.decisions, simulation.replaced
+            before = simulation.decisions, simulation.replaced, simulation.reports
             change = simulation.feed(record.sequence_number, record.envelope)
             if record.sequence_number >= from_sequence_number:
-                decisions += simulation.decisions - before[0]
-                replaced += simulation.replaced - before[1]
-                if change is not None:
-                    changed.append(
-                        ChangedDecision(recorded=change.recorded, simulated=change.simulated, sequence_number=change.sequence_number)
-                    )
-                    transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
+                summary.decisions += simulation.decisions - before[0]
+                summary.replaced += simulation.replaced - before[1]
+                summary.reports += simulation.reports - before[2]
+                if isinstance(change, simulate.ChangedDecision):
+                    summary.changed += 1
+                    summary.transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
+                    changes.append(SimulateRuleSetResponse(changed=_changed_decision(change)))
+                elif change is not None:
+                    summary.changed_reports += 1
+                    changes.append(SimulateRuleSetResponse(changed_facts=_changed_facts(change)))
 
         async for number in pages(log, last, feed, partial(Precompiler().before, simulation.state)):
-            for change in changed:
-                yield SimulateRuleSetResponse(changed=change)
-            changed.clear()
+            for response in changes:
+                yield response
+            changes.clear()
             yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-        summary = SimulationSummary(decisions=decisions, changed=transitions.total(), transitions=transitions, replaced=replaced)
         yield SimulateRuleSetResponse(summary=summary)
+
+
+def _changed_decision(change: simulate.ChangedDecision) -> ChangedDecision:
+    return ChangedDecision(recorded=change.recorded, simulated=change.simulated, sequence_number=change.sequence_number)
+
+
+def _changed_facts(change: simulate.ChangedFacts) -> ChangedFacts:
+    recorded, simulated = (
+        [SimulatedFact(key=one.key, subject=one.subject, value=python_to_value(one.value)) for one in facts]
+        for facts in (change.recorded, change.simulated)
+    )
+    return ChangedFacts(
+        sequence_number=change.sequence_number,
+        decision_id=change.decision.decision_id,
+        action_type=change.decision.action_type,
+        recorded=recorded,
+        simulated=simulated,
+    )
 
 
 async def pages(

@@ -10,21 +10,13 @@ from typing import NamedTuple
 
 from gavel.v1.decision_pb2 import Outcome
 
+from gavel_rules.authoring.derived_facts import DerivedFact, derived_facts
 from gavel_rules.authoring.diff import CaseDecision
 from gavel_rules.authoring.suites.case_bus import CaseBusError
 from gavel_rules.authoring.suites.runner import run_cases
 from gavel_rules.authoring.suites.suite import Suite
 from gavel_rules.language.document.diagnostics import DocumentError
 from gavel_rules.language.rule_set import CompiledRuleSet
-from gavel_rules.values import value_to_python
-
-
-class DerivedFact(NamedTuple):
-    """A fact that the rule set derives from the report of a case's execution."""
-
-    key: str
-    subject: str
-    value: object
 
 
 class SuiteCaseChange(NamedTuple):
@@ -61,7 +53,6 @@ def _decide(
     except (DocumentError, CaseBusError):
         return None, ()
     decision = result.decision
-    envelopes = result.consequences.facts if result.consequences is not None else ()
-    facts = [DerivedFact(one.fact.key, one.subject, value_to_python(one.fact.value)) for one in envelopes]
+    facts = derived_facts(result.consequences.facts) if result.consequences is not None else ()
     outcome = Outcome.Name(decision.outcome).removeprefix("OUTCOME_")
-    return CaseDecision(outcome, decision.reason_code, decision.rule_id), tuple(sorted(facts, key=repr))
+    return CaseDecision(outcome, decision.reason_code, decision.rule_id), facts

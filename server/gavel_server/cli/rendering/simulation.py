@@ -1,12 +1,13 @@
-"""The decisions that a candidate rule set would change, for `gavel replay --rules` and `gavel rules simulate`.
+"""The decisions and derived facts that a candidate rule set would change, for `gavel replay --rules` and `gavel rules simulate`.
 
-The decisions arrive one by one. For programs each is printed at once as a line of JSON; for people the first ones are a table at
+They arrive one by one. For programs each is printed at once as a line of JSON; for people the first ones are a table at
 the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import json
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from gavel_server.cli.errors import EXIT_DIFFERENT, CommandError
 from gavel_server.cli.rendering.progress import Passes
 
 if TYPE_CHECKING:
-    from gavel.v1.rule_set_service_pb2 import ChangedDecision, SimulateRuleSetResponse, SimulationSummary
+    from gavel.v1.rule_set_service_pb2 import ChangedDecision, ChangedFacts, SimulatedFact, SimulateRuleSetResponse, SimulationSummary
     from gavel_rules.language.rule_set import CompiledRuleSet
 
 # The rows of the table; --json lists all changed decisions.
@@ -25,13 +26,14 @@ CHANGES_SHOWN_MAX: Final = 1_000
 
 
 async def print_simulation(responses: AsyncGenerator[SimulateRuleSetResponse, None], candidate: CompiledRuleSet, as_json: bool) -> None:
-    """Print the decisions that the candidate would change and their number by transition, and show progress on a terminal.
+    """Print the decisions that the candidate would change and their number by transition, and the reports with other derived facts.
 
-    Raises CommandError if the responses end before the summary, and typer.Exit if a decision would change.
+    Shows progress on a terminal. Raises CommandError if the responses end before the summary, and typer.Exit if anything would change.
     """
     from gavel_server.cli.rendering import output
 
     changed: list[ChangedDecision] = []
+    changed_facts: list[ChangedFacts] = []
     summary: SimulationSummary | None = None
     with Passes() as passes:
         async with aclosing(responses):
@@ -43,14 +45,20 @@ async def print_simulation(responses: AsyncGenerator[SimulateRuleSetResponse, No
                     output.print_json(response, one_line=True)
                 if response.HasField("summary"):
                     summary = response.summary
-                elif not as_json and len(changed) < CHANGES_SHOWN_MAX:
+                elif as_json:
+                    continue
+                elif response.HasField("changed_facts"):
+                    if len(changed_facts) < CHANGES_SHOWN_MAX:
+                        changed_facts.append(response.changed_facts)
+                elif len(changed) < CHANGES_SHOWN_MAX:
                     changed.append(response.changed)
     if summary is None:
         raise CommandError("the response ended before its summary, so the list may be incomplete; try again")
     if not as_json:
         _print_table(changed)
-        _print_summary(summary, candidate, len(changed))
-    if summary.changed:
+        _print_facts(changed_facts)
+        _print_summary(summary, candidate, len(changed) + len(changed_facts))
+    if summary.changed or summary.changed_reports:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
@@ -88,11 +96,29 @@ def _print_table(changes: list[ChangedDecision]) -> None:
     )
 
 
+def _print_facts(changes: list[ChangedFacts]) -> None:
+    from gavel_server.cli.rendering import output
+
+    output.print_table(
+        ("#", "report of", "derived", "would derive"),
+        ((str(change.sequence_number), change.action_type, _facts(change.recorded), _facts(change.simulated)) for change in changes),
+    )
+
+
+def _facts(facts: Iterable[SimulatedFact]) -> str:
+    from gavel_rules.text import printable
+    from gavel_rules.values import value_to_python
+
+    texts = (f"{fact.key} = {json.dumps(value_to_python(fact.value), ensure_ascii=False)} of {fact.subject}" for fact in facts)
+    return printable(", ".join(texts) or "nothing")
+
+
 def _print_summary(summary: SimulationSummary, candidate: CompiledRuleSet, row_count: int) -> None:
     from gavel_server.cli.rendering import output
 
-    if summary.changed > row_count:
-        output.print_note(f"gavel: {summary.changed - row_count} more would change; --json lists all of them")
+    more = summary.changed + summary.changed_reports - row_count
+    if more > 0:
+        output.print_note(f"gavel: {more} more would change; --json lists all of them")
     name = f"{candidate.policy_id} version {candidate.version}"
     output.print_line(f"{name} would change {summary.changed} of {summary.decisions} decisions")
     if summary.decisions and not summary.replaced:
@@ -102,3 +128,5 @@ def _print_summary(summary: SimulationSummary, candidate: CompiledRuleSet, row_c
         )
     for transition, count in sorted(summary.transitions.items()):
         output.print_line(f"  {transition}: {count}")
+    if summary.reports:
+        output.print_line(f"other facts would be derived from {summary.changed_reports} of {summary.reports} reports")

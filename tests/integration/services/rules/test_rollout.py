@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
-from gavel.v1 import decision_pb2, fact_pb2
+from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventRequest
 from gavel.v1.projection_service_pb2 import GetStatusRequest
@@ -22,7 +22,7 @@ from gavel.v1.rule_set_service_pb2 import (
 from gavel_server.log import Record
 from prometheus_client import REGISTRY
 
-from tests.integration.services.world import RULE_SET, World, proposal, refusal
+from tests.integration.services.world import RULE_SET, World, proposal, refusal, report
 
 STRICTER = RULE_SET.replace("version: 1", "version: 2").replace("<= 100", "<= 10")
 BROKEN = STRICTER.replace("params.amount > 1000", "params.amuont > 1000")
@@ -116,6 +116,32 @@ async def test_simulation_lists_changed_decisions(world: World) -> None:
     assert dict(last.summary.transitions) == {"APPROVED->REJECTED": 1}
     assert [item.progress.sequence_number for item in rest if item.HasField("progress")] == [head, head]
     assert await world.head() == head
+
+
+DERIVING = (
+    RULE_SET
+    + """
+derivations:
+  - {id: amount, version: 1, on: {action: refund.create, status: SUCCESS}, key: order.refunded, value: params.amount}
+"""
+)
+
+
+async def test_simulation_lists_changed_facts(world: World) -> None:
+    """A simulation streams each report from which the candidate derives another fact, with both sides, and counts them."""
+    await world.activate(DERIVING)
+    decision = await world.approve("order/1", amount=50)
+    reported = await world.report(report(decision, await world.begin(decision), execution_pb2.EXECUTION_STATUS_SUCCESS))
+    candidate = DERIVING.replace("version: 1", "version: 2", 1).replace("value: params.amount", "value: params.amount * 2.0")
+
+    *rest, last = await simulate(world, candidate)
+
+    (changed,) = [item.changed_facts for item in rest if item.HasField("changed_facts")]
+    assert (reported.sequence_number, decision.event_id) == (changed.sequence_number, changed.decision_id)
+    assert "refund.create" == changed.action_type
+    assert [("order.refunded", "order/1", 50.0)] == [(one.key, one.subject, one.value.number_value) for one in changed.recorded]
+    assert [("order.refunded", "order/1", 100.0)] == [(one.key, one.subject, one.value.number_value) for one in changed.simulated]
+    assert (1, 0, 1, 1) == (last.summary.decisions, last.summary.changed, last.summary.reports, last.summary.changed_reports)
 
 
 async def test_simulation_of_a_range(world: World) -> None:

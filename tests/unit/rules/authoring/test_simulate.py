@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pytest
 from gavel.v1 import decision_pb2
-from gavel_rules.authoring.simulate import ChangedDecision, Simulation
+from gavel_rules.authoring.derived_facts import DerivedFact
+from gavel_rules.authoring.simulate import ChangedDecision, ChangedFacts, Simulation
 
-from tests.support.driver import BUS, RULES, Core, compile_cached, document
+from tests.support.driver import ACTION, BUS, FAILED, RULES, SOURCE, SUCCESS, Core, compile_cached, document
 from tests.support.histories.story import STORY, story
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
@@ -15,10 +18,55 @@ REJECTED = decision_pb2.OUTCOME_REJECTED
 
 
 def changes(core: Core, candidate: str) -> tuple[list[ChangedDecision], Simulation]:
-    """Feed a log to a simulation; return the changes and the simulation."""
+    """Feed a log to a simulation; return the changed decisions and the simulation."""
     simulation = Simulation(BUS, compile_cached(candidate))
     changed = [simulation.feed(record.sequence_number, record.envelope) for record in core.records]
-    return [change for change in changed if change is not None], simulation
+    return [change for change in changed if isinstance(change, ChangedDecision)], simulation
+
+
+def changed_facts(core: Core, candidate: str) -> tuple[list[ChangedFacts], Simulation]:
+    """Feed a log to a simulation; return the reports with other facts and the simulation."""
+    simulation = Simulation(BUS, compile_cached(candidate))
+    changed = [simulation.feed(record.sequence_number, record.envelope) for record in core.records]
+    return [change for change in changed if isinstance(change, ChangedFacts)], simulation
+
+
+FACTS: dict[str, Any] = {
+    "status": {"key": "order.status", "type": "string", "max_age_ms": 1_000_000, "sources": [SOURCE]},
+    "team": {"key": "order.team", "type": "string", "max_age_ms": 1_000_000},
+}
+
+
+def deriving(
+    value: str,
+    subject: str = '"team/" + facts.team',
+    *,
+    version: int = 1,
+    window_ms: int = 5_000,
+    when: str = 'facts.status == "delivered"',
+) -> str:
+    """Return a rule set that derives a fact of this value and subject from each report of a failure."""
+    data = json.loads(
+        document(FACTS, [{"id": "all", "when": when, "effect": "approve"}], gavel="v2", version=version, retry={"max_attempts": 2})
+    )
+    data["counters"] = {"failures": {"of": "executions", "action": ACTION, "where": 'execution.status == "FAILED"', "window_ms": window_ms}}
+    on = {"action": ACTION, "status": "FAILED"}
+    data["derivations"] = [{"id": "unstable", "version": 1, "on": on, "key": "team.unstable", "value": value, "subject": subject}]
+    return json.dumps(data)
+
+
+def failures(text: str) -> Core:
+    """Return a bus of that rule set on which two executions have failed, 10 s apart, and then succeeded."""
+    core = Core(text)
+    for number in (1, 2):
+        subject = f"order/{number}"
+        cited = [core.fact("order.status", "delivered", subject=subject), core.fact("order.team", "red", subject=subject)]
+        decision = core.propose(cited, subject=subject, trace_id=f"trace-{number}", max_fact_age_ms=1_000_000)
+        core.derive(core.report(core.start(decision), FAILED))
+        core.pass_time(1_000)
+        core.derive(core.report(core.start(decision), SUCCESS))
+        core.pass_time(9_000)
+    return core
 
 
 def test_the_same_rules_change_nothing() -> None:
@@ -111,3 +159,54 @@ def test_a_simulation_reads_any_log() -> None:
     assert {"trace-10", "trace-11"} >= {story().events[change.sequence_number - 1].trace_id for change in differences}
     decisions = [event.decision for event in story().events if event.HasField("decision")]
     assert len([decision for decision in decisions if not decision.previous_decision_id]) == simulation.decisions
+
+
+@pytest.mark.parametrize(
+    ("candidate", "before", "after"),
+    [
+        (deriving("history.failures() >= 2", version=2), [], []),
+        (deriving("history.failures() >= 1", version=2), [("team/red", False)] * 2, [("team/red", True)] * 2),
+        (deriving("history.failures() >= 2", '"group/" + facts.team', version=2), [("team/red", False)] * 2, [("group/red", False)] * 2),
+        # Without a change of the derivation: the second report finds the first one in the window.
+        (deriving("history.failures() >= 2", version=2, window_ms=60_000), [("team/red", False)], [("team/red", True)]),
+        # No such value: the candidate derives nothing.
+        (deriving("execution.result.missing", version=2), [("team/red", False)] * 2, []),
+    ],
+)
+def test_changed_facts(candidate: str, before: list[tuple[str, bool]], after: list[tuple[str, bool]]) -> None:
+    """A report is listed if the candidate derives another fact from it, with what its own counters give after the report."""
+    core = failures(deriving("history.failures() >= 2"))
+    listed, simulation = changed_facts(core, candidate)
+    assert (4, 2) == (simulation.reports, simulation.decisions)
+    assert [DerivedFact("team.unstable", *one) for one in before] == [fact for change in listed for fact in change.recorded]
+    assert [DerivedFact("team.unstable", *one) for one in after] == [fact for change in listed for fact in change.simulated]
+    failed = [event.sequence_number for event in core.events if event.execution.status == FAILED]
+    assert {change.sequence_number for change in listed} <= {*failed}
+    assert {ACTION} >= {change.decision.action_type for change in listed}
+
+
+def test_derivations_that_only_one_side_has() -> None:
+    """A candidate without the derivation derives nothing, and one with a new derivation derives from recorded facts."""
+    core = failures(deriving("history.failures() >= 2"))
+    without = json.loads(deriving("true", version=2))
+    without["derivations"] = []
+    listed, _ = changed_facts(core, json.dumps(without))
+    assert [(1, 0)] * 2 == [(len(change.recorded), len(change.simulated)) for change in listed]
+    listed, _ = changed_facts(failures(json.dumps({**without, "version": 1})), deriving("history.failures()", version=2, window_ms=60_000))
+    assert [((), (DerivedFact("team.unstable", "team/red", number),)) for number in (1.0, 2.0)] == [
+        (change.recorded, change.simulated) for change in listed
+    ]
+
+
+def test_facts_of_a_changed_decision() -> None:
+    """Facts are not derived again where the decision changes: its consequences are not simulated."""
+    core = failures(deriving("history.failures() >= 2"))
+    candidate = deriving("history.failures() >= 1", version=2, when='facts.status == "lost"')
+    assert ([], 0) == (changed_facts(core, candidate)[0], changed_facts(core, candidate)[1].reports)
+    assert 2 == len(changes(core, candidate)[0])
+
+
+def test_an_ended_approval_is_forgotten() -> None:
+    """A simulation holds no approval whose execution has ended."""
+    _, simulation = changed_facts(failures(deriving("history.failures() >= 2")), deriving("true", version=2))
+    assert {} == simulation._approvals

@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from gavel.v1 import decision_pb2 as gavel_dot_v1_dot_decision__pb2
 from gavel.v1 import fact_pb2 as gavel_dot_v1_dot_fact__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgavel/v1/rule_set_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x13gavel/v1/fact.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"7\n\x16ValidateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\"\x90\x01\n\x17ValidateRuleSetResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12+\n\x08warnings\x18\x03 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"b\n\x0f\x44ocumentMessage\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x12\n\nsuggestion\x18\x05 \x01(\t\"E\n\x14\x44\x65ployRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"d\n\x15\x44\x65ployRuleSetResponse\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"\xc3\x01\n\x16\x41\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12$\n\x17\x65xpected_active_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x06 \x01(\tB\x1a\n\x18_expected_active_version\"_\n\x17\x41\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12+\n\x08warnings\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\"\xb4\x01\n\x18\x44\x65\x61\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12$\n\x17\x65xpected_active_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x1a\n\x18_expected_active_version\"4\n\x19\x44\x65\x61\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"D\n\x11GetRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\"c\n\x12GetRuleSetResponse\x12#\n\x08rule_set\x18\x01 \x01(\x0b\x32\x11.gavel.v1.RuleSet\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x03 \x01(\t\"\xc7\x02\n\x07RuleSet\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x1b\x64\x65ployed_at_sequence_number\x18\x04 \x01(\x03\x12/\n\x0b\x64\x65ployed_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x04mode\x18\x06 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x14\n\x0c\x61\x63tion_types\x18\x07 \x03(\t\x12$\n\x1c\x61\x63tivated_at_sequence_number\x18\x08 \x01(\x03\x12\x18\n\x10previous_version\x18\t \x01(\x03\x12\x18\n\x10shadow_decisions\x18\n \x01(\x03\x12\x1a\n\x12shadow_differences\x18\x0b \x01(\x03\"I\n\x13ListRuleSetsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"U\n\x14ListRuleSetsResponse\x12$\n\trule_sets\x18\x01 \x03(\x0b\x32\x11.gavel.v1.RuleSet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x16SimulateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x03 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x04 \x01(\x03\"\xad\x01\n\x17SimulateRuleSetResponse\x12,\n\x07\x63hanged\x18\x01 \x01(\x0b\x32\x19.gavel.v1.ChangedDecisionH\x00\x12,\n\x08progress\x18\x02 \x01(\x0b\x32\x18.gavel.v1.ReplayProgressH\x00\x12.\n\x07summary\x18\x03 \x01(\x0b\x32\x1b.gavel.v1.SimulationSummaryH\x00\x42\x06\n\x04item\"w\n\x0f\x43hangedDecision\x12$\n\x08recorded\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Decision\x12%\n\tsimulated\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Decision\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\"\xc0\x01\n\x11SimulationSummary\x12\x11\n\tdecisions\x18\x01 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x03\x12\x41\n\x0btransitions\x18\x03 \x03(\x0b\x32,.gavel.v1.SimulationSummary.TransitionsEntry\x12\x10\n\x08replaced\x18\x04 \x01(\x03\x1a\x32\n\x10TransitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"E\n\x0eReplayProgress\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x02 \x01(\x03\x32\xe2\x04\n\x0eRuleSetService\x12V\n\x0fValidateRuleSet\x12 .gavel.v1.ValidateRuleSetRequest\x1a!.gavel.v1.ValidateRuleSetResponse\x12P\n\rDeployRuleSet\x12\x1e.gavel.v1.DeployRuleSetRequest\x1a\x1f.gavel.v1.DeployRuleSetResponse\x12V\n\x0f\x41\x63tivateRuleSet\x12 .gavel.v1.ActivateRuleSetRequest\x1a!.gavel.v1.ActivateRuleSetResponse\x12\\\n\x11\x44\x65\x61\x63tivateRuleSet\x12\".gavel.v1.DeactivateRuleSetRequest\x1a#.gavel.v1.DeactivateRuleSetResponse\x12G\n\nGetRuleSet\x12\x1b.gavel.v1.GetRuleSetRequest\x1a\x1c.gavel.v1.GetRuleSetResponse\x12M\n\x0cListRuleSets\x12\x1d.gavel.v1.ListRuleSetsRequest\x1a\x1e.gavel.v1.ListRuleSetsResponse\x12X\n\x0fSimulateRuleSet\x12 .gavel.v1.SimulateRuleSetRequest\x1a!.gavel.v1.SimulateRuleSetResponse0\x01\x42m\n\x0c\x64\x65v.gavel.v1B\x13RuleSetServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgavel/v1/rule_set_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x13gavel/v1/fact.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"7\n\x16ValidateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\"\x90\x01\n\x17ValidateRuleSetResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12+\n\x08warnings\x18\x03 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"b\n\x0f\x44ocumentMessage\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x12\n\nsuggestion\x18\x05 \x01(\t\"E\n\x14\x44\x65ployRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"d\n\x15\x44\x65ployRuleSetResponse\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"\xc3\x01\n\x16\x41\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12$\n\x17\x65xpected_active_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x06 \x01(\tB\x1a\n\x18_expected_active_version\"_\n\x17\x41\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12+\n\x08warnings\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\"\xb4\x01\n\x18\x44\x65\x61\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12$\n\x17\x65xpected_active_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x1a\n\x18_expected_active_version\"4\n\x19\x44\x65\x61\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"D\n\x11GetRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\"c\n\x12GetRuleSetResponse\x12#\n\x08rule_set\x18\x01 \x01(\x0b\x32\x11.gavel.v1.RuleSet\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x03 \x01(\t\"\xc7\x02\n\x07RuleSet\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x1b\x64\x65ployed_at_sequence_number\x18\x04 \x01(\x03\x12/\n\x0b\x64\x65ployed_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x04mode\x18\x06 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x14\n\x0c\x61\x63tion_types\x18\x07 \x03(\t\x12$\n\x1c\x61\x63tivated_at_sequence_number\x18\x08 \x01(\x03\x12\x18\n\x10previous_version\x18\t \x01(\x03\x12\x18\n\x10shadow_decisions\x18\n \x01(\x03\x12\x1a\n\x12shadow_differences\x18\x0b \x01(\x03\"I\n\x13ListRuleSetsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"U\n\x14ListRuleSetsResponse\x12$\n\trule_sets\x18\x01 \x03(\x0b\x32\x11.gavel.v1.RuleSet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x16SimulateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x03 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x04 \x01(\x03\"\xde\x01\n\x17SimulateRuleSetResponse\x12,\n\x07\x63hanged\x18\x01 \x01(\x0b\x32\x19.gavel.v1.ChangedDecisionH\x00\x12,\n\x08progress\x18\x02 \x01(\x0b\x32\x18.gavel.v1.ReplayProgressH\x00\x12.\n\x07summary\x18\x03 \x01(\x0b\x32\x1b.gavel.v1.SimulationSummaryH\x00\x12/\n\rchanged_facts\x18\x04 \x01(\x0b\x32\x16.gavel.v1.ChangedFactsH\x00\x42\x06\n\x04item\"w\n\x0f\x43hangedDecision\x12$\n\x08recorded\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Decision\x12%\n\tsimulated\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Decision\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\"\xa8\x01\n\x0c\x43hangedFacts\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12\x13\n\x0b\x61\x63tion_type\x18\x03 \x01(\t\x12)\n\x08recorded\x18\x04 \x03(\x0b\x32\x17.gavel.v1.SimulatedFact\x12*\n\tsimulated\x18\x05 \x03(\x0b\x32\x17.gavel.v1.SimulatedFact\"T\n\rSimulatedFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12%\n\x05value\x18\x03 \x01(\x0b\x32\x16.google.protobuf.Value\"\xea\x01\n\x11SimulationSummary\x12\x11\n\tdecisions\x18\x01 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x03\x12\x41\n\x0btransitions\x18\x03 \x03(\x0b\x32,.gavel.v1.SimulationSummary.TransitionsEntry\x12\x10\n\x08replaced\x18\x04 \x01(\x03\x12\x0f\n\x07reports\x18\x05 \x01(\x03\x12\x17\n\x0f\x63hanged_reports\x18\x06 \x01(\x03\x1a\x32\n\x10TransitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"E\n\x0eReplayProgress\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x02 \x01(\x03\x32\xe2\x04\n\x0eRuleSetService\x12V\n\x0fValidateRuleSet\x12 .gavel.v1.ValidateRuleSetRequest\x1a!.gavel.v1.ValidateRuleSetResponse\x12P\n\rDeployRuleSet\x12\x1e.gavel.v1.DeployRuleSetRequest\x1a\x1f.gavel.v1.DeployRuleSetResponse\x12V\n\x0f\x41\x63tivateRuleSet\x12 .gavel.v1.ActivateRuleSetRequest\x1a!.gavel.v1.ActivateRuleSetResponse\x12\\\n\x11\x44\x65\x61\x63tivateRuleSet\x12\".gavel.v1.DeactivateRuleSetRequest\x1a#.gavel.v1.DeactivateRuleSetResponse\x12G\n\nGetRuleSet\x12\x1b.gavel.v1.GetRuleSetRequest\x1a\x1c.gavel.v1.GetRuleSetResponse\x12M\n\x0cListRuleSets\x12\x1d.gavel.v1.ListRuleSetsRequest\x1a\x1e.gavel.v1.ListRuleSetsResponse\x12X\n\x0fSimulateRuleSet\x12 .gavel.v1.SimulateRuleSetRequest\x1a!.gavel.v1.SimulateRuleSetResponse0\x01\x42m\n\x0c\x64\x65v.gavel.v1B\x13RuleSetServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,46 +38,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\023RuleSetServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
   _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._loaded_options = None
   _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_options = b'8\001'
-  _globals['_VALIDATERULESETREQUEST']._serialized_start=124
-  _globals['_VALIDATERULESETREQUEST']._serialized_end=179
-  _globals['_VALIDATERULESETRESPONSE']._serialized_start=182
-  _globals['_VALIDATERULESETRESPONSE']._serialized_end=326
-  _globals['_DOCUMENTMESSAGE']._serialized_start=328
-  _globals['_DOCUMENTMESSAGE']._serialized_end=426
-  _globals['_DEPLOYRULESETREQUEST']._serialized_start=428
-  _globals['_DEPLOYRULESETREQUEST']._serialized_end=497
-  _globals['_DEPLOYRULESETRESPONSE']._serialized_start=499
-  _globals['_DEPLOYRULESETRESPONSE']._serialized_end=599
-  _globals['_ACTIVATERULESETREQUEST']._serialized_start=602
-  _globals['_ACTIVATERULESETREQUEST']._serialized_end=797
-  _globals['_ACTIVATERULESETRESPONSE']._serialized_start=799
-  _globals['_ACTIVATERULESETRESPONSE']._serialized_end=894
-  _globals['_DEACTIVATERULESETREQUEST']._serialized_start=897
-  _globals['_DEACTIVATERULESETREQUEST']._serialized_end=1077
-  _globals['_DEACTIVATERULESETRESPONSE']._serialized_start=1079
-  _globals['_DEACTIVATERULESETRESPONSE']._serialized_end=1131
-  _globals['_GETRULESETREQUEST']._serialized_start=1133
-  _globals['_GETRULESETREQUEST']._serialized_end=1201
-  _globals['_GETRULESETRESPONSE']._serialized_start=1203
-  _globals['_GETRULESETRESPONSE']._serialized_end=1302
-  _globals['_RULESET']._serialized_start=1305
-  _globals['_RULESET']._serialized_end=1632
-  _globals['_LISTRULESETSREQUEST']._serialized_start=1634
-  _globals['_LISTRULESETSREQUEST']._serialized_end=1707
-  _globals['_LISTRULESETSRESPONSE']._serialized_start=1709
-  _globals['_LISTRULESETSRESPONSE']._serialized_end=1794
-  _globals['_SIMULATERULESETREQUEST']._serialized_start=1796
-  _globals['_SIMULATERULESETREQUEST']._serialized_end=1909
-  _globals['_SIMULATERULESETRESPONSE']._serialized_start=1912
-  _globals['_SIMULATERULESETRESPONSE']._serialized_end=2085
-  _globals['_CHANGEDDECISION']._serialized_start=2087
-  _globals['_CHANGEDDECISION']._serialized_end=2206
-  _globals['_SIMULATIONSUMMARY']._serialized_start=2209
-  _globals['_SIMULATIONSUMMARY']._serialized_end=2401
-  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_start=2351
-  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_end=2401
-  _globals['_REPLAYPROGRESS']._serialized_start=2403
-  _globals['_REPLAYPROGRESS']._serialized_end=2472
-  _globals['_RULESETSERVICE']._serialized_start=2475
-  _globals['_RULESETSERVICE']._serialized_end=3085
+  _globals['_VALIDATERULESETREQUEST']._serialized_start=154
+  _globals['_VALIDATERULESETREQUEST']._serialized_end=209
+  _globals['_VALIDATERULESETRESPONSE']._serialized_start=212
+  _globals['_VALIDATERULESETRESPONSE']._serialized_end=356
+  _globals['_DOCUMENTMESSAGE']._serialized_start=358
+  _globals['_DOCUMENTMESSAGE']._serialized_end=456
+  _globals['_DEPLOYRULESETREQUEST']._serialized_start=458
+  _globals['_DEPLOYRULESETREQUEST']._serialized_end=527
+  _globals['_DEPLOYRULESETRESPONSE']._serialized_start=529
+  _globals['_DEPLOYRULESETRESPONSE']._serialized_end=629
+  _globals['_ACTIVATERULESETREQUEST']._serialized_start=632
+  _globals['_ACTIVATERULESETREQUEST']._serialized_end=827
+  _globals['_ACTIVATERULESETRESPONSE']._serialized_start=829
+  _globals['_ACTIVATERULESETRESPONSE']._serialized_end=924
+  _globals['_DEACTIVATERULESETREQUEST']._serialized_start=927
+  _globals['_DEACTIVATERULESETREQUEST']._serialized_end=1107
+  _globals['_DEACTIVATERULESETRESPONSE']._serialized_start=1109
+  _globals['_DEACTIVATERULESETRESPONSE']._serialized_end=1161
+  _globals['_GETRULESETREQUEST']._serialized_start=1163
+  _globals['_GETRULESETREQUEST']._serialized_end=1231
+  _globals['_GETRULESETRESPONSE']._serialized_start=1233
+  _globals['_GETRULESETRESPONSE']._serialized_end=1332
+  _globals['_RULESET']._serialized_start=1335
+  _globals['_RULESET']._serialized_end=1662
+  _globals['_LISTRULESETSREQUEST']._serialized_start=1664
+  _globals['_LISTRULESETSREQUEST']._serialized_end=1737
+  _globals['_LISTRULESETSRESPONSE']._serialized_start=1739
+  _globals['_LISTRULESETSRESPONSE']._serialized_end=1824
+  _globals['_SIMULATERULESETREQUEST']._serialized_start=1826
+  _globals['_SIMULATERULESETREQUEST']._serialized_end=1939
+  _globals['_SIMULATERULESETRESPONSE']._serialized_start=1942
+  _globals['_SIMULATERULESETRESPONSE']._serialized_end=2164
+  _globals['_CHANGEDDECISION']._serialized_start=2166
+  _globals['_CHANGEDDECISION']._serialized_end=2285
+  _globals['_CHANGEDFACTS']._serialized_start=2288
+  _globals['_CHANGEDFACTS']._serialized_end=2456
+  _globals['_SIMULATEDFACT']._serialized_start=2458
+  _globals['_SIMULATEDFACT']._serialized_end=2542
+  _globals['_SIMULATIONSUMMARY']._serialized_start=2545
+  _globals['_SIMULATIONSUMMARY']._serialized_end=2779
+  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_start=2729
+  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_end=2779
+  _globals['_REPLAYPROGRESS']._serialized_start=2781
+  _globals['_REPLAYPROGRESS']._serialized_end=2850
+  _globals['_RULESETSERVICE']._serialized_start=2853
+  _globals['_RULESETSERVICE']._serialized_end=3463
 # @@protoc_insertion_point(module_scope)

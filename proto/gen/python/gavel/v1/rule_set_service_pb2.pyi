@@ -8,6 +8,7 @@ from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import fact_pb2 as _fact_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
@@ -545,13 +546,14 @@ Global___SimulateRuleSetRequest: _TypeAlias = SimulateRuleSetRequest  # noqa: Y0
 
 @_typing.final
 class SimulateRuleSetResponse(_message.Message):
-    """SimulateRuleSetResponse is a changed decision, progress or the summary."""
+    """SimulateRuleSetResponse is a changed decision, a report with changed facts, progress or the summary."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANGED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    CHANGED_FACTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def changed(self) -> Global___ChangedDecision:
         """A decision that would change."""
@@ -564,18 +566,23 @@ class SimulateRuleSetResponse(_message.Message):
     def summary(self) -> Global___SimulationSummary:
         """The summary, in the last message."""
 
+    @_builtins.property
+    def changed_facts(self) -> Global___ChangedFacts:
+        """A report from which other facts would be derived."""
+
     def __init__(
         self,
         *,
         changed: Global___ChangedDecision | None = ...,
         progress: Global___ReplayProgress | None = ...,
         summary: Global___SimulationSummary | None = ...,
+        changed_facts: Global___ChangedFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "item", b"item", "progress", b"progress", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "changed_facts", b"changed_facts", "item", b"item", "progress", b"progress", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "item", b"item", "progress", b"progress", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "changed_facts", b"changed_facts", "item", b"item", "progress", b"progress", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["changed", "progress", "summary"]  # noqa: Y015
+    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["changed", "progress", "summary", "changed_facts"]  # noqa: Y015
     _WhichOneofArgType_item: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_item) -> _WhichOneofReturnType_item | None: ...
 
@@ -616,6 +623,82 @@ class ChangedDecision(_message.Message):
 Global___ChangedDecision: _TypeAlias = ChangedDecision  # noqa: Y015
 
 @_typing.final
+class ChangedFacts(_message.Message):
+    """ChangedFacts is a past report of an execution from which the candidate would derive other facts. Each side has the facts
+    that the other lacks, by key, subject and value.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    ACTION_TYPE_FIELD_NUMBER: _builtins.int
+    RECORDED_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
+    sequence_number: _builtins.int
+    """Sequence number of the report."""
+    decision_id: _builtins.str
+    """The approval whose execution the report is about."""
+    action_type: _builtins.str
+    """Type of the action."""
+    @_builtins.property
+    def recorded(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedFact]:
+        """The recorded facts."""
+
+    @_builtins.property
+    def simulated(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedFact]:
+        """The facts under the candidate."""
+
+    def __init__(
+        self,
+        *,
+        sequence_number: _builtins.int = ...,
+        decision_id: _builtins.str = ...,
+        action_type: _builtins.str = ...,
+        recorded: _abc.Iterable[Global___SimulatedFact] | None = ...,
+        simulated: _abc.Iterable[Global___SimulatedFact] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "decision_id", b"decision_id", "recorded", b"recorded", "sequence_number", b"sequence_number", "simulated", b"simulated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangedFacts: _TypeAlias = ChangedFacts  # noqa: Y015
+
+@_typing.final
+class SimulatedFact(_message.Message):
+    """SimulatedFact is a fact that a rule set derives from a report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key of the fact."""
+    subject: _builtins.str
+    """Subject of the fact, "type/id"."""
+    @_builtins.property
+    def value(self) -> _struct_pb2.Value:
+        """Value of the fact: a string, a number or a boolean."""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        value: _struct_pb2.Value | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "subject", b"subject", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimulatedFact: _TypeAlias = SimulatedFact  # noqa: Y015
+
+@_typing.final
 class SimulationSummary(_message.Message):
     """SimulationSummary counts the decisions that a candidate would change."""
 
@@ -645,12 +728,18 @@ class SimulationSummary(_message.Message):
     CHANGED_FIELD_NUMBER: _builtins.int
     TRANSITIONS_FIELD_NUMBER: _builtins.int
     REPLACED_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
+    CHANGED_REPORTS_FIELD_NUMBER: _builtins.int
     decisions: _builtins.int
     """Number of decisions simulated."""
     changed: _builtins.int
     """Number of decisions that would change."""
     replaced: _builtins.int
     """Number of decisions made while a version of the same rule set was in force, which the candidate replaced."""
+    reports: _builtins.int
+    """Number of reports from which facts were derived again."""
+    changed_reports: _builtins.int
+    """Number of those reports whose facts would change."""
     @_builtins.property
     def transitions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Number of changes by transition, e.g. "APPROVED->REJECTED"."""
@@ -662,10 +751,12 @@ class SimulationSummary(_message.Message):
         changed: _builtins.int = ...,
         transitions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         replaced: _builtins.int = ...,
+        reports: _builtins.int = ...,
+        changed_reports: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "decisions", b"decisions", "replaced", b"replaced", "transitions", b"transitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "changed_reports", b"changed_reports", "decisions", b"decisions", "replaced", b"replaced", "reports", b"reports", "transitions", b"transitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

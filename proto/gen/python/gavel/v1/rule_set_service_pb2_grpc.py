@@ -122,7 +122,8 @@ class RuleSetServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SimulateRuleSet(self, request, context):
-        """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change.
+        """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change. Where a decision
+        stays an approval, it also streams the reports from which other facts would be derived.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,9 @@ class RuleSetServiceStub:
     ListRuleSets: _grpc.UnaryUnaryMultiCallable[_rule_set_service_pb2.ListRuleSetsRequest, _rule_set_service_pb2.ListRuleSetsResponse]
     """ListRuleSets lists deployed versions, by policy_id and version."""
     SimulateRuleSet: _grpc.UnaryStreamMultiCallable[_rule_set_service_pb2.SimulateRuleSetRequest, _rule_set_service_pb2.SimulateRuleSetResponse]
-    """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change."""
+    """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change. Where a decision
+    stays an approval, it also streams the reports from which other facts would be derived.
+    """
 
 @_typing.type_check_only
 class RuleSetServiceAsyncStub(RuleSetServiceStub):
@@ -76,7 +78,9 @@ class RuleSetServiceAsyncStub(RuleSetServiceStub):
     ListRuleSets: _aio.UnaryUnaryMultiCallable[_rule_set_service_pb2.ListRuleSetsRequest, _rule_set_service_pb2.ListRuleSetsResponse]  # type: ignore[assignment]
     """ListRuleSets lists deployed versions, by policy_id and version."""
     SimulateRuleSet: _aio.UnaryStreamMultiCallable[_rule_set_service_pb2.SimulateRuleSetRequest, _rule_set_service_pb2.SimulateRuleSetResponse]  # type: ignore[assignment]
-    """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change."""
+    """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change. Where a decision
+    stays an approval, it also streams the reports from which other facts would be derived.
+    """
 
 class RuleSetServiceServicer(metaclass=_abc_1.ABCMeta):
     """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and stored in the log."""
@@ -140,6 +144,8 @@ class RuleSetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_set_service_pb2.SimulateRuleSetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rule_set_service_pb2.SimulateRuleSetResponse], _abc.AsyncIterator[_rule_set_service_pb2.SimulateRuleSetResponse]]:
-        """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change."""
+        """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change. Where a decision
+        stays an approval, it also streams the reports from which other facts would be derived.
+        """
 
 def add_RuleSetServiceServicer_to_server(servicer: RuleSetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gavel_rules.authoring.derived_facts import DerivedFact
 from gavel_rules.authoring.diff import CaseDecision, Edit, diff_rule_sets
 from gavel_rules.authoring.suites.reader import read_suite
-from gavel_rules.authoring.suites.versions import DerivedFact, SuiteCaseChange, compare_versions
+from gavel_rules.authoring.suites.versions import SuiteCaseChange, compare_versions
 from gavel_rules.language.rule_set import compile_rule_set
 
 RULES = """\

@@ -26,8 +26,8 @@ def simulate(
 ) -> None:
     """List the decisions that a candidate would change.
 
-    The server replays its log with the candidate in place of the active version. Nothing is written. Exit status: 0 no decision
-    would change, 1 a decision would.
+    The server replays its log with the candidate in place of the active version, and lists the reports too from which other facts would
+    be derived. Nothing is written. Exit status: 0 nothing would change, 1 a decision or a derived fact would.
     """
     from gavel_server.cli import documents
     from gavel_server.cli.rendering import simulation
