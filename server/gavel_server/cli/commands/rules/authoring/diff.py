@@ -13,9 +13,14 @@ from gavel_server.cli.errors import EXIT_DIFFERENT, InvalidInputError
 from gavel_server.cli.options import Debug, JsonReport
 
 if TYPE_CHECKING:
+    from gavel_rules.authoring.derived_facts import DerivedFact
     from gavel_rules.authoring.diff import CaseDecision, RuleSetDiff
+    from gavel_rules.authoring.samples.seeds import Seed
+    from gavel_rules.authoring.suites.histories import HistoryChange, HistoryDiff
     from gavel_rules.authoring.suites.versions import SuiteCaseChange
     from gavel_rules.language.rule_set import CompiledRuleSet
+
+    from gavel_server.cli.rule_files import SuiteFile
 
 
 def diff(
@@ -30,11 +35,12 @@ def diff(
 ) -> None:
     """Show what two versions of a rule set decide differently.
 
-    Lists edited rules, thresholds and declarations, and generated cases on which the versions differ. Cases of a --suite have histories,
-    such as earlier proposals. Exit status: 0 nothing differs but the version and the description, 1 something else differs, 2 a document is
-    not valid.
+    Lists edited rules, thresholds and declarations, and generated cases on which the versions differ. If a counter or a derivation was
+    edited, also generated histories: earlier proposals, their reports, and the time since. Exit status: 0 nothing differs but the version
+    and the description, 1 something else differs, 2 a document is not valid.
     """
     from gavel_rules.authoring.diff import diff_rule_sets
+    from gavel_rules.authoring.suites.histories import compare_histories
 
     from gavel_server.cli import documents
     from gavel_server.cli.rendering import output
@@ -42,29 +48,94 @@ def diff(
     if old == new == STANDARD_INPUT:
         raise InvalidInputError("standard input can be only one of the two versions; name a file for the other")
     older, newer = documents.read_compiled(old), documents.read_compiled(new)
-    changes = diff_rule_sets(older, newer)
+    seeds = [seed for file in suites or () for seed in _seeds(file, older, newer)]
+    changes = diff_rule_sets(older, newer, seeds)
+    histories = compare_histories(older, newer, seeds)
     of_suites = [(file, change) for file in suites or () for change in _suite_changes(file, older, newer)]
     if as_json:
-        data = {**_as_json(older, newer, changes), "suite_cases": [_suite_case_json(file, change) for file, change in of_suites]}
+        data = {
+            **_as_json(older, newer, changes),
+            "not_analysed": [*changes.not_analysed, *histories.not_analysed],
+            "histories": [_history_json(change) for change in histories.changes],
+            "suite_cases": [_suite_case_json(file, change) for file, change in of_suites],
+        }
         output.print_line(json.dumps(data, ensure_ascii=False, indent=2))
     else:
-        for line in (*_lines(changes), *_suite_lines(of_suites)):
+        for line in (*_lines(changes), *_history_lines(histories), *_suite_lines(of_suites)):
             output.print_line(line)
-        output.print_note(f"gavel: {_summary(changes, of_suites)}")
+        output.print_note(f"gavel: {_summary(changes, histories, of_suites)}")
     if changes or of_suites:
         raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _load_suite(file: str) -> SuiteFile:
+    """Return a suite. Raises InvalidInputError for one that is not valid."""
+    from gavel_server.cli.rule_files import SuiteFile, load_suite, mistake_lines
+
+    suite_file = load_suite(file, {})
+    if not isinstance(suite_file, SuiteFile):
+        raise InvalidInputError("\n".join(mistake_lines(suite_file)))
+    return suite_file
+
+
+def _seeds(file: str, older: CompiledRuleSet, newer: CompiledRuleSet) -> list[Seed]:
+    """Return what the rules of either version read in the cases of a suite; nothing of a version that the suite does not fit."""
+    from gavel_rules.authoring.suites.case_bus import CaseBusError
+    from gavel_rules.authoring.suites.seeds import find_seeds
+    from gavel_rules.language.rule_set import DocumentError
+
+    suite_file = _load_suite(file)
+    seeds: list[Seed] = []
+    for version in (older, newer):
+        try:
+            seeds.extend(find_seeds(suite_file.suite, version, tuple(suite_file.others.values())))
+        except (DocumentError, CaseBusError):
+            continue
+    return seeds
 
 
 def _suite_changes(file: str, older: CompiledRuleSet, newer: CompiledRuleSet) -> list[SuiteCaseChange]:
     """Return the cases of a suite that the versions decide differently. Raises InvalidInputError for a suite that is not valid."""
     from gavel_rules.authoring.suites.versions import compare_versions
 
-    from gavel_server.cli.rule_files import SuiteFile, load_suite, mistake_lines
-
-    suite_file = load_suite(file, {})
-    if not isinstance(suite_file, SuiteFile):
-        raise InvalidInputError("\n".join(mistake_lines(suite_file)))
+    suite_file = _load_suite(file)
     return list(compare_versions(suite_file.suite, older, newer, tuple(suite_file.others.values())))
+
+
+def _history_json(change: HistoryChange) -> dict[str, Any]:
+    return {
+        **change._asdict(),
+        "earlier": change.earlier and change.earlier._asdict(),
+        "before": change.before._asdict(),
+        "after": change.after._asdict(),
+        "derived_before": [fact._asdict() for fact in change.derived_before],
+        "derived_after": [fact._asdict() for fact in change.derived_after],
+    }
+
+
+def _history_lines(histories: HistoryDiff) -> Iterator[str]:
+    for change in histories.changes:
+        yield f"history of {change.action}:"
+        earlier = change.earlier
+        if earlier is not None:
+            report = f", each reported as {earlier.status}" if earlier.status else ", not carried out"
+            parts = [f"params {_value(earlier.params)}", f"subject {earlier.subject}", f"producer.id {earlier.producer}"]
+            yield f"  {earlier.age_ms} ms before, {earlier.count} x {', '.join(parts)}{report}"
+        facts = [f"facts {_value(change.facts)}"] if change.facts else []
+        report = f", reported as {_value(change.execution)}" if change.execution is not None else ""
+        parts = [f"params {_value(change.params)}", *facts, f"subject {change.subject}", f"producer.id {change.producer}"]
+        yield f"  then {', '.join(parts)}{report}"
+        yield from _verdict_lines(change.before, change.after, change.derived_before, change.derived_after)
+    for name in histories.not_analysed:
+        yield f"not-analysed: no history was found that shows the edit of {name}; it may still change decisions or derived facts"
+
+
+def _verdict_lines(
+    before: CaseDecision | None, after: CaseDecision | None, derived_before: Sequence[DerivedFact], derived_after: Sequence[DerivedFact]
+) -> Iterator[str]:
+    for name, decision, derived in (("before: ", before, derived_before), ("after:  ", after, derived_after)):
+        facts = "".join(f", derives {fact.key} = {_value(fact.value)} of {fact.subject}" for fact in derived)
+        yield f"  {name}{_verdict(decision) if decision is not None else 'the case does not fit this version'}{facts}"
 
 
 def _suite_case_json(file: str, change: SuiteCaseChange) -> dict[str, Any]:
@@ -81,12 +152,7 @@ def _suite_case_json(file: str, change: SuiteCaseChange) -> dict[str, Any]:
 def _suite_lines(changes: Sequence[tuple[str, SuiteCaseChange]]) -> Iterator[str]:
     for file, change in changes:
         yield f"case {change.case!r} of {file}"
-        for name, decision, derived in (
-            ("before: ", change.before, change.derived_before),
-            ("after:  ", change.after, change.derived_after),
-        ):
-            facts = "".join(f", derives {fact.key} = {_value(fact.value)} of {fact.subject}" for fact in derived)
-            yield f"  {name}{_verdict(decision) if decision is not None else 'the case does not fit this version'}{facts}"
+        yield from _verdict_lines(change.before, change.after, change.derived_before, change.derived_after)
 
 
 def _as_json(older: CompiledRuleSet, newer: CompiledRuleSet, changes: RuleSetDiff) -> dict[str, Any]:
@@ -130,10 +196,11 @@ def _verdict(verdict: CaseDecision) -> str:
     return " ".join(filter(None, (verdict.outcome, verdict.reason_code, f"by {verdict.rule_id}" if verdict.rule_id else "")))
 
 
-def _summary(changes: RuleSetDiff, of_suites: Sequence[tuple[str, SuiteCaseChange]]) -> str:
+def _summary(changes: RuleSetDiff, histories: HistoryDiff, of_suites: Sequence[tuple[str, SuiteCaseChange]]) -> str:
     if not changes and not of_suites:
         return "the two versions make the same decisions"
-    if not changes.cases and not of_suites:
+    if not changes.cases and not histories.changes and not of_suites:
         return "no case was found that the two decide differently"
-    more = f"; cases of suites: {len(of_suites)}" if of_suites else ""
+    more = f"; histories: {len(histories.changes)}" if histories.changes else ""
+    more += f"; cases of suites: {len(of_suites)}" if of_suites else ""
     return f"kinds of cases decided differently: {len(changes.cases)}{more}"

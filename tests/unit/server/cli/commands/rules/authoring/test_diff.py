@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from gavel_server.cli.main import run
@@ -36,3 +37,38 @@ def test_equal_versions(versions: tuple[str, str], capsys: pytest.CaptureFixture
     """Two equal versions are exit status 0, with a note only."""
     assert 0 == run(["rules", "diff", versions[0], versions[0]])
     assert capsys.readouterr() == ("", "gavel: the two versions make the same decisions\n")
+
+
+BUDGET = """gavel: v2
+rule_set: mail
+version: 1
+actions:
+  mail.send: {params: {type: object, required: [cost], properties: {cost: {type: number, minimum: 0}}}}
+counters:
+  sent: {of: approvals, action: mail.send, window_ms: 3600000}
+rules:
+  - {id: often, action: mail.send, priority: 2, when: history.sent() >= 1, effect: reject, reason_code: OFTEN}
+  - {id: rest, action: mail.send, priority: 1, when: 'true', effect: approve}
+derivations:
+  - {id: cost, version: 1, on: {action: mail.send, status: SUCCESS}, key: mail.cost, value: params.cost}
+"""
+
+
+def test_histories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An edited counter and an edited derivation have a history each, as text and as JSON."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text(BUDGET)
+    new.write_text(BUDGET.replace("window_ms: 3600000", "window_ms: 7200000").replace("value: params.cost", "value: params.cost * 2.0"))
+    assert 1 == run(["rules", "diff", str(old), str(new)])
+    out, err = capsys.readouterr()
+    assert "history of mail.send:\n" in out
+    assert "  before: APPROVED by rest\n  after:  REJECTED OFTEN by often\n" in out
+    assert ", derives mail.cost = " in out
+    assert "not-analysed" not in out
+    assert "histories: " in err
+    assert 1 == run(["rules", "diff", str(old), str(new), "--json"])
+    output = json.loads(capsys.readouterr().out)
+    earlier = next(one["earlier"] for one in output["histories"] if one["after"]["reason_code"] == "OFTEN")
+    assert (1, True) == (earlier["count"], 3_600_000 <= earlier["age_ms"] < 7_200_000)
+    assert {"mail.cost"} == {fact["key"] for one in output["histories"] for fact in one["derived_after"]}
+    assert [] == output["not_analysed"]

@@ -1,0 +1,139 @@
+"""Generated histories that two versions of a rule set treat differently."""
+
+from __future__ import annotations
+
+import pytest
+from gavel_rules.authoring.derived_facts import DerivedFact
+from gavel_rules.authoring.suites.histories import HistoryDiff, compare_histories
+from gavel_rules.language.rule_set import compile_rule_set
+
+RULES = """\
+gavel: v2
+rule_set: refunds
+version: 1
+actions:
+  refund.create:
+    params:
+      type: object
+      required: [amount, customer]
+      properties: {amount: {type: number, minimum: 0}, customer: {type: string, maxLength: 20}}
+    facts:
+      status: {key: order.status, type: string, max_age_ms: 60000}
+      limits: {key: customer.limit, subjects: '["customer/" + params.customer]', max: 3, type: number, max_age_ms: 60000}
+      region: {key: shop.region, subject: '"shop/1"', type: string, max_age_ms: 60000, optional: true}
+counters:
+  refunded: {of: approvals, action: refund.create, by: params.customer, sum: params.amount, window_ms: 3600000}
+  failures: {of: executions, action: refund.create, where: execution.status == "FAILED", by: params.customer, window_ms: 3600000}
+  late: {of: proposals, action: refund.create, window_ms: 3600000}
+rules:
+  - id: over
+    action: refund.create
+    priority: 3
+    when: history.refunded(params.customer) + params.amount > 100.0
+    effect: reject
+    reason_code: OVER
+  - {id: failing, action: refund.create, priority: 2, when: history.failures(params.customer) > 2, effect: reject, reason_code: FAILING}
+  - {id: rest, action: refund.create, priority: 1, when: 'facts.limits.all(l, l >= 0.0) && facts.status != ""', effect: approve}
+derivations:
+  - id: unstable
+    version: 1
+    on: {action: refund.create, status: FAILED}
+    key: customer.unstable
+    subject: '"customer/" + params.customer'
+    value: history.failures(params.customer) >= 3
+  - id: amount
+    version: 1
+    on: {action: refund.create, status: SUCCESS}
+    key: order.refunded
+    value: "has(execution.result.amount) ? execution.result.amount : params.amount"
+"""
+
+
+def compare(old: str, new: str) -> HistoryDiff:
+    """Compare the rule set with a changed version."""
+    assert old in RULES
+    return compare_histories(compile_rule_set(RULES), compile_rule_set(RULES.replace(old, new)))
+
+
+def test_equal_versions() -> None:
+    """Versions whose counters and derivations are the same have no history, and nothing that was not analysed."""
+    assert HistoryDiff((), ()) == compare("priority: 1", "priority: 1")
+    assert HistoryDiff((), ()) == compare("version: 1", "version: 2")
+    assert HistoryDiff((), ()) == compare("> 100.0", "> 200.0")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason_code"),
+    [
+        ("sum: params.amount, window_ms: 3600000", "sum: params.amount, window_ms: 86400000", "OVER"),
+        ("sum: params.amount, window_ms: 3600000", "sum: params.amount, calendar: {unit: month}", "OVER"),
+        ("by: params.customer, sum: params.amount", "by: params.customer, sum: params.amount * 2.0", "OVER"),
+        ("refunded: {of: approvals, ", "refunded: {of: executions, ", "OVER"),
+        ('"FAILED", by: params.customer', '"SUCCESS", by: params.customer', "FAILING"),
+    ],
+)
+def test_edited_counters(old: str, new: str, reason_code: str) -> None:
+    """An edited counter shows in a history on which the versions decide differently, and which the core has run."""
+    diff = compare(old, new)
+    assert () == diff.not_analysed
+    decisions = {(change.before.reason_code, change.after.reason_code) for change in diff.changes}
+    assert decisions & {("", reason_code), (reason_code, "")}
+    assert all(change.earlier is not None and change.earlier.count for change in diff.changes)
+
+
+def test_a_longer_window() -> None:
+    """The earlier proposals of a longer window are older than the shorter window."""
+    (change, *_) = compare("sum: params.amount, window_ms: 3600000", "sum: params.amount, window_ms: 86400000").changes
+    assert change.earlier is not None
+    assert 3_600_000 <= change.earlier.age_ms < 86_400_000
+    assert ("APPROVED", "OVER") == (change.before.outcome, change.after.reason_code)
+
+
+def test_an_edited_value() -> None:
+    """An edited value of a derivation shows in the facts that the versions derive from a report."""
+    diff = compare("execution.result.amount : params.amount", "execution.result.amount : params.amount * 2.0")
+    assert () == diff.not_analysed
+    change = diff.changes[0]
+    ((before,), (after,)) = change.derived_before, change.derived_after
+    assert ("order.refunded", "order.refunded") == (before.key, after.key)
+    assert change.before == change.after
+    assert change.execution is not None
+    assert "SUCCESS" == change.execution["status"]
+
+
+def test_an_edited_subject_and_field() -> None:
+    """A report has the fields of the result that a derivation reads."""
+    diff = compare("has(execution.result.amount) ? execution.result.amount", "has(execution.result.total) ? execution.result.total")
+    assert () == diff.not_analysed
+    assert any(change.execution is not None and {"amount", "total"} & {*change.execution.get("result", {})} for change in diff.changes)
+    diff = compare("subject: '\"customer/\" + params.customer'", "subject: '\"client/\" + params.customer'")
+    assert {"customer", "client"} == {
+        fact.subject.partition("/")[0] for change in diff.changes for fact in (*change.derived_before, *change.derived_after)
+    }
+
+
+def test_a_number_of_earlier_reports() -> None:
+    """A derivation over a counter shows its threshold with as many earlier reports as it needs."""
+    diff = compare("history.failures(params.customer) >= 3", "history.failures(params.customer) >= 2")
+    assert () == diff.not_analysed
+    changes = [change for change in diff.changes if change.derived_before]
+    facts = {(change.derived_before, change.derived_after) for change in changes}
+    subjects = {fact.subject for change in changes for fact in change.derived_before}
+    assert facts == {((DerivedFact("customer.unstable", one, False),), (DerivedFact("customer.unstable", one, True),)) for one in subjects}
+    assert {("FAILED", 1)} == {(change.earlier.status, change.earlier.count) for change in changes if change.earlier is not None}
+
+
+def test_added_and_removed_derivations() -> None:
+    """A derivation that only one version has shows as a fact that the other does not derive."""
+    start = RULES.index("  - id: amount")
+    diff = compare(RULES[start:], "")
+    assert {(1, 0)} == {(len(change.derived_before), len(change.derived_after)) for change in diff.changes}
+    assert () == diff.not_analysed
+
+
+def test_an_edit_without_a_history() -> None:
+    """An edit that no history shows is named: it may still change something. A counter that nothing reads changes nothing."""
+    assert HistoryDiff((), ()) == compare(
+        "late: {of: proposals, action: refund.create, window_ms: 3600000}", "late: {of: proposals, action: refund.create, window_ms: 60000}"
+    )
+    assert HistoryDiff((), ("counters.refunded",)) == compare("sum: params.amount, ", "sum: params.amount, groups_max: 5000, ")
