@@ -56,7 +56,7 @@ _OTHER_PRODUCER: Final = "another-agent"
 class Earlier(NamedTuple):
     """The earlier proposals of a history: all alike, all at one age before the last one, in milliseconds."""
 
-    count: int
+    proposals: int
     age_ms: int
     params: Mapping[str, object]
     subject: str
@@ -73,7 +73,7 @@ class HistoryChange(NamedTuple):
     producer: str
     params: Mapping[str, object]
     facts: Mapping[str, object]
-    execution: Mapping[str, object] | None  # the report, as suites write it; None: not carried out
+    execution: Mapping[str, Any] | None  # the report, as suites write it; None: not carried out
     before: CaseDecision
     after: CaseDecision
     derived_before: tuple[DerivedFact, ...]
@@ -254,7 +254,7 @@ class _Action:
 
         The earlier proposals are like the last one, or like one of the next samples.
         """
-        reports: Sequence[Mapping[str, Any] | None] = self._reports() or [None]
+        reports: list[Mapping[str, Any] | None] = [*self._reports()] or [None]
         counts: Sequence[int] = self._counts() if self._counters else [0]
         ages: Sequence[int] = self._ages() if self._counters else [0]
         statuses = self._statuses() if self._counters else [""]
@@ -301,7 +301,7 @@ class _Action:
             one.update(action=self._name, params=dict(earlier.params), proposal=estimates)
             if earlier.status:
                 one["execution"] = {"status": earlier.status}
-            data["earlier"] = [one] * earlier.count
+            data["earlier"] = [one] * earlier.proposals
         try:
             return CasePart.model_validate(data)
         except ValidationError:

@@ -10,7 +10,7 @@ import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
-from gavel_rules.authoring.simulate import Simulation
+from gavel_rules.authoring.simulate import ChangedDecision, Simulation
 from gavel_rules.commands import ActivateRuleSet, RuleSetPosition
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -308,7 +308,7 @@ def test_simulation_replaces_one_of_several_rule_sets() -> None:
     def changed(candidate: str) -> list[tuple[int, int]]:
         impact = Simulation(core.bus, compile_cached(candidate))
         recorded = [impact.feed(record.sequence_number, record.envelope) for record in core.records]
-        return [(one.recorded.outcome, one.simulated.outcome) for one in recorded if one is not None]
+        return [(one.recorded.outcome, one.simulated.outcome) for one in recorded if isinstance(one, ChangedDecision)]
 
     assert [] == changed(script("beta", version=2))
     assert [(REJECTED, APPROVED)] == changed(script("beta", version=2).replace('== \\"reject\\"', '== \\"never\\"'))

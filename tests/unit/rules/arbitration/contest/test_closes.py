@@ -11,7 +11,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.arbitration.contest import EarlyJudgement
 from gavel_rules.arbitration.evaluation import evaluator
-from gavel_rules.authoring.simulate import Simulation
+from gavel_rules.authoring.simulate import ChangedDecision, Simulation
 from gavel_rules.commands import ActivateRuleSet, ContestEntry, DeployRuleSet, RuleSetPosition, Tick
 from gavel_rules.decider import handle
 from gavel_rules.errors import NetworkFaultError
@@ -192,7 +192,7 @@ def test_simulation_repeats_contests() -> None:
     )
     changed = [[impact.feed(record.sequence_number, record.envelope) for record in core.records] for impact in (repeated, reverse)]
     assert ([], 3) == ([one for one in changed[0] if one], repeated.decisions)
-    differences = [(one.recorded.outcome, one.simulated.outcome) for one in changed[1] if one]
+    differences = [(one.recorded.outcome, one.simulated.outcome) for one in changed[1] if isinstance(one, ChangedDecision)]
     assert [(APPROVED, REJECTED), (REJECTED, APPROVED)] == differences
 
 

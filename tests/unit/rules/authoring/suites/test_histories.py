@@ -78,7 +78,7 @@ def test_edited_counters(old: str, new: str, reason_code: str) -> None:
     assert () == diff.not_analysed
     decisions = {(change.before.reason_code, change.after.reason_code) for change in diff.changes}
     assert decisions & {("", reason_code), (reason_code, "")}
-    assert all(change.earlier is not None and change.earlier.count for change in diff.changes)
+    assert all(change.earlier is not None and change.earlier.proposals for change in diff.changes)
 
 
 def test_a_longer_window() -> None:
@@ -120,7 +120,7 @@ def test_a_number_of_earlier_reports() -> None:
     facts = {(change.derived_before, change.derived_after) for change in changes}
     subjects = {fact.subject for change in changes for fact in change.derived_before}
     assert facts == {((DerivedFact("customer.unstable", one, False),), (DerivedFact("customer.unstable", one, True),)) for one in subjects}
-    assert {("FAILED", 1)} == {(change.earlier.status, change.earlier.count) for change in changes if change.earlier is not None}
+    assert {("FAILED", 1)} == {(change.earlier.status, change.earlier.proposals) for change in changes if change.earlier is not None}
 
 
 def test_added_and_removed_derivations() -> None:

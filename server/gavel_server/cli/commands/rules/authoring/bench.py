@@ -82,7 +82,7 @@ def _measure(rule_set: CompiledRuleSet, action: CompiledAction) -> dict[str, Any
         "reference_us": _time_us(action.evaluate_reference, cases),
         "read_us": _time_us(lambda case: read_history(state, action, case, case.now_ms, ""), cases),
         "count_us": _time_us(count, cases),
-        "derive_us": _time_us(lambda report: derive(*report, rule_set), reports),
+        "derive_us": _time_us(lambda report: derive(report[0], report[1], rule_set), reports),
         "empty_call_us": _time_us(empty_call, cases),
     }
     return {

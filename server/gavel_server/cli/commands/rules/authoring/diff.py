@@ -120,7 +120,7 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
         if earlier is not None:
             report = f", each reported as {earlier.status}" if earlier.status else ", not carried out"
             parts = [f"params {_value(earlier.params)}", f"subject {earlier.subject}", f"producer.id {earlier.producer}"]
-            yield f"  {earlier.age_ms} ms before, {earlier.count} x {', '.join(parts)}{report}"
+            yield f"  {earlier.age_ms} ms before, {earlier.proposals} x {', '.join(parts)}{report}"
         facts = [f"facts {_value(change.facts)}"] if change.facts else []
         report = f", reported as {_value(change.execution)}" if change.execution is not None else ""
         parts = [f"params {_value(change.params)}", *facts, f"subject {change.subject}", f"producer.id {change.producer}"]

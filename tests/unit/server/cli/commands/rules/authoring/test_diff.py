@@ -69,6 +69,6 @@ def test_histories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 == run(["rules", "diff", str(old), str(new), "--json"])
     output = json.loads(capsys.readouterr().out)
     earlier = next(one["earlier"] for one in output["histories"] if one["after"]["reason_code"] == "OFTEN")
-    assert (1, True) == (earlier["count"], 3_600_000 <= earlier["age_ms"] < 7_200_000)
+    assert (1, True) == (earlier["proposals"], 3_600_000 <= earlier["age_ms"] < 7_200_000)
     assert {"mail.cost"} == {fact["key"] for one in output["histories"] for fact in one["derived_after"]}
     assert [] == output["not_analysed"]
