@@ -284,6 +284,8 @@ class _Action:
         for subject in dict.fromkeys([case.subject, earlier.subject if earlier is not None else case.subject]):
             for fact in self._evidence(sample, subject):
                 facts[f"{fact['key']} of {fact['subject']} from {fact.get('source', 'any')}"] = fact
+            if not sample.facts:  # every proposal cites some fact about its subject
+                facts[f"a note on {subject}"] = {"key": "history.note", "subject": subject, "value": True}
         data: dict[str, Any] = {
             "now": now,
             "action": self._name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gavel_rules.language.cel.tokens import closing_offset
+from gavel_rules.language.cel.tokens import closing_offset, has_code
 from gavel_rules.language.cel.vocabulary import COUNTER_READS
 
 # Different keys with which the expressions of an action may read one counter.
@@ -48,7 +48,8 @@ class CounterReads:
 
     def find(self, text: str, place: ReadPlace) -> tuple[CounterRead, bool] | None:
         """Return the read at a place, and whether it is new; None if the action has too many reads."""
-        key = text[place.opening + 1 : closing_offset(text, place.opening)].strip()
+        closing = closing_offset(text, place.opening)
+        key = text[place.opening + 1 : closing].strip() if has_code(text, place.opening + 1, closing) else ""
         known = self._by_key.get((place.counter, key))
         if known is not None:
             return known, False

@@ -24,6 +24,11 @@ def tokens(source: str, low: int, high: int) -> Iterator[re.Match[str]]:
         at = token.end()
 
 
+def has_code(source: str, low: int, high: int) -> bool:
+    """Return whether a part of a text has anything but comments and white space."""
+    return any(token.lastgroup != "comment" and not token[0].isspace() for token in tokens(source, low, high))
+
+
 def closing_offset(source: str, opening: int) -> int:
     """Return the offset of the parenthesis that closes the one at `opening`; the end of the text if none does."""
     depth = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_PER_ACTION_MAX, CounterReads, ReadPlace
 from gavel_rules.language.document.models import COUNTERS_MAX
 
@@ -27,3 +28,19 @@ def test_an_action_reads_counters_with_few_keys() -> None:
     assert [True] * READS_PER_ACTION_MAX == answers[:READS_PER_ACTION_MAX]
     assert not any(answers[READS_PER_ACTION_MAX:])
     assert READS_PER_ACTION_MAX == len(reads.all())
+
+
+@pytest.mark.parametrize("comment", ["// a comment )\n", " // one\n // two ( \n ", "\n"])
+def test_a_comment_is_no_key(comment: str) -> None:
+    """A comment between the parentheses of a read is no key, and one beside a key leaves it a key."""
+    text = f"history.calls({comment}) > 1"
+    place = ReadPlace("calls", 0, text.index("("))
+    found = CounterReads().find(text, place)
+    assert found is not None
+    read, _ = found
+    assert "" == read.key
+    assert [read.variable, ">", "1"] == CounterReads.replace(text, place, read).split()
+    text = f"history.spent({comment} subject)"
+    found = CounterReads().find(text, ReadPlace("spent", 0, text.index("(")))
+    assert found is not None
+    assert found[0].key.endswith("subject")

@@ -75,7 +75,7 @@ rules:
 SUITE = """gavel: v1
 tests: codes.yaml
 cases:
-  - {name: a code, params: {code: AB9001}, expect: {outcome: REJECTED}}
+  - {name: a code, params: {code: AB9001}, facts: {note: {key: part.note, value: seen}}, expect: {outcome: REJECTED}}
 """
 
 
