@@ -41,13 +41,11 @@ def bench(file: RuleSetFile, as_json: JsonReport = False, debug: Debug = False) 
         )
         return
     output.print_table(
-        ("action", "rules", "cases", "counters", "both", "rete", "reference", "read", "count", "derive", "empty"),
+        ("action", "rules", "both", "rete", "reference", "read", "count", "derive", "empty"),
         (
             (
                 str(one["action"]),
                 str(one["rules"]),
-                str(one["cases"]),
-                str(one["counters"]),
                 *(
                     f"{one[name]:.2f}"
                     for name in ("both_us", "rete_us", "reference_us", "read_us", "count_us", "derive_us", "empty_call_us")

@@ -62,7 +62,8 @@ def test_histories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 == run(["rules", "diff", str(old), str(new)])
     out, err = capsys.readouterr()
     assert "history of mail.send:\n" in out
-    assert "  before: APPROVED by rest\n  after:  REJECTED OFTEN by often\n" in out
+    assert "  before: APPROVED by rest" in out
+    assert "  after:  REJECTED OFTEN by often\n" in out
     assert ", derives mail.cost = " in out
     assert "not-analysed" not in out
     assert "histories: " in err
