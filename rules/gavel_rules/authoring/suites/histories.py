@@ -196,8 +196,9 @@ class _Action:
         return {*(f"counters.{read.counter}" for read in reads), *(f"derivations.{rule.id}" for rule in deriving)} & self.edits
 
     def _change(self, part: CasePart, earlier: Earlier | None, sample: SampleCase, before: CaseRun, after: CaseRun) -> HistoryChange:
-        facts_before, facts_after = _facts(before), _facts(after)
-        is_carried_out = before.consequences is not None or after.consequences is not None
+        # Where one version approves nothing, the decisions tell why it derives nothing.
+        are_carried_out = before.consequences is not None and after.consequences is not None
+        facts_before, facts_after = (_facts(before), _facts(after)) if are_carried_out else ((), ())
         return HistoryChange(
             self._name,
             earlier,
@@ -205,7 +206,7 @@ class _Action:
             part.producer.id,
             part.params,
             sample.facts,
-            part.execution.model_dump(exclude_defaults=True) if part.execution is not None and is_carried_out else None,
+            part.execution.model_dump(exclude_defaults=True) if part.execution is not None and are_carried_out else None,
             _decision(before),
             _decision(after),
             facts_beyond(facts_before, facts_after),
