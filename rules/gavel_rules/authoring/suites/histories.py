@@ -344,7 +344,8 @@ class _Action:
             if isinstance(constant, int | float) and abs(constant) <= COUNT_MAX
         }
         around = sorted(one + step for one in thresholds for step in (0, 1))
-        return [one for one in dict.fromkeys([1, *around, 2]) if 0 < one <= COUNT_MAX]
+        none = [0] if self._deriving else []  # the plainest history that derives something
+        return [*dict.fromkeys([1, *none, *(one for one in around if 0 < one <= COUNT_MAX), 2])]
 
     def _statuses(self) -> list[str]:
         """Return reports of the earlier proposals, and "" for none: first those that the documents name."""
