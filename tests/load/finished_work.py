@@ -1,6 +1,8 @@
 """Makes a long log of finished work, to measure how starts, reads and replays depend on its length.
 
-    python -m tests.load.finished_work --redis URL --events 3000000 [--days 30] [--bus NAME]
+    python -m tests.load.finished_work --redis URL --events 3000000 [--days 30] [--bus NAME] [--data DIR --snapshot-every 500000]
+
+With `--data` it also writes snapshots, as a server with that data directory does.
 
 Each order of the log has three facts, a refund that the shipped rules approve, its execution and the facts derived from the report. The
 real core decides all of it, at times spread over the given days until now, so the log replays. Nothing is pending at its end.
@@ -12,6 +14,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference, Producer
@@ -42,6 +45,7 @@ from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.state.state import State
 from gavel_rules.values import python_to_value
+from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
 from gavel_server.intake.admission import admit
 from gavel_server.log import Entry, Head
 from gavel_server.log.redis.log import RedisLog
@@ -56,6 +60,8 @@ CUSTOMER = "customer-7"
 AMOUNT = 42.5
 ORDER_FACTS = {"order.status": "delivered", "order.customer_id": CUSTOMER, "order.total": 80.0}
 BATCH_EVENTS = 500
+_EVENT_ID = "00000000-0000-4000-8000-{:012x}"
+FIRST_EVENT_ID = _EVENT_ID.format(1)
 DAY_MS = 24 * 60 * 60 * 1000
 # A disk that is busy with thousands of appends makes Redis wait.
 TIMEOUT_MS = 60_000
@@ -126,7 +132,7 @@ class FinishedWork:
 
     def _id(self) -> str:
         self._ids += 1
-        return f"00000000-0000-4000-8000-{self._ids:012x}"
+        return _EVENT_ID.format(self._ids)
 
 
 def order_fact(subject: str, key: str, value: object) -> Envelope:
@@ -168,12 +174,16 @@ async def write_log(url: str, bus: str, events: int, days: float) -> AsyncIterat
     yield work
 
 
-async def run(url: str, bus: str, events: int, days: float) -> None:
-    """Write the log, with progress."""
+async def run(url: str, bus: str, events: int, days: float, data: Path | None, snapshot_every: int) -> None:
+    """Write the log and the snapshots, with progress."""
     console, began, shown = Console(stderr=True), time.monotonic(), 0
     number = 0
+    next_snapshot = snapshot_every
     async for work in write_log(url, bus, events, days):
         number = work.head.sequence_number
+        if data is not None and number >= next_snapshot:
+            next_snapshot += snapshot_every
+            SnapshotFiles(data, bus).write(SnapshotContent(work.state, work.head, FIRST_EVENT_ID))
         if number - shown >= 100_000:
             shown = number
             console.print(f"{number:,} events, {number / (time.monotonic() - began):,.0f} a second")
@@ -187,8 +197,10 @@ def main() -> None:
     parser.add_argument("--bus", default="default", help="name of a bus without events")
     parser.add_argument("--events", type=int, default=3_000_000)
     parser.add_argument("--days", type=float, default=30.0, help="the time over which the work is spread")
+    parser.add_argument("--data", type=Path, help="data directory for snapshots (default: none are written)")
+    parser.add_argument("--snapshot-every", type=int, default=500_000, help="events from one snapshot to the next")
     arguments = parser.parse_args()
-    asyncio.run(run(arguments.redis, arguments.bus, arguments.events, arguments.days))
+    asyncio.run(run(arguments.redis, arguments.bus, arguments.events, arguments.days, arguments.data, arguments.snapshot_every))
 
 
 if __name__ == "__main__":
