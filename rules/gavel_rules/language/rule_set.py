@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
@@ -307,10 +307,14 @@ class CompiledAction:
 
     def explain(self, case: Case) -> tuple[RuleExplanation, ...]:
         """Return every rule, by falling priority, with the terms of its condition and their values."""
+        return tuple([part for part in self.explain_in_steps(case) if part is not None])
+
+    def explain_in_steps(self, case: Case) -> Iterator[RuleExplanation | None]:
+        """Yield what `explain` returns, and None before each term: the caller may do something else then."""
         values = self._reader.read(case)
-        return tuple(
-            explain(self.policy_id, rule.id, condition, self._checked.environment, values) for rule, condition in self._checked.rules
-        )
+        for rule, condition in self._checked.rules:
+            explanation = yield from explain(self.policy_id, rule.id, condition, self._checked.environment, values)
+            yield explanation
 
     @property
     def costs(self) -> tuple[ExpressionCost, ...]:

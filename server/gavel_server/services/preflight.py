@@ -26,7 +26,7 @@ from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.identity.access import Access
 from gavel_rules.identity.principal import Principal
-from gavel_rules.preflight import actions_with, explain, preflight
+from gavel_rules.preflight import actions_with, preflight, read_cases
 from gavel_rules.state.state import State
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
@@ -53,6 +53,8 @@ _DECISION: Final = Field(PreflightResult, "decision")
 PART_PROPOSALS: Final = 16
 # Proposals that are admitted or decided before other tasks get a turn; fewer if a time slice ends first.
 SLICE_PROPOSALS: Final = 128
+# Terms that are explained before other tasks get a turn.
+SLICE_TERMS: Final = 16
 # The most due timers, and candidates of due contests, that one preflight fires. If more are due, it waits until the sequencer has
 # recorded them.
 DUE_TIMERS_MAX: Final = 16
@@ -98,7 +100,15 @@ class Preflight:
         now_ms = sequencer.now_ms()
         response.decision.CopyFrom(_decision(preflight(state, proposal, citations, now_ms, actions, context.principal)))
         if request.explain:
-            response.explanations.extend(explain(state, proposal, now_ms, actions))
+            # The conditions of a large rule set have ten thousands of terms, each of which is compiled.
+            time_slice = call_slice(SLICE_TERMS, context.caller)
+            governing = state.active_actions.get(proposal.action_type, ()) if actions is None else actions
+            for action, case in read_cases(state, proposal, now_ms, governing):
+                for part in action.explain_in_steps(case):
+                    if part is None:
+                        await time_slice.spend(1)
+                    else:
+                        response.explanations.append(part)
         return response.SerializeToString()
 
     async def batch_preflight(self, data: bytes, context: CallContext) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchPreflightRequest, BatchPreflightResponse, PreflightRequest, PreflightResponse
@@ -10,6 +11,7 @@ from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel_client import GavelError
 from gavel_rules.commands import SubmitProposal
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
@@ -18,11 +20,12 @@ from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
 from gavel_server.process import time_slice
 from gavel_server.services.arbitration import Arbitration
-from gavel_server.services.preflight import Preflight
+from gavel_server.services.preflight import SLICE_TERMS, Preflight
 
 from tests.support.calls import call_arbitration, call_context
-from tests.support.driver import BUS, proposal_envelope
+from tests.support.driver import BUS, compile_cached, document, proposal_envelope
 from tests.support.simulation.servers import Servers, execute, reason, record_event, with_servers
+from tests.support.turns import other_turns
 
 
 async def registry(sequencer: Sequencer) -> BusRegistry:
@@ -154,3 +157,30 @@ async def test_batch_of_slow_proposals_lets_other_tasks_run(servers: Servers) ->
     assert [OUTCOME_APPROVED] * 50 == [decision.outcome for decision in decisions]
     assert sorted(versions) == versions
     assert versions[0] < versions[-1]
+
+
+class Override:
+    """A compiler that has compiled one document."""
+
+    def __init__(self, rule_set: CompiledRuleSet) -> None:
+        self._rule_set = rule_set
+
+    async def compile(self, *_: str) -> CompiledRuleSet:
+        """Return the rule set."""
+        return self._rule_set
+
+
+@with_servers
+async def test_other_tasks_run_while_rules_are_explained(servers: Servers) -> None:
+    """An explanation of many long conditions, each of whose terms is compiled, takes turns with other tasks."""
+    rules, terms = 20, 30
+    condition = " || ".join(f"params.amount == {number}.5" for number in range(terms))
+    text = document({}, [{"id": f"r{number}", "when": condition, "effect": "reject", "reason_code": "X"} for number in range(rules)])
+    sequencer, _ = await servers.start_with_rules()
+    compiler: Any = Override(compile_cached(text))
+    service = Preflight(await registry(sequencer), compiler)
+    request = PreflightRequest(envelope=proposal_envelope(), rule_set_override="given", explain=True)
+    async with other_turns() as turns:
+        response = PreflightResponse.FromString(await service.preflight(request.SerializeToString(), call_context("Preflight")))
+    assert rules == len(response.explanations)
+    assert turns.count >= rules * terms / SLICE_TERMS
