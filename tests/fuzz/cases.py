@@ -6,7 +6,7 @@ A seeded `random.Random` draws them instead of hypothesis: a document gets a hun
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -15,8 +15,8 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.values import INTEGER_MAX
 
 from tests.fuzz.grammar.times import TIMES
-from tests.fuzz.meanings import EPOCH
-from tests.fuzz.vocabulary import DOUBLES, KEYS, LONG_WORDS, NUMBERS, WORDS, Type, Vocabulary
+from tests.fuzz.meanings import EPOCH, HISTORY
+from tests.fuzz.vocabulary import DOUBLE, DOUBLES, KEYS, LONG_WORDS, NUMBERS, SUBJECTS_MAX, WORDS, Counter, Type, Vocabulary
 
 # Keys that no schema names. The C engine would mistake some of them for fields that a rule reads.
 STRANGE: Final[Mapping[str, Any]] = {
@@ -31,8 +31,14 @@ STRANGE: Final[Mapping[str, Any]] = {
 }
 
 
+STATUSES: Final = ("SUCCESS", "FAILED", "PARTIAL", "TIMEOUT", "ABORTED")
+
+
 class Sample(NamedTuple):
-    """A case as it comes off the wire (`case.params` are not typed yet), and the value of every name in it."""
+    """A case as it comes off the wire (`case.params` are not typed yet), and the value of every name in it.
+
+    `values` has the names of the report of an execution too. `case` has nothing from counters yet.
+    """
 
     case: Case
     values: Mapping[str, Any]
@@ -64,7 +70,9 @@ class Sampler:
     def _sample(self) -> Sample:
         pick = self._random.choice
         params = self._value(self._vocabulary.params)
-        facts = {name: self._value(type_) for name, type_, required in self._vocabulary.facts if required or self._random.random() < 0.6}
+        drawn = {name: self._value(type_) for name, type_, required in self._vocabulary.facts if required or self._random.random() < 0.6}
+        many = {name: drawn.get(name, [])[:SUBJECTS_MAX] for name in self._vocabulary.many}
+        facts = {**drawn, **many}
         now = pick(self._times) + timedelta(milliseconds=pick([0, -1, 1, 999, self._random.randrange(10**9)]))
         subject = f"{pick(self._words).replace('/', '')}/{pick(self._words)}"
         case = Case(
@@ -88,7 +96,36 @@ class Sampler:
         )
         if self._random.random() < 0.3:
             case.params.update(self._strange)
-        return Sample(case, _values(case, params, facts))
+        return Sample(case, {**_values(case, params, facts), **self._report(), HISTORY: self._numbers()})
+
+    def _report(self) -> dict[str, Any]:
+        """Return what derivations read of the report of an execution and of its decision."""
+        pick = self._random.choice
+        drawn = {"amount": pick(self._admitted), "note": pick(self._words), "done": pick((True, False))}
+        result = {name: value for name, value in drawn.items() if self._random.random() < 0.7}
+        texts = ("execution_id", "reason_code", "error.code", "error.message")
+        of_decision = ("decision_id", "proposal_id", "action_type", "policy_id", "rule_id", "conflict_key")
+        values = {
+            "execution.status": pick(STATUSES),
+            "execution.attempt": pick((1, 2, 9, 100)),
+            "execution.completed_steps": [pick(self._words) for _ in range(pick((0, 1, 3)))],
+            "execution.result": result,
+            "decision.policy_version": pick((1, 2, 9, 2**31)),
+            **{f"execution.{name}": pick(self._words) for name in texts},
+            **{f"decision.{name}": pick(self._words) for name in of_decision},
+        }
+        _flatten("execution.result", result, values)
+        return values
+
+    def _numbers(self) -> Callable[[Counter, str], int | float]:
+        """Return what the counters give: the same number for the same key."""
+        seed = self._random.random()
+
+        def give(counter: Counter, key: str) -> int | float:
+            numbers = self._admitted if counter.type is DOUBLE else self._ints
+            return Random(f"{seed} {counter.name} {key}").choice(numbers)
+
+        return give
 
     def _value(self, type_: Type) -> Any:
         pick = self._random.choice

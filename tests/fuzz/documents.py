@@ -85,6 +85,9 @@ def _share(draw: Draw, action: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     shared: dict[str, dict[str, Any]] = {name: {} for name in names}
     own: dict[str, Any] = {"use": names}
     places = [shared["base"], shared["more"], own]
+    for key in sorted(action.keys() - {"params", "facts"}):
+        for part in _pick(draw, places):
+            part[key] = action[key]
     schema = action["params"]
     for property_name, schema_of_property in schema["properties"].items():
         for part in _pick(draw, places):

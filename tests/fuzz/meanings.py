@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-Values = Mapping[str, Any]  # by dotted name, without absent values
+Values = Mapping[str, Any]  # by dotted name, without absent values; what counters give by HISTORY
 Meaning = Callable[[Values], Any]
+
+# The name of a function from a counter and its key to a number, among the values.
+HISTORY: Final = "history"
 
 INT_MAX: Final = 2**63 - 1
 INT_MIN: Final = -(2**63)

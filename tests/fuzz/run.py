@@ -146,10 +146,12 @@ def portions(seed: int, evaluations: int) -> Iterator[Portion]:
 def reproduce(path: Path, console: Console) -> int:
     """Evaluate a reproducer's case again; return 1 if the engines still disagree."""
     reproducer = json.loads(path.read_text(encoding="utf-8"))
+    again = f"python -m tests.fuzz.run --portion --seed {path.stem} --evaluations {PORTION_EVALUATIONS}"
     if "case" not in reproducer:
-        again = f"python -m tests.fuzz.run --portion --seed {path.stem} --evaluations {PORTION_EVALUATIONS}"
         console.print(f"the process ended at this document, at an unknown case; to repeat the portion: {again}", markup=False)
         return 1
+    for name, (meant, found) in reproducer.get("unexpected", {}).items():
+        console.print(f"{name}: meant {meant}, found {found}; to repeat the portion: {again}", markup=False, highlight=False)
     action = compile_rule_set(json.dumps(reproducer["document"])).actions[ACTION]
     # JSON has no tuples.
     case = Case(**{**reproducer["case"], "producer_groups": tuple(reproducer["case"]["producer_groups"])})
@@ -157,7 +159,7 @@ def reproduce(path: Path, console: Console) -> int:
     verdicts = [action.evaluate(case, cross_check=True), action.evaluate(case, cross_check=False), action.evaluate_reference(case)]
     for name, verdict in zip(("both", "rete", "cel"), verdicts, strict=True):
         console.print(f"{name}: {verdict_json(verdict)}", highlight=False)
-    return 1 if len(set(verdicts)) > 1 or verdicts[0].disagreement is not None else 0
+    return 1 if len(set(verdicts)) > 1 or verdicts[0].disagreement is not None or reproducer.get("unexpected") else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

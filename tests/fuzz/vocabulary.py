@@ -76,18 +76,35 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
+class Counter:
+    """A counter, which gives an int or a double: a number for each text that is its key, or a single one."""
+
+    name: str
+    type: Type
+    has_groups: bool
+
+
+SUBJECTS_MAX: Final = 2  # of a fact of many subjects
+COUNTERS: Final = (
+    Counter("calls", INT, has_groups=False),
+    Counter("calls_of", INT, has_groups=True),
+    Counter("spent", DOUBLE, has_groups=False),
+    Counter("spent_by", DOUBLE, has_groups=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The declarations of a document."""
+    """The declarations of a document. `many` are the facts of many subjects, of which rules see a list of values."""
 
     params: Type
-    facts: tuple[tuple[str, Type, bool], ...]  # name, type, required
+    facts: tuple[tuple[str, Type, bool], ...]  # name, type of what rules see, required
+    many: frozenset[str] = frozenset()
 
     def variables(self) -> Iterator[Variable]:
-        """Yield every name that a condition may use, except for `now`."""
-        for name, type_, required in self.params.fields:
-            yield from _variables(f"params.{name}", type_, () if required else (f"params.{name}",))
-        for name, type_, required in self.facts:
-            yield from _variables(f"facts.{name}", type_, () if required else (f"facts.{name}",))
+        """Yield every name that a condition may use, except for `now` and the counters."""
+        yield from self.params_variables()
+        yield from self.facts_variables(len(self.facts))
         for name in ("risk", "cost", "confidence"):
             yield Variable(f"proposal.{name}", DOUBLE)
         for name in (
@@ -98,25 +115,58 @@ class Vocabulary:
             "trace.consecutive_rejections",
         ):
             yield Variable(name, INT)
-        for name in (
-            "proposal.expected_outcome",
-            "subject",
-            "subject.type",
-            "subject.id",
-            "producer.type",
-            "producer.id",
-            "producer.version",
-        ):
-            yield Variable(name, STRING)
-        yield Variable("producer.groups", Type("list", element=STRING))
+        yield Variable("proposal.expected_outcome", STRING)
+        yield from proposer_variables()
+
+    def params_variables(self) -> Iterator[Variable]:
+        """Yield the names of the params."""
+        for name, type_, required in self.params.fields:
+            yield from _variables(f"params.{name}", type_, () if required else (f"params.{name}",))
+
+    def facts_variables(self, count: int) -> Iterator[Variable]:
+        """Yield the names of the first `count` facts."""
+        for name, type_, required in self.facts[:count]:
+            yield from _variables(f"facts.{name}", type_, () if required or name in self.many else (f"facts.{name}",))
 
     def action(self) -> dict[str, Any]:
-        """Return the vocabulary as an action of a rule set document."""
+        """Return the vocabulary as an action of a rule set document, without the subjects of its facts."""
         facts = {
-            name: {"key": f"thing.f{number}", **_fact_values(type_), "max_age_ms": 60_000, "optional": not required}
+            name: {
+                "key": f"thing.f{number}",
+                **_fact_values(type_.element if name in self.many and type_.element is not None else type_),
+                "max_age_ms": 60_000,
+                "optional": not required,
+            }
             for number, (name, type_, required) in enumerate(self.facts)
         }
         return {"params": self.params.schema(), "facts": facts}
+
+
+def subject_variables() -> Iterator[Variable]:
+    """Yield the names of the proposal's subject."""
+    for name in ("subject", "subject.type", "subject.id"):
+        yield Variable(name, STRING)
+
+
+def proposer_variables() -> Iterator[Variable]:
+    """Yield the names of the proposal's subject and of who proposes."""
+    yield from subject_variables()
+    for name in ("producer.type", "producer.id", "producer.version"):
+        yield Variable(name, STRING)
+    yield Variable("producer.groups", Type("list", element=STRING))
+
+
+def counter_declarations(action: str) -> dict[str, Any]:
+    """Return the counters as a document declares them. Cases give each some number, so what it counts does not matter here."""
+    counted = {"of": "approvals", "action": action, "window_ms": 60_000}
+    return {
+        counter.name: {
+            **counted,
+            **({"by": "subject"} if counter.has_groups else {}),
+            **({"sum": "double(size(subject.id))"} if counter.type is DOUBLE else {}),
+        }
+        for counter in COUNTERS
+    }
 
 
 def _fact_values(type_: Type) -> dict[str, Any]:
@@ -137,8 +187,14 @@ def vocabularies(draw: Draw) -> Vocabulary:
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=7, unique=True))
     params = tuple((name, draw(types()), draw(st.booleans())) for name in names)
     fact_names = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
-    facts = tuple((name, draw(types()), draw(st.booleans())) for name in fact_names)
-    return Vocabulary(Type("object", fields=params), facts)
+    many = frozenset(name for name in fact_names if draw(st.integers(0, 5)) == 0)
+    facts = tuple((name, draw(_many() if name in many else types()), draw(st.booleans())) for name in fact_names)
+    return Vocabulary(Type("object", fields=params), facts, many)
+
+
+def _many() -> st.SearchStrategy[Type]:
+    """Draw the type of what rules see of a fact of many subjects."""
+    return (st.sampled_from(SCALARS) | objects(0)).map(lambda element: Type("list", element=element))
 
 
 @st.composite

@@ -7,7 +7,7 @@ places in it. Some literals become constants of the document, and times are also
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hypothesis import strategies as st
@@ -19,22 +19,33 @@ from tests.fuzz.grammar.leaves import Leaves, Names
 from tests.fuzz.grammar.times import Times
 from tests.fuzz.grammar.values import Values
 from tests.fuzz.meanings import UNKNOWN, Expression, join_reads, strict
-from tests.fuzz.vocabulary import DOUBLES, KEYS, WORDS, Draw, Vocabulary
+from tests.fuzz.vocabulary import COUNTERS, DOUBLES, KEYS, WORDS, Counter, Draw, Variable
 
 DEPTH_MAX: Final = 4
 PATTERNS: Final = ("a", "^a", "^[ab]+$", "^$", "(a|b)*c", "\\d+", "^.{1,3}$", "(?i)A", "^((a)*|[ab])c$", "[\\x{4e00}-\\x{9fff}]")
 
 
 class Writer:
-    """Writes conditions over one vocabulary.
+    """Writes expressions over the names of one scope.
 
     `literals` are the values that cases should come close to, `variables` and `constants` those of the document.
     """
 
-    def __init__(self, draw: Draw, vocabulary: Vocabulary) -> None:
+    def __init__(self, draw: Draw, names: Iterable[Variable]) -> None:
         self._chance = Chance(draw)
+        self._use(Leaves(self._chance, names, COUNTERS))
+
+    def beside(self, names: Iterable[Variable], counters: Sequence[Counter] = ()) -> Writer:
+        """Return a writer for another scope of the document, which has these names but no `now`, and no variables of the document."""
+        other = Writer(self._chance.draw, ())
+        leaves = Leaves(self._chance, names, counters, are_conditions=False)
+        leaves.literals, leaves.constants = self.literals, self.constants
+        other._use(leaves)
+        return other
+
+    def _use(self, leaves: Leaves) -> None:
         self._composer = Composer(self._chance)
-        self._leaves = Leaves(self._chance, vocabulary)
+        self._leaves = leaves
         self._guards = Guards(self._chance, self._composer, self._leaves)
         self._times = Times(self._chance, self._composer, self._leaves)
         self._values = Values(self._chance, self._composer, self._leaves, self._boolean)
@@ -49,18 +60,55 @@ class Writer:
 
     def details(self) -> dict[str, Expression]:
         """Draw what a rule shows with its decision: values of every type, all their optional reads guarded."""
-        return {f"d{number}": self._detail() for number in range(self._chance.number(2))}
+        return {f"d{number}": self.value() for number in range(self._chance.number(2))}
 
-    def _detail(self) -> Expression:
+    def value(self) -> Expression:
+        """Draw a double, a text or a boolean, all its optional reads guarded."""
         match self._chance.number(2):
             case 0:
-                number = self._values.number(2, {})
-                return self._guards.guard_value(
-                    self._composer.call("double", number, meaning=strict(float, number)), self._leaves.double_literal
-                )
+                return self.double()
             case 1:
-                return self._guards.guard_value(self._values.text(2, {}), self._leaves.text_literal)
+                return self.text()
         return self.condition()
+
+    def double(self) -> Expression:
+        """Draw a double, all its optional reads guarded."""
+        number = self._values.number(2, {})
+        double = self._composer.call("double", number, meaning=strict(float, number))
+        return self._guards.guard_value(double, self._leaves.double_literal)
+
+    def text(self) -> Expression:
+        """Draw a text, all its optional reads guarded."""
+        return self._guards.guard_value(self._values.text(2, {}), self._leaves.text_literal)
+
+    def subject(self) -> Expression:
+        """Draw a text that is often a subject, all its optional reads guarded."""
+        return self._guards.guard_value(self._subject(), self._leaves.text_literal)
+
+    def subjects(self) -> Expression:
+        """Draw a list of such texts."""
+        lists = [of for of in self._leaves.of_kind("list") if of.type.element is not None and of.type.element.kind == "string"]
+        if lists and self._chance.number(1):
+            items = self._leaves.variable(self._chance.draw(st.sampled_from(lists)))
+            body = self._prefixed(Expression("t", m.MEMBER, lambda values: values["t"]))
+            meaning = m.map_items(m.outcomes_of(items.meaning, "t", body.meaning))
+            many = Expression(f"{items.text}.map(t, {body.at(m.TERNARY)})", m.MEMBER, meaning, items.reads)
+        else:
+            many = self._list([self._subject() for _ in range(1 + self._chance.number(2))])
+        return self._guards.guard_value(many, lambda: self._list([self._leaves.text_literal()]))
+
+    def _subject(self) -> Expression:
+        text = self._values.text(self._chance.number(2), {})
+        return self._prefixed(text) if self._chance.number(3) else text
+
+    def _prefixed(self, text: Expression) -> Expression:
+        kind = self._chance.pick("order/", "a/", "team-1/x")
+        literal = Expression(self._leaves.quoted(kind), m.MEMBER, lambda values: kind)
+        return self._composer.binary("+", m.ADDITION, literal, text, strict(lambda a, b: a + b, literal, text))
+
+    def _list(self, elements: Sequence[Expression]) -> Expression:
+        text = f"[{self._chance.space()}{', '.join(element.at(m.TERNARY) for element in elements)}{self._chance.space()}]"
+        return Expression(text, m.MEMBER, strict(lambda *items: list(items), *elements), join_reads(*elements))
 
     def _boolean(self, depth: int, names: Names) -> Expression:
         if self._named and self._chance.number(11) == 0:
@@ -95,7 +143,7 @@ class Writer:
             (3, self._presence),
             (2, self._text_test),
             (2, self._macro),
-            (1, self._times.time_test),
+            (1, self._times.time_test if self._leaves.are_conditions else self._number_comparison),
             (1, self._mixed_equality),
         )
         write: Callable[[int, Names], Expression] = self._chance.draw(
@@ -162,8 +210,7 @@ class Writer:
         if lists and self._chance.number(2) == 0:
             many = self._leaves.variable(self._chance.draw(st.sampled_from(lists)))
         else:
-            text = f"[{self._chance.space()}{', '.join(element.at(m.TERNARY) for element in elements)}{self._chance.space()}]"
-            many = Expression(text, m.MEMBER, strict(lambda *items: list(items), *elements), join_reads(*elements))
+            many = self._list(elements)
         meaning = strict(m.contains, left, many)
         return self._composer.binary("in", m.RELATION, left, many, meaning)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -11,6 +11,9 @@ from tests.fuzz import meanings as m
 from tests.fuzz.grammar.composer import Chance, Composer
 from tests.fuzz.grammar.leaves import Leaves
 from tests.fuzz.meanings import ERROR, Expression
+
+# The first names of optional paths that no macro binds.
+_ROOTS: Final = ("params", "facts", "execution")
 
 
 class Guards:
@@ -56,7 +59,7 @@ class Guards:
     def _guard(self, expression: Expression, path: str) -> Expression:
         """Return the expression under a test of its longest optional path, in one of the forms that guard."""
         rest = tuple(read for read in expression.reads if read != path)
-        local = "." in path and path.partition(".")[0] not in ("params", "facts")
+        local = "." in path and path.partition(".")[0] not in _ROOTS
         parents = () if local else tuple(read for read in rest if path.startswith(f"{read}."))
         tested = _local_test(path) if local else self.presence_test(path, parents)
         inner = Expression(expression.text, expression.level, expression.meaning, rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.fuzz import meanings as m
 from tests.fuzz.documents import constant, holds
 from tests.fuzz.grammar.composer import Chance
-from tests.fuzz.meanings import ERROR, Expression
-from tests.fuzz.vocabulary import DOUBLES, NUMBERS, WORDS, Type, Variable, Vocabulary
+from tests.fuzz.meanings import ERROR, HISTORY, Expression, Meaning, Outcome
+from tests.fuzz.vocabulary import DOUBLES, NUMBERS, WORDS, Counter, Type, Variable
 
 CONSTANTS_MAX: Final = 8
 VARIABLES_MAX: Final = 5
@@ -21,16 +21,18 @@ Names = Mapping[str, Type]  # of macros' variables
 
 
 class Leaves:
-    """Draws leaves over one vocabulary.
+    """Draws leaves over the names of one scope.
 
     `literals` collects the values that cases should come close to, `variables` the parts of conditions that became variables of the
-    document, `constants` the literals that became its constants.
+    document, `constants` the literals that became its constants. Only conditions have `now`, and become variables of the document.
     """
 
-    def __init__(self, chance: Chance, vocabulary: Vocabulary) -> None:
+    def __init__(self, chance: Chance, names: Iterable[Variable], counters: Sequence[Counter], *, are_conditions: bool = True) -> None:
         self._chance = chance
+        self._counters = counters
+        self.are_conditions = are_conditions
         self._of_kind: dict[str, list[Variable]] = {}
-        for variable in vocabulary.variables():
+        for variable in names:
             self._of_kind.setdefault(variable.type.kind, []).append(variable)
         self.optional = [variable for variables in self._of_kind.values() for variable in variables if variable.name in variable.reads]
         self.literals: set[int | float | str] = set()
@@ -43,7 +45,7 @@ class Leaves:
 
     def may_name(self, names: Names) -> bool:
         """Report whether an expression may become a variable of the document: none reads a macro's variable."""
-        return not names and len(self.variables) < VARIABLES_MAX
+        return self.are_conditions and not names and len(self.variables) < VARIABLES_MAX
 
     def name(self, expression: Expression) -> Expression:
         """Make an expression a variable of the document; return its use."""
@@ -60,7 +62,19 @@ class Leaves:
         variables = self.of_kind(kind)
         if not variables or self._chance.number(7) == 0:
             return literal()
+        counters = [counter for counter in self._counters if counter.type.kind == kind]
+        if counters and self._chance.number(5) == 0:
+            return self._counter(self._chance.draw(st.sampled_from(counters)))
         return self.variable(self._chance.draw(st.sampled_from(variables)))
+
+    def _counter(self, counter: Counter) -> Expression:
+        """Draw a read of a counter. Its key has no names of macros, and reads no counter itself."""
+        space = self._chance.space
+        read = f"history{space()}.{space()}{counter.name}{space()}"
+        if not counter.has_groups:
+            return Expression(f"{read}({space()})", m.MEMBER, lambda values: values[HISTORY](counter, ""))
+        key = self.text_literal() if self._chance.number(3) == 0 else self.leaf("string", {}, self.text_literal)
+        return Expression(f"{read}({space()}{key.at(m.TERNARY)}{space()})", m.MEMBER, _read(counter, key), key.reads)
 
     def _local(self, kind: str, names: Names) -> Expression | None:
         ((name, type_),) = names.items()
@@ -147,3 +161,13 @@ class Leaves:
         if text:
             forms.append('"' + "".join(f"\\U{ord(character):08x}" for character in text) + '"')
         return str(self._chance.draw(st.sampled_from(forms)))
+
+
+def _read(counter: Counter, key: Expression) -> Meaning:
+    """Return the meaning of a read of a counter with groups: a key that fails fails the read."""
+
+    def meaning(values: m.Values) -> Any:
+        group = key.meaning(values)
+        return group if isinstance(group, Outcome) else values[HISTORY](counter, group)
+
+    return meaning

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import derivation
 from gavel_rules.language.engines import lowering
+from gavel_rules.language.engines.case import NO_HISTORY, NOBODY
 from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.fuzz import engines
+from tests.fuzz import derivations, engines, subjects
 from tests.fuzz import run as long_run
 from tests.fuzz.engines import MismatchError, Trial, run, trials
 
@@ -69,6 +72,33 @@ def test_fuzz_finds_a_faulty_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path:
     mismatch.value.reproducer["document"]["version"] = 2
     reproducer.write_text(json.dumps(mismatch.value.reproducer))
     assert 0 == long_run.main(["--reproduce", str(reproducer)])
+
+
+@pytest.mark.parametrize("part", ["derivations", "subjects", "keys"])
+def test_fuzz_finds_other_faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str) -> None:
+    """A derivation that ignores counters, a subject of another proposal, and a key of another group are found, with what is wrong."""
+    if part == "derivations":
+
+        def derive_without_counters(report: Envelope, decision: Envelope, rule_set: CompiledRuleSet) -> tuple[Envelope, ...]:
+            bare = Envelope()
+            bare.CopyFrom(report)
+            bare.execution.ClearField("counters")
+            return derivation.derive(bare, decision, rule_set)
+
+        monkeypatch.setattr(derivations, "derive", derive_without_counters)
+    elif part == "subjects":
+        monkeypatch.setattr(subjects, "Proposer", lambda *_: NOBODY)
+    else:
+        with_counters = engines.with_counters
+        monkeypatch.setattr(
+            engines, "with_counters", lambda action, case, sample: with_counters(action, case, sample).with_history(NO_HISTORY)
+        )
+    with pytest.raises(MismatchError) as mismatch:
+        settings(BOUNDS, max_examples=600)(given(trial=trials())(_run))()
+    reproducer = tmp_path / "find.json"
+    reproducer.write_text(json.dumps(mismatch.value.reproducer))
+    assert 1 == long_run.main(["--reproduce", str(reproducer)]) or part == "keys"
+    assert bool(mismatch.value.reproducer["unexpected"]) or part == "keys"
 
 
 def test_the_long_fuzz(capsys: pytest.CaptureFixture[str]) -> None:
