@@ -43,6 +43,9 @@ from gavel_server.process.time_slice import TimeSlice
 PROGRESS_INTERVAL_SECONDS: Final = 5.0
 # The most events in one read of the log, and the most that are applied before other tasks run.
 READ_EVENTS_MAX: Final = 512
+# At a start, after a read of the log has failed.
+READ_TRIES_MAX: Final = 3
+READ_PAUSE_SECONDS: Final = 0.5
 SLICE_EVENTS: Final = 64
 
 # The queue that an event of another server may have entered.
@@ -147,7 +150,7 @@ class Replica:
             note = "no checkpoint of this bus: only other servers can detect a loss of acknowledged events"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
         await self._restore(head)
-        await self._read_on(head)
+        await self._read_with_retries(head)
         # A checkpoint of another store does not stop the servers of this one.
         if acknowledged is not None and self.lost_head is acknowledged and self.acknowledged.suspended_incarnation == self.incarnation:
             await self._report_loss(acknowledged)
@@ -263,6 +266,25 @@ class Replica:
         finally:
             self._is_reading = False
         self._check_arbiter_version()
+
+    async def _read_with_retries(self, head: Head) -> None:
+        """Read on, and again from where a read has failed. A start on a long log would otherwise begin anew after each late reply.
+
+        Raises LogError if READ_TRIES_MAX tries in turn have read nothing.
+        """
+        failures = 0
+        while True:
+            reached = self.head
+            try:
+                return await self._read_on(head)
+            except LogUnavailableError as error:
+                failures = failures + 1 if self.head == reached else 1
+                if failures == READ_TRIES_MAX:
+                    raise
+                _LOG.warning("log.read_failed", bus=self.bus, sequence_number=self.head.sequence_number, problem=str(error))
+            await asyncio.sleep(READ_PAUSE_SECONDS)
+            if not await has_event(self.log, self.head):
+                raise LogUnavailableError(f"bus {self.bus}: the log has lost event {self.head.sequence_number} while it was read")
 
     async def _apply_up_to(self, head: Head) -> None:
         precompiler = Precompiler()

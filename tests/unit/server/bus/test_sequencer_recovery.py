@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import cast
+from collections.abc import Container
+from typing import Any, cast
 
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsResponse
@@ -17,7 +18,7 @@ from gavel_server.bus.batch.pending_append import UNKNOWN_ANSWER_SECONDS
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
-from gavel_server.log import Entry, LogUnavailableError, OutcomeUnknownError
+from gavel_server.log import Entry, EventLog, LogUnavailableError, OutcomeUnknownError, Record
 from gavel_server.services.batches.answers import BatchAnswers
 from google.rpc import code_pb2
 
@@ -102,6 +103,51 @@ async def test_stop_while_the_store_is_unavailable(servers: Servers) -> None:
     await asyncio.wait_for(sequencer.stop(), 10)
     assert "LOG_UNAVAILABLE" == reason(await task)
     assert 1 == (await asyncio.wait_for(sequencer.settled_state(), 1)).head
+
+
+class HaltingLog:
+    """A log that gives two events at each read, and fails in place of the reads of `failures`, counted from 0."""
+
+    def __init__(self, log: EventLog, failures: Container[int]) -> None:
+        self.first_numbers: list[int] = []  # of each read
+        self._log = log
+        self._failures = failures
+
+    async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = 1000) -> list[Record]:
+        """Return two events, or fail."""
+        self.first_numbers.append(from_sequence_number)
+        if len(self.first_numbers) - 1 in self._failures:
+            raise AWAY
+        return await self._log.read(from_sequence_number, to_sequence_number, min(limit, 2))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+@with_servers
+async def test_start_goes_on_reading_where_a_read_failed(servers: Servers) -> None:
+    """A start on a log whose store fails now and then reads no event twice, and has the state of the log."""
+    writer, _ = await servers.start()
+    for number in range(8):
+        await record_event(writer, servers.fact(number))
+    log = HaltingLog(servers.log, {1, 3, 4, 6})
+    reader, _ = await servers.start(log=cast(EventLog, log))
+    assert [1, 3, 3, 5, 5, 5, 7, 7, 9] == log.first_numbers
+    assert (await writer.settled_state()).digest() == (await reader.settled_state()).digest()
+    await servers.prove()
+
+
+@with_servers
+async def test_start_fails_if_the_store_stays_away(servers: Servers) -> None:
+    """A start fails after three reads in turn without an event."""
+    writer, _ = await servers.start()
+    for number in range(8):
+        await record_event(writer, servers.fact(number))
+    log = HaltingLog(servers.log, range(2, 100))
+    with pytest.raises(LogUnavailableError, match="connection refused"):
+        await servers.start(log=cast(EventLog, log))
+    assert [1, 3, 5, 5, 5] == log.first_numbers
+    await servers.prove()
 
 
 # Bugs
