@@ -148,8 +148,9 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
         if not records or records[0].sequence_number != number + 1:
             return None
         for record in records:
-            if segment.begin:
-                await _cite(log, recomputation, record)
+            missing = recomputation.missing_citations(record.envelope) if segment.begin else []
+            if missing:
+                await _cite(log, recomputation, missing)
             report.note(recomputation.feed(record.sequence_number, record.envelope), recomputation.state)
         number = records[-1].sequence_number
         _reached[place] = number - segment.begin
@@ -186,12 +187,10 @@ def _without_evidence(state: State) -> list[bytes]:
     return [part for part in parts if not is_paged(part)]
 
 
-async def _cite(log: EventLog, recomputation: Recomputation, record: Record) -> None:
+async def _cite(log: EventLog, recomputation: Recomputation, numbers: Sequence[int]) -> None:
     """Read the events from before the segment that the next event cites."""
-    missing = recomputation.missing_citations(record.envelope)
-    if missing:
-        for cited_record in (await log.read_many(missing)).values():
-            recomputation.cite(decode(cited_record.sequence_number, cited_record.envelope))
+    for record in (await log.read_many(numbers)).values():
+        recomputation.cite(decode(record.sequence_number, record.envelope))
 
 
 async def _read(log: EventLog, place: int, first: int, last: int, feed: Callable[[Record], object]) -> None:
