@@ -192,7 +192,8 @@ class _Action:
         reads = {read for action in self._actions for read in action.counter_reads if read.variable in names}
         keys = {fact.key for fact in (*change.derived_before, *change.derived_after)}
         deriving = [rule for rule in self._deriving if rule.key in keys]
-        reads.update(read for rule in deriving for read in rule.counter_reads)
+        # An edited derivation says nothing of the counters that it reads.
+        reads.update(read for rule in deriving if rule not in self._derivations for read in rule.counter_reads)
         return {*(f"counters.{read.counter}" for read in reads), *(f"derivations.{rule.id}" for rule in deriving)} & self.edits
 
     def _change(self, part: CasePart, earlier: Earlier | None, sample: SampleCase, before: CaseRun, after: CaseRun) -> HistoryChange:
