@@ -115,12 +115,12 @@ async def test_delegation_needs_a_grant(server: SecureServer, tmp_path: Path) ->
 
     def forge(event: Envelope) -> None:
         if event.HasField("proposal") and event.attestation.principal == "orders-agent":
-            event.attestation.principal = "mallory"
+            event.attestation.principal = "paula"
 
     await rewrite(forged, forge, rechain=True)
     result = gavel("replay", "--data", forged)
     assert 3 == result.returncode, result.stdout + result.stderr
-    assert "mallory" in result.stdout
+    assert "lacks producer id worker-1" in result.stdout
 
 
 async def test_actors_of_a_token_give_no_right(server: SecureServer) -> None:

@@ -43,6 +43,7 @@ def publish(server: GrantedServer, caller: str, subject: str) -> Envelope:
 
 def played(directory: Path, *options: str) -> GrantedServer:
     """Return a server that has stopped, with some events of an allowed caller in its log."""
+    directory.mkdir(exist_ok=True)
     granted = GrantedServer(directory, ANY_FRONT, options=options)
     with granted.running():
         granted.deploy(GRANTS)
