@@ -120,7 +120,7 @@ async def test_delegation_needs_a_grant(server: SecureServer, tmp_path: Path) ->
     await rewrite(forged, forge, rechain=True)
     result = gavel("replay", "--data", forged)
     assert 3 == result.returncode, result.stdout + result.stderr
-    assert "lacks producer id worker-1" in result.stdout
+    assert "no grant of main version 1 is for 'paula'" in result.stdout
 
 
 async def test_actors_of_a_token_give_no_right(server: SecureServer) -> None:
