@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from gavel.v1.administration_service_pb2 import CreateBusRequest, CreateBusResponse, DeployGrantsRequest, DeployGrantsResponse
 from gavel.v1.work_service_pb2 import WORK_QUEUE_DECISIONS, WORK_QUEUE_EXECUTIONS, WORK_QUEUE_REQUESTS, WorkQueue
@@ -11,7 +13,7 @@ from gavel_server.identity.tokens import PREFIX
 
 from tests.e2e.identity.granted import ADMIN, GrantedServer
 from tests.e2e.work.consumer import consume
-from tests.e2e.world import approve, open_bus
+from tests.e2e.world import WAIT_SECONDS_MAX, approve, open_bus
 
 GRANTS = f"""
 gavel: v1
@@ -80,3 +82,18 @@ async def test_work_of_buses_that_a_caller_may_not_use(granted: GrantedServer, q
                 async with consume(stranger, group="intruders", queue=queue):
                     pass
             assert "UNAUTHENTICATED" == unauthenticated.value.reason
+
+
+async def test_a_silent_stream_ends_with_the_right(granted: GrantedServer) -> None:
+    """A consumer that waits for work is told when its grant is gone, without another message from either side."""
+    granted.deploy(grants_of("silent", "may-execute", 31))
+    async with (
+        GavelClient(granted.server.address, credentials=granted.tokens["may-execute"]) as client,
+        consume(client, group="silent", queue=WORK_QUEUE_REQUESTS) as stream,
+    ):
+        waiting = asyncio.ensure_future(stream.next_response())
+        granted.deploy(grants_of("silent", "another-executor", 32))
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            with pytest.raises(GavelError) as ended:
+                await waiting
+    assert "RIGHT_LACKING" == ended.value.reason
