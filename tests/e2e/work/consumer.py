@@ -99,10 +99,13 @@ async def consume(
         while (request := await requests.get()) is not None:
             yield request
 
-    async with aclosing(client.consume(sent())) as responses:
-        consumer = Consumer(responses, requests)
-        async with asyncio.timeout(WAIT_SECONDS_MAX):
-            opened = await anext(responses)
-        assert opened.WhichOneof("item") == "opened", opened
-        consumer.name = opened.opened.consumer
-        yield consumer
+    try:
+        async with aclosing(client.consume(sent())) as responses:
+            consumer = Consumer(responses, requests)
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                opened = await anext(responses)
+            assert opened.WhichOneof("item") == "opened", opened
+            consumer.name = opened.opened.consumer
+            yield consumer
+    finally:
+        requests.put_nowait(None)  # gRPC waits for the next request of a stream also after the server has ended it

@@ -264,6 +264,7 @@ class _Stream:
                         del self._holders[entry_id]
                 self._held = set()
                 self._is_open = False
+                self._requests.put_nowait(None)  # gRPC waits for the next request also after the server has ended the stream
                 self._requests = asyncio.Queue()
 
     def _judge(self, error: GavelError, failures: int) -> float | None:

@@ -24,6 +24,10 @@ STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 # is the largest expected difference between the two clocks.
 DEADLINE_TOLERANCE_SECONDS: Final = 0.1
 
+# What grpc.aio reports, with INTERNAL, if the server ended a stream while a request was sent: the server's own status is lost
+# (https://github.com/grpc/grpc/issues/36066).
+LOST_STATUS: Final = "Internal error from Core"
+
 _CODE_OF_NUMBER: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -94,7 +98,8 @@ class GavelError(GavelClientError):
         """Return the error for an exception of gRPC, of a synchronous or an asynchronous call.
 
         `ends_at` is the call's deadline on the monotonic clock, in seconds; None if the call has no deadline or the caller
-        cancelled it. A call that the server cancelled at its deadline becomes DEADLINE_EXCEEDED.
+        cancelled it. A call that the server cancelled at its deadline becomes DEADLINE_EXCEEDED. A stream whose status grpc.aio has lost
+        becomes UNAVAILABLE.
         """
         # Key-value pairs; synchronous and asynchronous calls return different classes.
         metadata: Any = error.trailing_metadata() or ()
@@ -102,6 +107,8 @@ class GavelError(GavelClientError):
             if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
                 return cls.from_status(Status.FromString(value))
         code, message = error.code(), error.details() or ""
+        if code is grpc.StatusCode.INTERNAL and message == LOST_STATUS:
+            return cls(grpc.StatusCode.UNAVAILABLE, "", "the server ended the stream, and gRPC lost its reason; try again")
         if code is grpc.StatusCode.CANCELLED and ends_at is not None and ends_at - time.monotonic() < DEADLINE_TOLERANCE_SECONDS:
             return cls(grpc.StatusCode.DEADLINE_EXCEEDED, "", f"the time for the call is over ({message})")
         return cls(code, "", message)
