@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 from gavel.v1.arbitration_service_pb2 import PreflightRequest
+from gavel.v1.fact_pb2 import CrossCheck
 from gavel.v1.rule_set_service_pb2 import DeployRuleSetRequest, SimulateRuleSetRequest, ValidateRuleSetRequest, ValidateRuleSetResponse
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.work_slots import replay_slots
+from gavel_server.log.memory import MemoryLog
+from gavel_server.process.clock import GuardedClock
 from gavel_server.rpc.call_context import CallContext, Caller
 from gavel_server.services.preflight import Preflight
 from gavel_server.services.rule_set import RuleSetServicer
+
+from tests.support.driver import START_MS
 
 PEER = "ipv4:10.0.0.1:5"
 
@@ -38,8 +44,12 @@ async def test_compilations_use_the_share_of_their_caller() -> None:
     """Each call that compiles a document names its caller to the compiler, which shares its places between callers."""
     compilations: Any = Compilations()
 
+    clock = GuardedClock(lambda: START_MS, lambda: START_MS)
+    # A real one, which the compiled build requires; it is not started.
+    bus = Sequencer(MemoryLog("default", lambda: START_MS), clock, cross_check=CrossCheck(), idempotency_window_ms=1)
+
     async def existing(*_: object) -> Any:
-        return SimpleNamespace(bus="default", replica=SimpleNamespace(state=SimpleNamespace(grants_in_force=None)))
+        return bus
 
     buses: Any = SimpleNamespace(check_name=lambda _: None, find_open=lambda *_: None, existing=existing, open=existing)
     context = CallContext("gavel.v1.RuleSetService/ValidateRuleSet", lambda: Caller("grpc.aio", PEER, (), None))
