@@ -202,6 +202,15 @@ def test_a_case_that_lacks_facts(folder: Path) -> None:
     assert [] == [line for line in lines if line.startswith("  rule ")]
 
 
+def test_an_earlier_proposal_that_lacks_facts(folder: Path) -> None:
+    """A case whose earlier proposal is refused prints that decision, and the facts that it lacks."""
+    earlier = "  - {name: later, earlier: [{subject: parcel/2}], expect: {outcome: APPROVED}}\n"
+    (folder / "parcels_test.yaml").write_text(TESTS.replace("tables:\n", f"{earlier}tables:\n"))
+    lines = gavel("rules", "test", folder, "--case", "later").stdout.splitlines()
+    decided = lines.index("  earlier.0 decided: REJECTED, NO_FACT_INPUT")
+    assert "    lacking: parcel.status missing (required: tier 1 or better, at most 60 s old, from depot)" == lines[decided + 1]
+
+
 def test_invalid_suites(folder: Path) -> None:
     """An invalid suite or rule set exits with 2; the other suites run, and JUnit XML has an error."""
     (folder / "broken.yaml").write_text(RULES.replace("params.weight >", "params.wait >"))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel_rules.authoring.suites.coverage import Coverage
 from gavel_rules.authoring.suites.runner import CaseResult
@@ -58,11 +59,19 @@ def failure_line(result: CaseResult, file: str) -> str:
 
 
 def failure_lines(result: CaseResult, file: str) -> list[str]:
-    """Return the lines on a failed case: its place, the differences, the decision, the facts that it lacks and its consequences."""
-    differences = [f"  {one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences]
-    decided = f"  decided: {verdict_line(result.decision)}"
-    lacking = [f"    lacking: {requirement_line(row)}" for row in result.decision.retry_hint.fact_requirements]
-    return [_failure_head(result, file), *differences, decided, *lacking, *(f"  {line}" for line in consequence_lines(result))]
+    """Return the lines on a failed case: its place, the differences, the decisions, the facts that they lack and its consequences."""
+    lines = [_failure_head(result, file)]
+    lines += [f"  {one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences]
+    for index, run in enumerate(result.earlier):
+        if run.decision is not None and any(one.what.startswith(f"earlier.{index}.") for one in result.differences):
+            lines += _decision_lines(f"earlier.{index} decided", run.decision)
+    lines += _decision_lines("decided", result.decision)
+    return [*lines, *(f"  {line}" for line in consequence_lines(result))]
+
+
+def _decision_lines(name: str, decision: Decision) -> Iterator[str]:
+    yield f"  {name}: {verdict_line(decision)}"
+    yield from (f"    lacking: {requirement_line(row)}" for row in decision.retry_hint.fact_requirements)
 
 
 def _failure_head(result: CaseResult, file: str) -> str:
