@@ -133,7 +133,7 @@ sanitize: compiled
 # New counters get their past from a log of 500,000 events while another action is proposed; two minutes.
 .PHONY: activation
 activation: compiled front
-	$(COMPILED) $(BIN)/python -m tests.load.counter_activation $(CAMPAIGN)
+	$(COMPILED) $(BIN)/python -m tests.load.counters.activation $(CAMPAIGN)
 
 # Counters against a recount of the log, over a million random events; half an hour.
 .PHONY: recount

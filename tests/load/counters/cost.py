@@ -1,4 +1,4 @@
-"""The cost of counters in a decision on a real server: `PYTHONPATH=build/compiled .venv/bin/python -m tests.load.counter_cost`.
+"""The cost of counters in a decision on a real server: `PYTHONPATH=build/compiled .venv/bin/python -m tests.load.counters.cost`.
 
 Two servers with the shipped refund rules run side by side. One has a rule that reads five counters, by which each decision is also
 counted; the other has the same rule with numbers in their place. They decide the same number of proposals in turns, in batches of 50.

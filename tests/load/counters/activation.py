@@ -1,6 +1,6 @@
 """How long other callers wait while new counters get their past: `make activation`.
 
-    python -m tests.load.counter_activation [--events 500000] [--rate 100] [--seconds 30] [--holds]
+    python -m tests.load.counters.activation [--events 500000] [--rate 100] [--seconds 30] [--holds]
 
 It makes a log of finished refunds and starts a server on it. A caller proposes parcels at a fixed rate. Meanwhile a version of the refund
 rules with three new counters is activated: the server counts the whole log for it. The command prints the latencies of the proposals before
