@@ -47,8 +47,8 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 # Deciding a batch while the one before is appended hides the append; several small batches hide more of it than one large batch.
 BATCH_COMMANDS_MAX: Final = 128
 # A batch is dated when it begins. Commands that are not decided by then get another batch. A caller waits for the batch under way and for
-# its own: with 0.25 s, slow decisions of others made it wait for 0.2 s.
-BATCH_SECONDS_MAX: Final = 0.025
+# its own: with 0.25 s, slow decisions of others made it wait for 0.2 s. An ordinary full batch takes 10 to 20 ms.
+BATCH_SECONDS_MAX: Final = 0.06
 # Commands that are decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
