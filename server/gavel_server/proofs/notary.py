@@ -122,7 +122,7 @@ class Notary:
             )
 
     async def _first_broken(self) -> int:
-        """Return the first event after the proved ones that does not follow from the one before it; 0: there is none."""
+        """Return the number of the first event at which the chain breaks after the proved events, or 0."""
         number, chain_hash = self._integrity.events, self._integrity.chain_hash
         last = (await self.log.head()).sequence_number
         while number < last:

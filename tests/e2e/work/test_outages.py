@@ -135,17 +135,24 @@ async def test_a_consumer_that_reads_nothing(pair: tuple[Server, Server], client
         await stalled.close()
 
 
-@pytest.mark.long
-async def test_an_executor_outlasts_a_killed_server(tmp_path: Path) -> None:
-    """An executor whose only server is killed and started again carries out each decision once, with no restart of its own."""
-    server = Server(tmp_path / "gavel", listen=f"127.0.0.1:{free_port()}", options=["--front", ANY_FRONT])
-    subjects: list[str] = []
+def handlers_that_note(subjects: list[str]) -> Handlers:
+    """Return handlers that carry out an action by noting its subject."""
     handlers = Handlers()
 
     @handlers.action(ACTION)
     async def send(context: ExecutionContext) -> HandlerResult:
         subjects.append(context.decision.subject)
         return HandlerResult.success()
+
+    return handlers
+
+
+@pytest.mark.long
+async def test_an_executor_outlasts_a_killed_server(tmp_path: Path) -> None:
+    """An executor whose only server is killed and started again carries out each decision once, with no restart of its own."""
+    server = Server(tmp_path / "gavel", listen=f"127.0.0.1:{free_port()}", options=["--front", ANY_FRONT])
+    subjects: list[str] = []
+    handlers = handlers_that_note(subjects)
 
     with run_servers(server):
         async with GavelClient(server.address) as client, GavelClient(server.address) as other:
@@ -177,12 +184,7 @@ async def test_an_executor_outlasts_a_killed_server(tmp_path: Path) -> None:
 async def test_an_executor_outlasts_a_redis_that_refuses(tmp_path: Path, outage: Outage, takes_from_redis: bool) -> None:
     """While Redis refuses commands, the server says so, and so does an executor that reads it; then the executor goes on by itself."""
     subjects: list[str] = []
-    handlers = Handlers()
-
-    @handlers.action(ACTION)
-    async def send(context: ExecutionContext) -> HandlerResult:
-        subjects.append(context.decision.subject)
-        return HandlerResult.success()
+    handlers = handlers_that_note(subjects)
 
     async with EmbeddedRedis(tmp_path / "redis") as store, running_proxy(store.url) as proxy:
         server = Server(tmp_path / "gavel", redis_url=proxy.url, options=["--front", ANY_FRONT])

@@ -414,8 +414,9 @@ def _magnitude(value: object) -> float:
     """Return the sum of the numbers in params; those beyond any amount count as 0."""
     if isinstance(value, Mapping):
         return sum(map(_magnitude, value.values()))
-    is_amount = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= AMOUNT_MAX
-    return float(value) if is_amount else 0.0  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= AMOUNT_MAX:
+        return float(value)
+    return 0.0
 
 
 def _put(result: dict[str, Any], steps: Sequence[str], value: object) -> None:
