@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -36,12 +37,12 @@ from gavel_server.errors import GavelServerError
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.fairness.turns import call_slice
 from gavel_server.history.disposal import temporary_states
+from gavel_server.history.read_ahead import read_ahead
 from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogCorruptError, Record
 
-# Events read at once, and those handled before other tasks get their turn, unless a slice's time ends before: some milliseconds of work.
-PAGE_EVENTS_MAX: Final = 512
+# Events handled before other tasks get their turn, unless a slice's time ends before: some milliseconds of work.
 SLICE_EVENTS: Final = 128
 
 _OUTCOME_PREFIX: Final = "OUTCOME_"
@@ -230,21 +231,21 @@ async def pages(
     """
     number = 0
     time_slice = call_slice(slice_events, INTERNAL)
-    while number < last:
-        records = await log.read(number + 1, last, PAGE_EVENTS_MAX)
-        if not records:
-            message = f"event {number + 1} is missing; the log ends before its head"
-            raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
-        for record in records:
-            preparation = before(record.envelope) if before is not None else None
-            if preparation is not None:
-                await preparation
-            feed(record)
-            if time_slice.is_over(1):
-                await time_slice.end()
-        number = records[-1].sequence_number
-        yield number
-        await asyncio.sleep(0)
+    async with aclosing(read_ahead(log, 1, last)) as pages_read:
+        async for records in pages_read:
+            for record in records:
+                preparation = before(record.envelope) if before is not None else None
+                if preparation is not None:
+                    await preparation
+                feed(record)
+                if time_slice.is_over(1):
+                    await time_slice.end()
+            number = records[-1].sequence_number
+            yield number
+            await asyncio.sleep(0)
+    if number < last:
+        message = f"event {number + 1} is missing; the log ends before its head"
+        raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
 
 
 def verdict_of(error: DamagedError | DivergedError | VersionNotImplementedError | LogCorruptError) -> ReplayVerdict:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gavel.v1.decision_pb2 import Engine
 from gavel.v1.envelope_pb2 import Envelope
@@ -33,14 +34,13 @@ from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, 
 from gavel_rules.state.state import State
 from google.protobuf.message import Message
 
+from gavel_server.history.read_ahead import read_ahead
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.history.snapshot_pages import is_paged
 from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import EventLog, LogError, Record
 from gavel_server.log.stores import connect_log
 from gavel_server.process.garbage_collection import collect_less
-
-READ_EVENTS_MAX: Final = 512
 
 Result = TypeVar("Result")
 
@@ -143,17 +143,19 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
     recomputation = Recomputation(log.bus, engine=engine, state=state)
     report = DriftReport()
     number = segment.begin
-    while number < segment.end:
-        records = await log.read(number + 1, segment.end, READ_EVENTS_MAX)
-        if not records or records[0].sequence_number != number + 1:
-            return None
-        for record in records:
-            missing = recomputation.missing_citations(record.envelope) if segment.begin else []
-            if missing:
-                await _cite(log, recomputation, missing)
-            report.note(recomputation.feed(record.sequence_number, record.envelope), recomputation.state)
-        number = records[-1].sequence_number
-        _reached[place] = number - segment.begin
+    async with aclosing(read_ahead(log, segment.begin + 1, segment.end)) as pages_read:
+        async for records in pages_read:
+            if records[0].sequence_number != number + 1:
+                return None
+            for record in records:
+                missing = recomputation.missing_citations(record.envelope) if segment.begin else []
+                if missing:
+                    await _cite(log, recomputation, missing)
+                report.note(recomputation.feed(record.sequence_number, record.envelope), recomputation.state)
+            number = records[-1].sequence_number
+            _reached[place] = number - segment.begin
+    if number < segment.end:
+        return None
     recomputation.finish(at_head=segment.at_head)
     is_equal = not segment.digest or (recomputation.state.head == segment.end and state_sha256(recomputation.state.store) == segment.digest)
     if not is_equal:
@@ -195,11 +197,11 @@ async def _cite(log: EventLog, recomputation: Recomputation, numbers: Sequence[i
 
 async def _read(log: EventLog, place: int, first: int, last: int, feed: Callable[[Record], object]) -> None:
     number = first - 1
-    while number < last:
-        records = await log.read(number + 1, last, READ_EVENTS_MAX)
-        if not records:
-            raise LogError(f"event {number + 1} is missing")
-        for record in records:
-            feed(record)
-        number = records[-1].sequence_number
-        _reached[place] = number - first + 1
+    async with aclosing(read_ahead(log, first, last)) as pages_read:
+        async for records in pages_read:
+            for record in records:
+                feed(record)
+            number = records[-1].sequence_number
+            _reached[place] = number - first + 1
+    if number < last:
+        raise LogError(f"event {number + 1} is missing")
