@@ -2,7 +2,7 @@
 
 Each recorded proposal is decided again at its recorded time, on the state that the recorded decisions left. The consequences of a
 changed decision are not simulated. Where the decision stays an approval, the facts are derived again from each recorded report, with what
-the candidate's counters give after it. The log is not verified here; `replay` does that.
+the candidate's counters give after it. Decisions of people stay as recorded. The log is not verified here; `replay` does that.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from gavel_rules.state.transitions.counters import open_counters
 
 # Code of the warning on a simulated decision for which the candidate could not have been in force.
 DISAGREES: Final = "RULE_SETS_DISAGREE"
+# The records of what people decide. A verdict on a review or a revocation says what a person thought of a recorded decision; nobody
+# knows what the person would have thought of another one.
+_HUMAN_DECISIONS: Final = frozenset(("review_resolved", "revocation_requested"))
 
 
 class ChangedDecision(NamedTuple):
@@ -59,7 +62,7 @@ class Simulation:
     such a proposal is then EVALUATION_ERROR, as for a shadow, with the disagreement as a warning.
 
     `decisions` counts the first decisions so far, `replaced` those made while a version of its rule set was in force, `reports` the
-    reports from which facts were derived again.
+    reports from which facts were derived again, `human_decisions` the verdicts on reviews and the revocations, which stay as recorded.
     """
 
     def __init__(self, bus: str, candidate: CompiledRuleSet) -> None:
@@ -76,6 +79,7 @@ class Simulation:
         self.decisions = 0
         self.replaced = 0
         self.reports = 0
+        self.human_decisions = 0
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> ChangedDecision | ChangedFacts | None:
         """Take the next record; return the change if the candidate would have made another decision or derived other facts."""
@@ -89,6 +93,8 @@ class Simulation:
                 change = self._compare(recorded)
             case "execution" if recorded.execution.status != execution_pb2.EXECUTION_STATUS_STARTED:
                 live = self.state.decisions.get(recorded.execution.decision_id)
+            case "fact":
+                self.human_decisions += recorded.fact.WhichOneof("system") in _HUMAN_DECISIONS
         self.state.apply(recorded).pack(envelope_bytes)
         self.state.commit()
         if live is not None and live.decision_id in self._approvals:

@@ -177,12 +177,13 @@ async def impact(
         changes: list[SimulateRuleSetResponse] = []
 
         def feed(record: Record) -> None:
-            before = simulation.decisions, simulation.replaced, simulation.reports
+            before = simulation.decisions, simulation.replaced, simulation.reports, simulation.human_decisions
             change = simulation.feed(record.sequence_number, record.envelope)
             if record.sequence_number >= from_sequence_number:
                 summary.decisions += simulation.decisions - before[0]
                 summary.replaced += simulation.replaced - before[1]
                 summary.reports += simulation.reports - before[2]
+                summary.human_decisions += simulation.human_decisions - before[3]
                 if isinstance(change, simulate.ChangedDecision):
                     summary.changed += 1
                     summary.transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1

@@ -130,3 +130,5 @@ def _print_summary(summary: SimulationSummary, candidate: CompiledRuleSet, row_c
         output.print_line(f"  {transition}: {count}")
     if summary.reports:
         output.print_line(f"other facts would be derived from {summary.changed_reports} of {summary.reports} reports")
+    if summary.human_decisions:
+        output.print_line(f"left as recorded because a person decided: {summary.human_decisions}")

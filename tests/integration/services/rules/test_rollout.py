@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import grpc
 import pytest
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
+from gavel.v1.arbitration_service_pb2 import RevokeDecisionRequest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventRequest
 from gavel.v1.projection_service_pb2 import GetStatusRequest
@@ -142,6 +143,19 @@ async def test_simulation_lists_changed_facts(world: World) -> None:
     assert [("order.refunded", "order/1", 50.0)] == [(one.key, one.subject, one.value.number_value) for one in changed.recorded]
     assert [("order.refunded", "order/1", 100.0)] == [(one.key, one.subject, one.value.number_value) for one in changed.simulated]
     assert (1, 0, 1, 1) == (last.summary.decisions, last.summary.changed, last.summary.reports, last.summary.changed_reports)
+
+
+async def test_simulation_counts_decisions_of_people(world: World) -> None:
+    """The summary counts the revocations and verdicts of the range, which stay as recorded."""
+    await world.activate()
+    approval = await world.approve("order/1", amount=5)
+    revoking = RevokeDecisionRequest(decision_id=approval.event_id, revoked_by="ada", reason="mistake")
+    await world.arbitration.RevokeDecision(revoking)
+
+    (*_, last) = await simulate(world)
+    (*_, until) = await simulate(world, to_sequence_number=approval.sequence_number)
+
+    assert [(1, 0, 1), (1, 0, 0)] == [(one.summary.decisions, one.summary.changed, one.summary.human_decisions) for one in (last, until)]
 
 
 async def test_simulation_of_a_range(world: World) -> None:

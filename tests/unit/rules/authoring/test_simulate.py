@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from gavel.v1 import decision_pb2
+from gavel.v1 import decision_pb2, fact_pb2
 from gavel_rules.authoring.derived_facts import DerivedFact
 from gavel_rules.authoring.simulate import ChangedDecision, ChangedFacts, Simulation
 
@@ -108,6 +108,27 @@ def test_consequences_are_not_simulated() -> None:
     differences, _ = changes(core, document(rules=rules))
     # The recorded approval of the first proposal still refuses the second one.
     assert ["NEVER"] == [change.simulated.reason_code for change in differences]
+
+
+def test_decisions_of_people_stay() -> None:
+    """Verdicts on reviews and revocations stay as recorded and are counted apart; the first decisions before them are simulated."""
+    rules: list[dict[str, Any]] = [
+        {"id": "large", "priority": 2, "when": "params.amount > 40.0", "effect": "review", "reason_code": "LARGE"},
+        {"id": "small", "priority": 1, "when": 'facts.status == "delivered"', "effect": "approve"},
+    ]
+    core = Core(document(rules=rules))
+    review = core.propose([core.fact("order.status", "delivered")])
+    assert decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW == review.decision.outcome
+    verdict = core.resolve(review, fact_pb2.REVIEW_VERDICT_APPROVE)
+    assert APPROVED == verdict.decision.outcome
+    core.revoke(verdict)
+
+    differences, simulation = changes(core, document(rules=[{**rules[0], "effect": "reject"}, rules[1]], version=2))
+
+    assert (1, 2) == (simulation.decisions, simulation.human_decisions)
+    assert [(review.sequence_number, "large", REJECTED)] == [
+        (one.sequence_number, one.simulated.rule_id, one.simulated.outcome) for one in differences
+    ]
 
 
 def test_a_candidate_of_another_name() -> None:

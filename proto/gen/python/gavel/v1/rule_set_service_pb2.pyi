@@ -730,6 +730,7 @@ class SimulationSummary(_message.Message):
     REPLACED_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     CHANGED_REPORTS_FIELD_NUMBER: _builtins.int
+    HUMAN_DECISIONS_FIELD_NUMBER: _builtins.int
     decisions: _builtins.int
     """Number of decisions simulated."""
     changed: _builtins.int
@@ -740,6 +741,10 @@ class SimulationSummary(_message.Message):
     """Number of reports from which facts were derived again."""
     changed_reports: _builtins.int
     """Number of those reports whose facts would change."""
+    human_decisions: _builtins.int
+    """Number of verdicts of people on reviews and of their revocations of approvals. They stay as recorded and are not among the
+    decisions simulated.
+    """
     @_builtins.property
     def transitions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Number of changes by transition, e.g. "APPROVED->REJECTED"."""
@@ -753,10 +758,11 @@ class SimulationSummary(_message.Message):
         replaced: _builtins.int = ...,
         reports: _builtins.int = ...,
         changed_reports: _builtins.int = ...,
+        human_decisions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "changed_reports", b"changed_reports", "decisions", b"decisions", "replaced", b"replaced", "reports", b"reports", "transitions", b"transitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "changed_reports", b"changed_reports", "decisions", b"decisions", "human_decisions", b"human_decisions", "replaced", b"replaced", "reports", b"reports", "transitions", b"transitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

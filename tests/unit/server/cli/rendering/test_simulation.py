@@ -41,3 +41,14 @@ def test_changed_facts(capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert "7 service.deploy team.unstable = false of team/red nothing" in out
     assert out.endswith("would change 0 of 3 decisions other facts would be derived from 1 of 2 reports")
+
+
+@pytest.mark.parametrize(("count", "line"), [(0, ""), (2, "left as recorded because a person decided: 2")])
+def test_decisions_of_people(count: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The summary says how many decisions stay because a person made them, and nothing if there are none."""
+
+    async def responses() -> AsyncGenerator[SimulateRuleSetResponse, None]:
+        yield SimulateRuleSetResponse(summary=SimulationSummary(decisions=3, replaced=3, human_decisions=count))
+
+    asyncio.run(simulation.print_simulation(responses(), compile_rule_set(shipped_rule_set("refunds")), False))
+    assert line == "".join(capsys.readouterr().out.splitlines()[1:])
