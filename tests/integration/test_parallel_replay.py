@@ -19,6 +19,7 @@ from gavel_server.log import Entry, Head
 from gavel_server.log.protocol import empty_head
 from gavel_server.log.redis.log import RedisLog
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from tests.load.finished_work import write_log
 from tests.support.counted_plays import CUSTOMERS, WITH, WITHOUT, play
@@ -87,7 +88,7 @@ async def append(log: RedisLog, envelopes: Sequence[Envelope]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("damage", ["event", "snapshot"])
 async def test_a_refusal_is_that_of_one_process(log: RedisLog, tmp_path: Path, damage: str) -> None:
-    """If a part cannot be proved, the verdict is that of a replay in one piece, which names the first divergence."""
+    """If a part cannot be proved, the log says why, and the verdict is that of a replay in one piece, which names the first divergence."""
     files = SnapshotFiles(tmp_path, log.bus)
     await write_snapshots(log, files)
     number = SNAPSHOTS[1]
@@ -99,9 +100,12 @@ async def test_a_refusal_is_that_of_one_process(log: RedisLog, tmp_path: Path, d
     else:
         number, kind = number + 2, "field-mismatch"
         await forge(log, number)
-    together, _ = await verdict_of(log, tmp_path)
+    with capture_logs() as lines:
+        together, _ = await verdict_of(log, tmp_path)
     *_, alone = [response async for response in verify(log, snapshots=files)]
     assert alone.verdict == together
+    (line,) = [line for line in lines if line["event"] == "replay.in_one_piece"]
+    assert f"event {number}" in line["problem"]
     assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, kind) == (together.status, together.divergence.kind)
     assert number == together.divergence.sequence_number
     await log.close()

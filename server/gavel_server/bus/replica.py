@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from contextlib import aclosing
 from typing import Final
 
 import structlog
@@ -33,6 +34,7 @@ from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.trace_owners import TraceOwners, TraceParty
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import ServiceError
+from gavel_server.history.read_ahead import read_ahead
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, LogUnavailableError, Record
 from gavel_server.log.protocol import empty_head, has_event
 from gavel_server.process import metrics
@@ -41,8 +43,6 @@ from gavel_server.process.time_slice import TimeSlice
 
 # How often the progress of reading a long log is logged.
 PROGRESS_INTERVAL_SECONDS: Final = 5.0
-# The most events in one read of the log, and the most that are applied before other tasks run.
-READ_EVENTS_MAX: Final = 512
 # At a start, after a read of the log has failed.
 READ_TRIES_MAX: Final = 3
 READ_PAUSE_SECONDS: Final = 0.5
@@ -291,22 +291,24 @@ class Replica:
         time_slice = TimeSlice(SLICE_EVENTS, self._monotonic)
         loop = asyncio.get_running_loop()
         next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
-        while self.head.sequence_number < head.sequence_number:
-            records = await self.log.read(self.head.sequence_number + 1, head.sequence_number, READ_EVENTS_MAX)
-            if not records or records[0].sequence_number != self.head.sequence_number + 1:
-                raise LogCorruptError(f"bus {self.bus}: event {self.head.sequence_number + 1} is missing")
-            for record in records:
-                compilation = precompiler.before(self.state, record.envelope)
-                if compilation is not None:
-                    await compilation
-                self._apply(record)
-                if time_slice.is_over(1):
-                    await time_slice.end()
-            self.wake_followers()
-            await asyncio.sleep(0)
-            if loop.time() >= next_report:
-                next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
-                _LOG.info("log.reading", bus=self.bus, sequence_number=self.head.sequence_number, head=head.sequence_number)
+        async with aclosing(read_ahead(self.log, self.head.sequence_number + 1, head.sequence_number)) as pages:
+            async for records in pages:
+                if records[0].sequence_number != self.head.sequence_number + 1:
+                    break
+                for record in records:
+                    compilation = precompiler.before(self.state, record.envelope)
+                    if compilation is not None:
+                        await compilation
+                    self._apply(record)
+                    if time_slice.is_over(1):
+                        await time_slice.end()
+                self.wake_followers()
+                await asyncio.sleep(0)
+                if loop.time() >= next_report:
+                    next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
+                    _LOG.info("log.reading", bus=self.bus, sequence_number=self.head.sequence_number, head=head.sequence_number)
+        if self.head.sequence_number < head.sequence_number:
+            raise LogCorruptError(f"bus {self.bus}: event {self.head.sequence_number + 1} is missing")
 
     def _apply(self, record: Record) -> None:
         chain_hash = chain(self.head.chain_hash, record.envelope)

@@ -1,7 +1,8 @@
 """A replay on several processes: ranges of the log are checked, then the segments between snapshots recomputed, side by side.
 
 If counters were filled, one process then counts their past again. A parallel replay only proves. If anything cannot be proved in this way,
-`verify` replays the log in one piece, which tells what is wrong and where: a divergence, damage, or a snapshot that does not fit.
+the reason is logged, and `verify` replays the log in one piece, which tells what is wrong and where: a divergence, damage, or a snapshot
+that does not fit.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel.v1 import replay_service_pb2
 from gavel.v1.decision_pb2 import ENGINE_RETE, Engine
 from gavel.v1.fact_pb2 import DataLossAccepted
 from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import ReplayProgress
-from gavel_rules.replay import DriftReport, are_joined
+from gavel_rules.replay import DriftReport, IntegrityPart, are_joined
 from gavel_rules.replay.recomputation import DATA_LOSSES_MAX
 from gavel_rules.state.snapshot.decoding import StateDecoder
 
 from gavel_server.history.replay import proved_message, verify
-from gavel_server.history.segments import Segment, SegmentResult, Source, check_range, prove_fills, recompute, share
+from gavel_server.history.segments import Segment, SegmentResult, Source, Unproved, check_range, prove_fills, recompute, share
 from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog
 
 _PROGRESS_SECONDS: Final = 0.5
+
+_LOG: Final = structlog.get_logger(__name__)
 
 
 async def verify_in_parallel(
@@ -43,7 +47,7 @@ async def verify_in_parallel(
     files = SnapshotFiles(data, log.bus)
     last = (await log.head()).sequence_number
     segments = await _segments(log, files, data, last)
-    counts: list[SegmentResult | None] = []
+    counts: list[SegmentResult | Unproved] = []
     ranges = [(last * part // processes + 1, last * (part + 1) // processes) for part in range(processes)]
     context = multiprocessing.get_context("spawn")
     reached = context.Array("q", max(len(segments), processes), lock=False)
@@ -52,8 +56,12 @@ async def verify_in_parallel(
         checks = [loop.run_in_executor(pool, check_range, source, place, first, end) for place, (first, end) in enumerate(ranges)]
         async for number in _progress(checks, reached):
             yield _progress_of(number, last)
-        parts = [part for check in checks if (part := check.result()) is not None]
-        if len(parts) == len(checks) and are_joined(parts):
+        found = [check.result() for check in checks]
+        parts = [part for part in found if isinstance(part, IntegrityPart)]
+        problems = [part.problem for part in found if isinstance(part, Unproved)]
+        if not problems and not are_joined(parts):
+            problems.append("two ranges of the log are not intact together")
+        if not problems:
             for place in range(len(reached)):
                 reached[place] = 0
             # The longest first, so that no process is left with it at the end.
@@ -62,18 +70,21 @@ async def verify_in_parallel(
             async for number in _progress(tasks, reached):
                 yield _progress_of(number, last)
             counts = [task.result() for _, task in sorted(zip(order, tasks, strict=True), key=lambda pair: pair[0])]
-        proved = [count for count in counts if count is not None]
+        proved = [count for count in counts if isinstance(count, SegmentResult)]
+        problems += [count.problem for count in counts if isinstance(count, Unproved)]
         fills = [fill for count in proved for fill in count.fills]
-        is_proved = bool(segments) and len(proved) == len(segments)
-        if is_proved and any(fill.events for fill in fills):
+        if not problems and any(fill.events for fill in fills):
             for place in range(len(reached)):
                 reached[place] = 0
             proof = loop.run_in_executor(pool, prove_fills, source, 0, fills)
             past = max(fill.opened_at - 1 for fill in fills if fill.events)
             async for number in _progress([proof], reached):
                 yield _progress_of(number, past)
-            is_proved = proof.result() is True
-    if not is_proved:
+            fills_proved = proof.result()
+            if isinstance(fills_proved, Unproved):
+                problems.append(fills_proved.problem)
+    if problems:
+        _LOG.warning("replay.in_one_piece", bus=log.bus, problem=problems[0])
         async for response in verify(log, engine=engine, to_sequence_number=last, snapshots=files):
             yield response
         return

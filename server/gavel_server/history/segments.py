@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gavel.v1.decision_pb2 import Engine
 from gavel.v1.envelope_pb2 import Envelope
@@ -96,23 +96,29 @@ def share(reached: Any) -> None:
     collect_less()
 
 
-def check_range(source: Source, place: int, first: int, last: int) -> IntegrityPart | None:
-    """Check the integrity of a range; None: it cannot be proved."""
+class Unproved(NamedTuple):
+    """Why a range or segment could not be proved on its own."""
+
+    problem: str
+
+
+def check_range(source: Source, place: int, first: int, last: int) -> IntegrityPart | Unproved:
+    """Check the integrity of a range."""
     return _run(source, partial(_check, place, first, last))
 
 
-def recompute(source: Source, place: int, segment: Segment, engine: Engine.ValueType) -> SegmentResult | None:
-    """Recompute a segment; None: it cannot be proved."""
+def recompute(source: Source, place: int, segment: Segment, engine: Engine.ValueType) -> SegmentResult | Unproved:
+    """Recompute a segment."""
     return _run(source, partial(_recompute, place, segment, engine))
 
 
-def prove_fills(source: Source, place: int, fills: Sequence[Fill]) -> bool | None:
-    """Compare the recorded past of counters with the log, and return True; None: it cannot be proved."""
+def prove_fills(source: Source, place: int, fills: Sequence[Fill]) -> Literal[True] | Unproved:
+    """Compare the recorded past of counters with the log."""
     return _run(source, partial(_prove_fills, place, fills))
 
 
-def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | None]]) -> Result | None:
-    async def run() -> Result | None:
+def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | Unproved]]) -> Result | Unproved:
+    async def run() -> Result | Unproved:
         log = await connect_log(source.url, source.bus)
         try:
             return await work(log)
@@ -121,8 +127,8 @@ def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | None]]) -
 
     try:
         return asyncio.run(run())
-    except (DamagedError, DivergedError, VersionNotImplementedError, SnapshotError, LogError):
-        return None
+    except (DamagedError, DivergedError, VersionNotImplementedError, SnapshotError, LogError) as error:
+        return Unproved(str(error))
 
 
 async def _check(place: int, first: int, last: int, log: EventLog) -> IntegrityPart:
@@ -138,7 +144,7 @@ async def _check(place: int, first: int, last: int, log: EventLog) -> IntegrityP
     return integrity.part
 
 
-async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log: EventLog) -> SegmentResult | None:
+async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log: EventLog) -> SegmentResult | Unproved:
     state = SnapshotFiles(Path(segment.data), log.bus).read(segment.begin) if segment.begin else None
     recomputation = Recomputation(log.bus, engine=engine, state=state)
     report = DriftReport()
@@ -146,7 +152,7 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
     async with aclosing(read_ahead(log, segment.begin + 1, segment.end)) as pages_read:
         async for records in pages_read:
             if records[0].sequence_number != number + 1:
-                return None
+                break
             for record in records:
                 missing = recomputation.missing_citations(record.envelope) if segment.begin else []
                 if missing:
@@ -155,11 +161,11 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
             number = records[-1].sequence_number
             _reached[place] = number - segment.begin
     if number < segment.end:
-        return None
+        return Unproved(f"event {number + 1} is missing")
     recomputation.finish(at_head=segment.at_head)
     is_equal = not segment.digest or (recomputation.state.head == segment.end and state_sha256(recomputation.state.store) == segment.digest)
     if not is_equal:
-        return None
+        return Unproved(f"the snapshot of event {segment.end} holds another state than the log gives after event {segment.begin}")
     state_parts = _without_evidence(recomputation.state) if segment.at_head else []
     losses = _serialize(recomputation.data_losses)
     fills = [Fill(one.opened_at, one.rule_set, one.digests, _serialize(one.events)) for one in recomputation.fills]
@@ -167,7 +173,7 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
     return SegmentResult(*counts, report.content, state_parts, losses, fills)
 
 
-async def _prove_fills(place: int, fills: Sequence[Fill], log: EventLog) -> bool:
+async def _prove_fills(place: int, fills: Sequence[Fill], log: EventLog) -> Literal[True]:
     recorded = [RecordedFill(fill.opened_at, fill.rule_set, fill.digests) for fill in fills]
     # The segment that opens counters lists them together, and each that follows those that are not filled yet.
     for event in [Envelope.FromString(content) for fill in fills for content in fill.events]:
