@@ -203,7 +203,10 @@ def _person_fault(command: Command, principal: Principal) -> Fault | None:
             return None
     if person == principal.name:
         return None
-    return Fault(error_pb2.ERROR_REASON_FIELD_RESERVED, f"{field} is {person!r}, but the authenticated caller is {principal.name!r}")
+    return Fault(
+        error_pb2.ERROR_REASON_FIELD_RESERVED,
+        f"{field} is {person!r}, but the authenticated caller is {principal.name!r}; leave {field} empty",
+    )
 
 
 @lru_cache(_ATTESTATIONS_MAX)

@@ -40,6 +40,14 @@ def test_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
     assert "secret" not in process.stderr
 
 
+@pytest.mark.parametrize(("name", "remedy"), [("token_file", "; gavel token create makes it"), ("tls_cert", "")])
+def test_missing_files_of_credentials_are_named(tmp_path: Path, name: str, remedy: str) -> None:
+    """A file of the settings that does not exist ends the start with its setting, its path and, for tokens, the command that makes it."""
+    variables = {"GAVEL_TOKEN_FILE": "/nowhere"} if name == "token_file" else {"GAVEL_TLS_CERT": "/nowhere", "GAVEL_TLS_KEY": "/nowhere"}
+    process = _serve(tmp_path, GAVEL_AUTHENTICATION="required" if name == "token_file" else "none", **variables)
+    assert (1, f"gavel: {name} /nowhere cannot be read: No such file or directory{remedy}\n") == (process.returncode, process.stderr)
+
+
 def test_unreachable_redis_delays_the_start(tmp_path: Path, redis_server: EmbeddedRedis) -> None:
     """A server that starts while Redis cannot be reached says so, and is ready once Redis is there."""
     there = tmp_path / "redis.sock"

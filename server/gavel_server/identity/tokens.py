@@ -93,9 +93,12 @@ def token_digest(token: str) -> bytes:
 
 
 def read_token_file(path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries of a token file. Raises OSError, IdentityFileError."""
+    """Return the entries of a token file. Raises IdentityFileError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        remedy = "; gavel token create makes it" if isinstance(error, FileNotFoundError) else ""
+        raise IdentityFileError(f"token_file {path} cannot be read: {error.strerror}{remedy}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IdentityFileError(f"{path} is not TOML: {error}") from None
     unknown = sorted(document.keys() - {"tokens"})

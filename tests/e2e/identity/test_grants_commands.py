@@ -12,14 +12,15 @@ import pytest
 from tests.e2e.identity.granted import ADMIN, GRANTS, GrantedServer
 from tests.e2e.runs import run_gavel
 from tests.e2e.world import rule_set
+from tests.support.fronts import TRANSPORTS
 
 Gavel = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def gavel(tmp_path: Path) -> Iterator[Gavel]:
-    """A server with GRANTS, and a function that runs a command on it; `by` names the caller."""
-    server = GrantedServer(tmp_path, "none")
+@pytest.fixture(params=TRANSPORTS)
+def gavel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gavel]:
+    """A server with GRANTS on each transport, and a function that runs a command on it; `by` names the caller."""
+    server = GrantedServer(tmp_path, request.param)
     for name, token in server.tokens.items():
         (tmp_path / f"{name}.token").write_text(token)
 

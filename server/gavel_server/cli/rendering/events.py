@@ -38,8 +38,8 @@ _STATE_WORDS: Final = {
 }
 
 
-def describe(envelope: Envelope) -> str:
-    """Return one line on an event's content."""
+def describe(envelope: Envelope, *, beside_name: bool = False) -> str:
+    """Return one line on an event's content. Beside the event's name, the kind of a diagnostic with this name is not repeated."""
     match envelope.WhichOneof("payload"):
         case "fact":
             return _fact(envelope.fact) + _lateness(envelope)
@@ -56,7 +56,9 @@ def describe(envelope: Envelope) -> str:
         case "tool_result":
             return _tool_result(envelope.tool_result)
         case "agent_diagnostic":
-            return _diagnostic(envelope.agent_diagnostic)
+            diagnostic = envelope.agent_diagnostic
+            kind = "" if beside_name and diagnostic.kind == envelope.event_name else diagnostic.kind
+            return printable(": ".join(part for part in (kind, _diagnostic_detail(diagnostic)) if part))
     return "(no payload)"
 
 
@@ -355,7 +357,7 @@ def _tool_result(result: ToolResult) -> str:
     return printable(f"{result.tool_name}: {content} ({result.execution_id})")
 
 
-def _diagnostic(diagnostic: AgentDiagnostic) -> str:
+def _diagnostic_detail(diagnostic: AgentDiagnostic) -> str:
     match diagnostic.WhichOneof("detail"):
         case "fact_collection":
             detail = "; ".join(requirement_line(row) for row in diagnostic.fact_collection.fact_requirements)
@@ -380,7 +382,7 @@ def _diagnostic(diagnostic: AgentDiagnostic) -> str:
             detail = f"to {diagnostic.graph_transition.graph_node}"
         case _:
             detail = format_struct(diagnostic.attributes) if diagnostic.attributes.fields else ""
-    return printable(f"{diagnostic.kind}: {detail}" if detail else diagnostic.kind)
+    return detail
 
 
 def _invocation(invocation: LlmInvocation) -> str:

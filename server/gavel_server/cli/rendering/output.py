@@ -156,10 +156,11 @@ def print_event_line(envelope: Envelope) -> None:
 
     from gavel_server.cli.rendering.events import describe, format_time, producer_name
 
-    print_line(
+    line = (
         f"{envelope.sequence_number:>6}  {format_time(envelope.recorded_at)}  {printable(envelope.event_name):<20}  "
-        f"{printable(envelope.subject)}  {producer_name(envelope)}  {describe(envelope)}"
+        f"{printable(envelope.subject)}  {producer_name(envelope)}  {describe(envelope, beside_name=True)}"
     )
+    print_line(line.rstrip())
 
 
 def progress_bar() -> Progress:

@@ -59,7 +59,7 @@ def _print_trace(trace_id: str, response: GetTraceResponse) -> None:
                 f"+{(envelope.recorded_at.ToMilliseconds() - started_ms) / 1000:.3f} s",
                 numbers.get(envelope.causation_id, "elsewhere" if envelope.causation_id else ""),
                 producer_name(envelope),
-                f"{printable(envelope.event_name)}: {describe(envelope)}",
+                ": ".join(part for part in (printable(envelope.event_name), describe(envelope, beside_name=True)) if part),
             )
             for envelope in response.envelopes
         ),

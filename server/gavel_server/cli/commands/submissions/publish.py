@@ -44,7 +44,7 @@ def publish_envelope(envelope: Envelope, server: str, bus: str, *, as_json: bool
         [
             ("event", f"{recorded.event_id} (event {recorded.sequence_number})"),
             ("name", recorded.event_name),
-            ("content", describe(recorded)),
+            ("content", describe(recorded, beside_name=True)),
             ("subject", printable(recorded.subject)),
             ("producer", producer_name(recorded)),
             ("trace", printable(recorded.trace_id)),

@@ -198,6 +198,19 @@ def test_late_fact() -> None:
     assert "k = 1, happened 10 min earlier" == describe(event)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ReviewEscalated", "d-1 was not resolved in time; lead may vote too"),
+        ("Other", "ReviewEscalated: d-1 was not resolved in time; lead may vote too"),
+    ],
+)
+def test_describe_beside_the_name(name: str, expected: str) -> None:
+    """Beside the event's name the kind of a diagnostic is shown only if it differs."""
+    detail = {"kind": "ReviewEscalated", "review_escalated": {"decision_id": "d-1", "groups": ["lead"]}}
+    assert expected == describe(ParseDict({"event_name": name, "agent_diagnostic": detail}, Envelope()), beside_name=True)
+
+
 @given(text=st.text())
 def test_no_control_characters(text: str) -> None:
     """No control character of a producer's text reaches the terminal."""
