@@ -17,6 +17,7 @@ from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.errors import DataDirectoryInUseError
 from gavel_server.log.stores import StoredLog, connect_log
 from gavel_server.log.urls import mask_url
+from gavel_server.process.logging import log_to_stderr
 
 # Redis's append-only log: a file up to 6.2, a directory from 7.0 on.
 _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
@@ -51,6 +52,7 @@ async def open_log(
 @asynccontextmanager
 async def open_target(data: Path, url: str, bus: str) -> AsyncIterator[EventLog]:
     """Yield the log of `bus`, which may be empty, to write to it; in a data directory no server may run. Raises CommandError, LogError."""
+    log_to_stderr()
     async with AsyncExitStack() as stack:
         if not url:
             url = (await stack.enter_async_context(EmbeddedRedis(data))).url
@@ -93,6 +95,7 @@ async def open_stored(
     acknowledgement: Acknowledgement = Acknowledgement(),  # noqa: B008  # immutable
 ) -> AsyncIterator[StoredLog]:
     """Yield the log of `bus` in the store at `url`; `place` names it in messages. Raises CommandError, LogError."""
+    log_to_stderr()
     try:
         log = await connect_log(url, bus, acknowledgement)
     except ValueError as error:

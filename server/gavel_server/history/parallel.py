@@ -11,6 +11,7 @@ import asyncio
 import multiprocessing
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,8 +86,9 @@ async def verify_in_parallel(
                 problems.append(fills_proved.problem)
     if problems:
         _LOG.warning("replay.in_one_piece", bus=log.bus, problem=problems[0])
-        async for response in verify(log, engine=engine, to_sequence_number=last, snapshots=files):
-            yield response
+        async with aclosing(verify(log, engine=engine, to_sequence_number=last, snapshots=files)) as responses:
+            async for response in responses:
+                yield response
         return
     yield VerifyReplayResponse(verdict=_verdict(log.bus, proved, sum(1 for segment in segments if segment.digest)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -24,7 +25,7 @@ CATCH_SECONDS = 5.0
 
 async def test_kills_leave_whole_snapshots(redis_url: str, bus: str, tmp_path: Path) -> None:
     """After kills under load, some of them during the writing of a snapshot, each start reads a snapshot, and the state is that of a server
-    that reads the whole log. Nothing half is left, and the log is proved.
+    that reads the whole log. Nothing half is left, and the log is proved. A replay warns of a damaged snapshot on standard error.
     """
     server = Server(tmp_path / "first", redis_url=redis_url, options=["--no-front", "--snapshot-every", str(EVERY)])
     plain = Server(tmp_path / "second", redis_url=redis_url, options=["--no-front", "--snapshot-every", "0"])
@@ -64,6 +65,16 @@ async def test_kills_leave_whole_snapshots(redis_url: str, bus: str, tmp_path: P
     assert 0 == replayed.returncode, replayed
     count = len(list(directory.iterdir()))
     assert replayed.stdout.endswith(f"recomputed equal, {count} snapshot{'s' if count > 1 else ''} confirmed\n"), replayed
+    _damage(min(directory.glob("*.snapshot")))
+    warned = run_gavel(["replay", "--redis", redis_url, "--bus", bus, "--snapshots", server.data, "--json"], {})
+    verdict = json.loads(warned.stdout)["verdict"]
+    assert (True, str(count - 1)) == (verdict["proved"], verdict["snapshots"])
+    assert "snapshot.refused" in warned.stderr
+
+
+def _damage(snapshot: Path) -> None:
+    """Cut the end of a snapshot off."""
+    os.truncate(snapshot, snapshot.stat().st_size - 1)
 
 
 async def test_a_stop_while_a_snapshot_is_written(redis_url: str, bus: str, tmp_path: Path) -> None:

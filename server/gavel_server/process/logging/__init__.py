@@ -7,6 +7,7 @@ holds up the server.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from io import StringIO
 from typing import Any, Final, TextIO, cast
@@ -96,6 +97,17 @@ class Logging:
         self._unlimited.log(
             logging.getLevelNamesMapping()[level.upper()], event, **{name: value for name, value in fields.items() if name != "level"}
         )
+
+
+def log_to_stderr() -> None:
+    """Write warnings of a command to standard error, unless the process has a log: its standard output is for results."""
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, _escape, _renderer(as_json=False, colors=False)],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def _renderer(as_json: bool, colors: bool) -> structlog.typing.Processor:

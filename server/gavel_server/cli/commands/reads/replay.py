@@ -192,10 +192,12 @@ async def verify_log(
     collect_less()
     try:
         async with log_context as log:
-            async for response in verify(
+            responses = verify(
                 log, engine=engine, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number, snapshots=snapshots
-            ):
-                yield response
+            )
+            async with aclosing(responses):
+                async for response in responses:
+                    yield response
     except ReplayRangeError as error:
         raise InvalidInputError(str(error)) from error
     except LogCorruptError as error:
@@ -214,8 +216,8 @@ async def _verify_in_parallel(
     from gavel_server.log.protocol import LogCorruptError
 
     try:
-        async with log_context as log:
-            async for response in verify_in_parallel(log, log.url, data, processes, engine):
+        async with log_context as log, aclosing(verify_in_parallel(log, log.url, data, processes, engine)) as responses:
+            async for response in responses:
                 yield response
     except LogCorruptError as error:
         yield VerifyReplayResponse(verdict=verdict_of(error))
