@@ -84,7 +84,7 @@ class Server:
             closed=opening.close,
             names=store.names,
             head_number=store.head_number,
-            creates=settings.create_buses,
+            creates=settings.create_buses and settings.authentication == "none",
             acknowledged=opening.acknowledged,
         )
         self._security: Final = _security(settings)

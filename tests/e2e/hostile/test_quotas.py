@@ -7,14 +7,16 @@ from pathlib import Path
 
 import grpc
 import pytest
-from gavel.v1.event_service_pb2 import SubscribeEventsRequest
+from gavel.v1.event_service_pb2 import SubscribeEventsRequest, SubscribeEventsResponse
 from gavel.v1.event_service_pb2_grpc import EventServiceStub
 from gavel.v1.projection_service_pb2 import GetStatusRequest
 from gavel.v1.projection_service_pb2_grpc import ProjectionServiceStub
 from gavel_client import fact_envelope
+from gavel_server.front.programs import FrontSetting
 from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure
 from grpc_status import rpc_status
 
+from tests.e2e.identity.granted import ADMIN, GrantedServer
 from tests.e2e.world import DEPOT, Server, run_servers
 from tests.support.fronts import TRANSPORTS
 
@@ -53,3 +55,28 @@ async def test_quotas_of_a_server(tmp_path: Path, front: str) -> None:
             (throttled,) = (await projections.GetStatus(GetStatusRequest())).throttled_callers
             assert ("127.0.0.1", "calls_per_second") == (throttled.caller, throttled.quota)
             assert throttled.refused >= len(refused)
+
+
+@pytest.mark.parametrize("front", TRANSPORTS)
+async def test_quotas_of_principals(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
+    """Authenticated callers on one connection have quotas of their own, and the status names the throttled one by its principal."""
+    options = ("--quota-calls-per-second", "20", "--quota-subscriptions", "1")
+    granted = GrantedServer(tmp_path, front, options=options, redis_url=redis_url)
+    with granted.running():
+        async with grpc.aio.insecure_channel(granted.server.address) as channel:
+            events, projections = EventServiceStub(channel), ProjectionServiceStub(channel)
+            subscriptions = [
+                events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=1), metadata=granted.by(name))
+                for name in ("may-subscribe", ADMIN)
+            ]
+            for subscription in subscriptions:
+                assert isinstance(await subscription.read(), SubscribeEventsResponse)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await events.SubscribeEvents(SubscribeEventsRequest(), metadata=granted.by("may-subscribe")).read()
+            assert "subscriptions is limited to 1" == quota_failure(caught.value)
+            calls = (projections.GetStatus(GetStatusRequest(), metadata=granted.by("may-read")) for _ in range(200))
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            refused = [outcome for outcome in outcomes if isinstance(outcome, grpc.aio.AioRpcError)]
+            assert {"calls_per_second is limited to 20"} == {quota_failure(error) for error in refused}
+            throttled = (await projections.GetStatus(GetStatusRequest(), metadata=granted.by(ADMIN))).throttled_callers
+            assert {("may-subscribe", "subscriptions"), ("may-read", "calls_per_second")} == {(one.caller, one.quota) for one in throttled}

@@ -6,7 +6,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from gavel.v1.projection_service_pb2 import GetStatusRequest, GetStatusResponse
+from gavel_client import GavelError
 from gavel_rules.identity.rights import RIGHT_OF_RPC, RIGHTS, RPCS_WITHOUT_RIGHT
 from gavel_server.cli.main import run
 from gavel_server.identity.tokens import PREFIX
@@ -93,6 +96,14 @@ def test_the_health_of_a_bus_needs_the_right_to_read(granted: GrantedServer, met
     for caller, bus in (("may-propose", "default"), ("may-propose", "none"), ("may-read", "none")):
         denied = methods.code(check, granted.by(caller), service=BUS_HEALTH + bus)
         assert (StatusCode.PERMISSION_DENIED, "RIGHT_LACKING") == denied
+
+
+def test_unknown_buses_are_not_opened_by_events(granted: GrantedServer) -> None:
+    """A caller that may create a bus is told to create the one that it names: no event opens it."""
+    with pytest.raises(grpc.RpcError) as caught:
+        granted.call("gavel.v1.ProjectionService/GetStatus", ADMIN, GetStatusRequest(bus="none"), GetStatusResponse)
+    failure = GavelError.from_rpc_error(caught.value)
+    assert ("BUS_NOT_FOUND", True) == (failure.reason, "create it first: `gavel bus create`" in failure.message), failure
 
 
 def test_commands_need_their_right_alone(granted: GrantedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ async def test_scans_leave_parked_items(
 
         await poll(parked)
     unknown = gavel("work", "retry", "decisions", "executors", "999", "--bus", bus, server=pair[0])
-    assert (1, True) == (unknown.returncode, "1 of the named items are not parked" in unknown.stderr), unknown.stderr
+    assert (1, True) == (unknown.returncode, "1 item of those named is not parked" in unknown.stderr), unknown.stderr
     for arguments in (
         ("parked", "decisions", "nobody"),
         ("retry", "decisions", "nobody", "--all"),

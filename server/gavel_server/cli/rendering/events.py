@@ -374,7 +374,7 @@ def _diagnostic_detail(diagnostic: AgentDiagnostic) -> str:
         case "access_refused":
             refused = diagnostic.access_refused
             rpc = refused.rpc.rpartition("/")[2]
-            detail = f"{refused.count} x {refused.reason} for {refused.principal or 'callers without credentials'}, first {rpc}"
+            detail = f"{refused.count} x {refused.reason} for {refused.principal or 'callers without valid credentials'}, first {rpc}"
             detail += f" as {refused.producer.id}" if refused.producer.id else ""
         case "llm_invocation":
             detail = _invocation(diagnostic.llm_invocation)

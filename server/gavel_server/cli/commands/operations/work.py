@@ -103,7 +103,7 @@ def retry(
     _check_choice(items, every)
     with connect(server, bus) as client:
         count = client.retry_parked(_number(queue), group, item_ids=items or ()).retried
-    output.print_line(f"{count} items of {queue} are delivered again to {group}")
+    output.print_line(f"delivered again to {group}: {_items(count)} of {queue}")
     _check_all_parked(items or [], count)
 
 
@@ -126,7 +126,7 @@ def discard(
         count = 0
         for first in range(0, len(item_ids), PAGE_ITEMS):
             count += client.discard_parked(_number(queue), group, item_ids[first : first + PAGE_ITEMS]).discarded
-    output.print_line(f"{count} items of {queue} are dropped for {group}")
+    output.print_line(f"dropped for {group}: {_items(count)} of {queue}")
     _check_all_parked(items or [], count)
 
 
@@ -139,7 +139,13 @@ def _check_all_parked(items: list[str], count: int) -> None:
     """Raise CommandError if some of the named items were not parked."""
     missing = len(set(items)) - count
     if missing > 0:
-        raise CommandError(f"{missing} of the named items are not parked; gavel work parked lists those that are")
+        raise CommandError(
+            f"{_items(missing)} of those named {'is' if missing == 1 else 'are'} not parked; gavel work parked lists what is"
+        )
+
+
+def _items(count: int) -> str:
+    return "1 item" if count == 1 else f"{count} items"
 
 
 def _number(queue: str) -> WorkQueue.ValueType:

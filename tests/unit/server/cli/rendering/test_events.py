@@ -99,7 +99,7 @@ CASES = [
                 "access_refused": {"reason": "UNAUTHENTICATED", "rpc": "gavel.v1.ArbitrationService/SubmitProposal", "count": 1},
             }
         },
-        "AccessRefused: 1 x UNAUTHENTICATED for callers without credentials, first SubmitProposal",
+        "AccessRefused: 1 x UNAUTHENTICATED for callers without valid credentials, first SubmitProposal",
     ),
     ({"decision": {"outcome": "OUTCOME_REVOKED", "reason_code": "REVOKED"}}, "REVOKED"),
     ({"decision": {"outcome": "OUTCOME_EXPIRED", "reason_code": "APPROVAL_EXPIRED"}}, "EXPIRED, APPROVAL_EXPIRED"),
