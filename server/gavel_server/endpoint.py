@@ -39,8 +39,8 @@ class Endpoint(NamedTuple):
 class EndpointSecurity:
     """How callers, the front and the server's own parts are told apart."""
 
-    def __init__(self, identity: Identity, program: Path | None) -> None:
-        """`program` is the front's; None: there is none. Raises OSError."""
+    def __init__(self, identity: Identity, program: Path | None, address: str = "") -> None:
+        """`program` is the front's; None: there is none. `address` is the one for callers. Raises OSError."""
         if program is None and identity.wants_optional_certificates:
             raise OSError(
                 "tls_client_certificate is optional, and there is no native front: gRPC for Python cannot ask for a certificate without "
@@ -48,6 +48,7 @@ class EndpointSecurity:
             )
         self.identity: Final = identity
         self.program: Final = program
+        self._socket: Final = Path(address.removeprefix(UNIX).removeprefix("//")) if address.startswith(UNIX) else None
         self._handles: Final = Handles()
         # Without TLS, authentication and front, the address for callers serves the server's own parts, too.
         self.is_private: Final = program is not None or identity.tls is not None or identity.authenticator is not None
@@ -58,7 +59,11 @@ class EndpointSecurity:
     def of_calls(self) -> CallAuthentication:
         """Return the authentication of calls over grpc.aio."""
         return CallAuthentication(
-            self.identity.authenticator, secret=self.secret, behind_front=self.program is not None, handles=self._handles
+            self.identity.authenticator,
+            secret=self.secret,
+            behind_front=self.program is not None,
+            handles=self._handles,
+            socket=self._socket,
         )
 
     def of_front(self) -> FrontAuthentication:

@@ -178,7 +178,7 @@ def _heads(buses: BusRegistry) -> list[BusHead]:
 
 def _security(settings: Settings) -> EndpointSecurity:
     try:
-        return EndpointSecurity(Identity(settings.identity), select_program(settings.front))
+        return EndpointSecurity(Identity(settings.identity), select_program(settings.front), settings.listen)
     except (OSError, IdentityError) as error:
         raise ServeError(str(error)) from error
 

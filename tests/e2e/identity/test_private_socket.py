@@ -9,8 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 from gavel_server.front.programs import FrontSetting
+from gavel_server.identity.tokens import add_token
 
-from tests.e2e.identity.world import HEALTH, METHODS, SUBSCRIBE, attempt, refusal
+from tests.e2e.identity.world import HEALTH, METHODS, SUBSCRIBE, attempt, bearer, refusal
 from tests.e2e.world import Server, run_servers
 from tests.support.fronts import FRONTS, TRANSPORTS
 
@@ -59,3 +60,22 @@ def test_users_of_unix_sockets(tmp_path: Path, front: FrontSetting, redis_url: s
             assert "the server has no token_file" in refusal(channel, method, (("authorization", "Bearer x"),))
         if front == "none":
             assert 0o600 == os.stat(path).st_mode & 0o777
+
+
+def test_a_socket_for_all_users_names_nobody(tmp_path: Path, redis_url: str) -> None:
+    """Without a front, callers of a socket to which other users may connect are not taken for the server's user; a token still counts."""
+    path = tmp_path / "s.sock"
+    config = tmp_path / "gavel.toml"
+    token = add_token(tmp_path / "tokens.toml", "ada", (), None)
+    config.write_text(f'authentication = "required"\ntoken_file = "{tmp_path}/tokens.toml"\nadmins = ["ada", "uid:{os.getuid()}"]\n')
+    server = Server(tmp_path / "data", redis_url=redis_url, listen=f"unix:{path}", options=["--front", "none", "--config", str(config)])
+    with run_servers(server), grpc.insecure_channel(f"unix:{path}") as channel:
+        for mode, is_shared in ((0o600, False), (0o620, True), (0o666, True), (0o600, False)):
+            path.chmod(mode)
+            for method in METHODS:
+                assert attempt(channel, method, bearer(token)) is None
+                if is_shared:
+                    assert f"other users may connect to {path}" in refusal(channel, method)
+                else:
+                    assert attempt(channel, method) is None
+            assert attempt(channel, HEALTH) is None

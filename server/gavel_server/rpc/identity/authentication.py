@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hmac
 import os
+import stat
 from contextlib import suppress
+from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +37,8 @@ AUTHORIZATION_KEY: Final = "authorization"
 # the same, to ask for the health of a bus (`services/health`).
 OPEN_METHODS: Final = frozenset(f"{HEALTH.full_name}/{method.name}" for method in HEALTH.methods)
 _OWN: Final = Session(SERVER)
+# Connecting to a Unix socket takes the permission to write it.
+_OTHERS_CONNECT: Final = stat.S_IWGRP | stat.S_IWOTH
 _CERTIFICATE_CHAIN: Final = "x509_pem_cert_chain"
 _CERTIFICATE: Final = "x509_pem_cert"
 _PEM_END: Final = b"-----END CERTIFICATE-----"
@@ -46,16 +50,23 @@ class CallAuthentication:
     """Returns the session of a call over grpc.aio."""
 
     def __init__(
-        self, authenticator: Authenticator | None = None, *, secret: str = "", behind_front: bool = False, handles: Handles | None = None
+        self,
+        authenticator: Authenticator | None = None,
+        *,
+        secret: str = "",
+        behind_front: bool = False,
+        handles: Handles | None = None,
+        socket: Path | None = None,
     ) -> None:
         """Without an authenticator callers need no credentials. `secret` is the secret of this start; "": there is no private socket.
 
-        `behind_front`: calls come over the private socket alone.
+        `behind_front`: calls come over the private socket alone. `socket` is the Unix socket for callers, if there is one.
         """
         self._authenticator: Final = authenticator
         self._secret: Final = secret.encode()
         self._behind_front: Final = behind_front
         self._handles: Final = Handles() if handles is None else handles
+        self._socket: Final = socket
         # Whether every call passes without a look.
         self.is_open: Final = authenticator is None and not secret
 
@@ -71,12 +82,28 @@ class CallAuthentication:
         if self._authenticator is None:
             return None
         credentials = _credentials(call, metadata)
+        if credentials.user_id is not None and not credentials.authorizations and self._is_shared():
+            if method in OPEN_METHODS:
+                return None
+            raise unauthenticated(
+                f"other users may connect to {self._socket}, and without the native front the server cannot tell them apart: run chmod 600 "
+                "on it, serve with the native front, or show a token"
+            )
         if method not in OPEN_METHODS:
             return await self._authenticator.authenticate(credentials)
         if credentials.authorizations or credentials.certificates or credentials.user_id is not None:
             with suppress(ServiceError):
                 return await self._authenticator.authenticate(credentials)
         return None
+
+    def _is_shared(self) -> bool:
+        """Return whether somebody has let other users connect to the socket for callers, which `rpc.transport` makes private."""
+        if self._socket is None:
+            return False
+        try:
+            return bool(self._socket.stat().st_mode & _OTHERS_CONNECT)
+        except OSError:
+            return True
 
     def _inner_session(self, method: str, handles: list[Any]) -> Session | None:
         if not handles:
@@ -94,7 +121,7 @@ class CallAuthentication:
 
 
 def _credentials(call: _GrpcContext, metadata: tuple[Any, ...]) -> Credentials:
-    """Return the credentials of a caller. gRPC does not name the user of a Unix socket, which only the server's own user can reach."""
+    """Return the credentials of a caller. gRPC does not name the user of a Unix socket, which the server's own user alone can reach."""
     peer = call.peer()
     is_unix = peer.startswith("unix:")
     properties = call.auth_context() or {}
