@@ -189,6 +189,7 @@ class CompiledCounter:
         self._schemas: Final = dict(schemas)
         self._calendar_unit: Final = part.calendar.unit if part.calendar is not None else ""
         self._zone: Final = zone
+        self.expressions: Final = expressions
         self._where: Final = _compile(expressions.where)
         self._by: Final = _compile(expressions.by)
         self._amount: Final = _compile(expressions.amount)

@@ -116,3 +116,27 @@ def test_thresholds_of_counters() -> None:
     assert "      just below 1, at 1, just above 0  history.spent() + params.amount > 10" in lines
     assert "  over: history.spent() + params.amount > 10 has no case just above 10" in lines
     assert lines[0].endswith(", sides of thresholds 1 of 4 (25 %)")
+
+
+def test_thresholds_of_counters_of_facts() -> None:
+    """Facts that a case records move a counter of facts to, and past, its threshold; those of another group or too old do not."""
+    source = "of: facts, fact: order.failed, where: value == true, by: subject, window_ms: 3600000"
+    rules = compile_cached(
+        COUNTED.replace("of: approvals, action: refund.create, sum: params.amount, window_ms: 3600000", source).replace(
+            "history.spent() + params.amount > 10 && !(20 <= history.spent())", "history.spent(subject) >= 2"
+        )
+    )
+    failed = {"key": "order.failed", "value": True, "source": "orders-db", "age_ms": 3_599_999}
+    others = [{**failed, "value": False}, {**failed, "subject": "order/9"}, {**failed, "age_ms": 3_600_000}]
+    facts = {"status": "delivered", "first": failed, **{f"other {number}": one for number, one in enumerate(others)}}
+    cases = [
+        {"name": "below", "facts": facts, "expect": {"outcome": "APPROVED"}},
+        {"name": "at", "facts": {**facts, "second": failed}, "expect": {"outcome": "REJECTED", "reason_code": "OVER"}},
+    ]
+    data = {"gavel": "v1", "tests": "rules.yaml", "defaults": {"params": {"amount": 1}}, "cases": cases}
+    results = list(run_cases(read_suite(json.dumps(data)), rules))
+    coverage = Coverage(rules)
+    coverage.add(results)
+    assert all(result.passed for result in results)
+    (threshold,) = coverage.rules()[0].thresholds
+    assert (ThresholdCoverage("history.spent(subject)", ">=", 2, 1, 1, 0), []) == (threshold, threshold.missing())

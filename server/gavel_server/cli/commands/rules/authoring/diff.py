@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gavel_rules.authoring.derived_facts import DerivedFact
     from gavel_rules.authoring.diff import CaseDecision, RuleSetDiff
     from gavel_rules.authoring.samples.seeds import Seed
-    from gavel_rules.authoring.suites.histories import HistoryChange, HistoryDiff
+    from gavel_rules.authoring.suites.histories.compare import HistoryChange, HistoryDiff
     from gavel_rules.authoring.suites.versions import SuiteCaseChange
     from gavel_rules.language.rule_set import CompiledRuleSet
 
@@ -40,7 +40,7 @@ def diff(
     and the description, 1 something else differs, 2 a document is not valid.
     """
     from gavel_rules.authoring.diff import diff_rule_sets
-    from gavel_rules.authoring.suites.histories import compare_histories
+    from gavel_rules.authoring.suites.histories.compare import compare_histories
 
     from gavel_server.cli import documents
     from gavel_server.cli.rendering import output
@@ -55,7 +55,8 @@ def diff(
     if as_json:
         data = {
             **_as_json(older, newer, changes),
-            "not_analysed": [*changes.not_analysed, *histories.not_analysed],
+            "not_analysed": [*changes.not_analysed, *(one.name for one in histories.not_analysed)],
+            "reasons": {one.name: one.reason for one in histories.not_analysed},
             "histories": [_history_json(change) for change in histories.changes],
             "suite_cases": [_suite_case_json(file, change) for file, change in of_suites],
         }
@@ -110,6 +111,7 @@ def _history_json(change: HistoryChange) -> dict[str, Any]:
         "after": change.after._asdict(),
         "derived_before": [fact._asdict() for fact in change.derived_before],
         "derived_after": [fact._asdict() for fact in change.derived_after],
+        "earlier_facts": [facts._asdict() for facts in change.earlier_facts],
     }
 
 
@@ -121,13 +123,17 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
             report = f", each reported as {earlier.status}" if earlier.status else ", not carried out"
             parts = [f"params {_value(earlier.params)}", f"subject {earlier.subject}", f"producer.id {earlier.producer}"]
             yield f"  {earlier.age_ms} ms before, {earlier.proposals} x {', '.join(parts)}{report}"
+        for group in change.earlier_facts:
+            kind = "observation" if group.tier > 1 else "fact"
+            source = "" if group.tier > 1 else f" from {group.source}"
+            yield f"  {group.age_ms} ms before, {group.facts} x {kind} {group.key} = {_value(group.value)} of {group.subject}{source}"
         facts = [f"facts {_value(change.facts)}"] if change.facts else []
         report = f", reported as {_value(change.execution)}" if change.execution is not None else ""
         parts = [f"params {_value(change.params)}", *facts, f"subject {change.subject}", f"producer.id {change.producer}"]
         yield f"  then {', '.join(parts)}{report}"
         yield from _verdict_lines(change.before, change.after, change.derived_before, change.derived_after)
-    for name in histories.not_analysed:
-        yield f"not-analysed: no history was found that shows the edit of {name}; it may still change decisions or derived facts"
+    for name, reason in histories.not_analysed:
+        yield f"not-analysed: no history shows the edit of {name}: {reason}; it may still change decisions or derived facts"
 
 
 def _verdict_lines(

@@ -73,3 +73,36 @@ def test_histories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (1, True) == (earlier["proposals"], 3_600_000 <= earlier["age_ms"] < 7_200_000)
     assert {"mail.cost"} == {fact["key"] for one in output["histories"] for fact in one["derived_after"]}
     assert [] == output["not_analysed"]
+
+
+def test_histories_of_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An edited counter of facts shows with earlier facts, as text and as JSON; one without a history has a reason."""
+    text = BUDGET.replace("of: approvals, action: mail.send", "of: facts, fact: mail.bounced, where: value == true")
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text(text)
+    new.write_text(text.replace("value == true", "value == false"))
+    assert 1 == run(["rules", "diff", str(old), str(new)])
+    out, _ = capsys.readouterr()
+    assert "  1800000 ms before, 1 x fact mail.bounced = false of subject/1 from test-source\n  then params " in out
+    assert "  before: APPROVED by rest\n  after:  REJECTED OFTEN by often\n" in out
+    assert 1 == run(["rules", "diff", str(old), str(new), "--json"])
+    output = json.loads(capsys.readouterr().out)
+    (history,) = output["histories"]
+    fact = {
+        "facts": 1,
+        "age_ms": 1_800_000,
+        "key": "mail.bounced",
+        "subject": "subject/1",
+        "source": "test-source",
+        "tier": 1,
+        "value": False,
+    }
+    assert (None, [fact], []) == (history["earlier"], history["earlier_facts"], output["not_analysed"])
+
+    new.write_text(text.replace("window_ms: 3600000", "window_ms: 3600000, entries_max: 1000"))
+    assert 1 == run(["rules", "diff", str(old), str(new)])
+    reason = "only its limits differ, which no generated history reaches"
+    assert f"not-analysed: no history shows the edit of counters.sent: {reason}; it may still" in capsys.readouterr().out
+    assert 1 == run(["rules", "diff", str(old), str(new), "--json"])
+    output = json.loads(capsys.readouterr().out)
+    assert (["counters.sent"], {"counters.sent": reason}) == (output["not_analysed"], output["reasons"])

@@ -1,0 +1,53 @@
+"""Sample reports of executions: their results have the fields that derivations read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gavel.v1.execution_pb2 import ExecutionStatus
+
+from gavel_rules.authoring.samples.hints import Hints, collect_hints
+from gavel_rules.language.derivation_rules import DerivationRule
+from gavel_rules.language.report_expressions import STATUS_PREFIX
+
+_RESULT: Final = "execution.result."
+_PLAIN_VALUES: Final[tuple[object, ...]] = (1.5, "text", True)
+
+
+def sample_reports(rules: Iterable[DerivationRule]) -> list[Mapping[str, Any]]:
+    """Return reports, as suites write them, from which derivations derive a fact."""
+    reports: list[Mapping[str, Any]] = []
+    for rule in rules:
+        status = ExecutionStatus.Name(rule.status).removeprefix(STATUS_PREFIX)
+        hints: dict[str, Hints] = {}
+        for scoped in (rule.value_expression, rule.subject_expression):
+            if scoped is not None:
+                hints.update(collect_hints(scoped.expression.tree, scoped.environment.types))
+        for result in _results(hints):
+            report = {"status": status, **({"result": result} if result else {})}
+            if report not in reports:
+                reports.append(report)
+    return reports
+
+
+def _results(hints: Mapping[str, Hints]) -> Iterator[dict[str, Any]]:
+    """Yield results of an execution with the fields that an expression reads; their types are not known."""
+    fields = [path.removeprefix(_RESULT) for path in hints if path.startswith(_RESULT)]
+    names = [name for name in fields if "[]" not in name and not any(other.startswith(f"{name}.") for other in fields)]
+    for plain in _PLAIN_VALUES:
+        result: dict[str, Any] = {}
+        for name in names:
+            of_field: tuple[object, ...] = hints[f"{_RESULT}{name}"].constants
+            _put(result, name.split("."), next(iter(of_field), plain))
+        yield result
+        if not names:
+            return
+        if plain == _PLAIN_VALUES[0]:
+            yield {}  # a report that lacks them
+
+
+def _put(result: dict[str, Any], steps: Sequence[str], value: object) -> None:
+    for step in steps[:-1]:
+        result = result.setdefault(step, {})
+    result[steps[-1]] = value
