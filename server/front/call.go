@@ -29,6 +29,7 @@ type call struct {
 	method     method      // constant
 	isKnown    bool        // constant: there is such a method
 	received   time.Time   // constant: when its headers were read
+	isComplete bool        // constant: it ended with its headers
 
 	stream    transportStream // once a handler has the call
 	refusal   *status.Status  // why the front has ended it
@@ -95,6 +96,9 @@ func (call *call) readRequest(stream grpc.ServerStream, request *request) error 
 
 // read reads the caller's next message. It returns io.EOF if the caller has sent all, else a status.
 func (call *call) read(stream grpc.ServerStream, request *request) error {
+	if call.isComplete { // grpc-go would wait for a frame of data
+		return io.EOF
+	}
 	request.limit, request.decompressions = call.method.RequestBytes, call.connection.table.decompressions
 	err := stream.RecvMsg(request)
 	table := call.connection.table

@@ -50,6 +50,7 @@ type connection struct {
 	// Guarded by the mutex of connections.
 	calls      map[uint32]*call
 	opening    uint32 // the stream whose headers came last
+	isComplete bool   // nothing follows these headers
 	bytes      int    // that the calls hold
 	busy       int    // how many calls keep it from counting as idle
 	idle       int    // rank among the connections that have become idle
@@ -178,6 +179,8 @@ func (connection *connection) scan() error {
 func (connection *connection) receive(frame http2.Frame) {
 	call := connection.calls[frame.Stream]
 	switch frame.Kind {
+	case http2.Headers:
+		connection.isComplete = frame.Flags&http2.EndStream != 0
 	case http2.Data:
 		if call != nil {
 			call.receive(frame.Length)
@@ -239,6 +242,7 @@ func (connection *connection) open(path string, all metadata.MD) *call {
 		method:     method,
 		isKnown:    isKnown,
 		received:   time.Now(),
+		isComplete: connection.isComplete,
 		isReading:  true,
 		since:      table.now,
 	}

@@ -168,7 +168,7 @@ def leave(status: object) -> NoReturn:
 
 if __name__ == "__main__":
     # gRPC reads it when it is loaded, which is before `gavel serve` sets it.
-    os.environ["GRPC_VERBOSITY"] = "ERROR"
+    os.environ["GRPC_VERBOSITY"] = "NONE"
     sys.path.append(str(Path(__file__).parents[2]))  # for programs of the tests
     for name in PRELOADED:
         importlib.import_module(name)

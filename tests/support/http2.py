@@ -127,6 +127,11 @@ class Http2Connection:
         return self._written_bytes - self._writer.transport.get_write_buffer_size()
 
     @property
+    def trailers(self) -> dict[int, bytes]:
+        """The last block of headers of each call that has ended with one, by stream."""
+        return {stream: payload for kind, flags, stream, payload in self.frames if kind == HEADERS and flags & END_STREAM}
+
+    @property
     def is_closed(self) -> bool:
         """Whether the server has closed the connection."""
         return self._reading.done()

@@ -38,15 +38,15 @@ def make_server(*, behind_front: bool = False) -> grpc.aio.Server:
     of_connections = [
         ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
         ("grpc.max_connection_idle_ms", IDLE_SECONDS_MAX * 1000),
-        # gRPC has a soft and a hard limit, and between them refuses calls at random: set both to one value.
-        ("grpc.max_metadata_size", HEADER_BYTES_MAX),
-        ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
     ]
     return grpc.aio.server(
         options=[
             *([] if behind_front else of_connections),
+            # gRPC has a soft and a hard limit, and between them refuses calls at random: set both to one value.
+            ("grpc.max_metadata_size", HEADER_BYTES_MAX),
+            ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
             ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
             ("grpc.max_send_message_length", SEND_BYTES_MAX),
             ("grpc.so_reuseport", 0),

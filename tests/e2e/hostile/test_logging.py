@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -13,8 +14,9 @@ import grpc
 import pytest
 from gavel_server.front.programs import FrontSetting
 
-from tests.e2e.world import GAVEL, STOP_SECONDS_MAX, Server, run_servers
+from tests.e2e.world import GAVEL, STOP_SECONDS_MAX, Server, poll, run_servers
 from tests.support.fronts import TRANSPORTS
+from tests.support.http2 import Http2Connection
 
 METHODS = ("EventService/GetEvent", "EventService/PublishEvent", "ArbitrationService/SubmitProposal", "ProjectionService/GetProjection")
 UNDECODABLE = b"\xff" * 300
@@ -27,6 +29,18 @@ def refuse(channel: grpc.Channel, method: str) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         call(UNDECODABLE, timeout=CALL_SECONDS_MAX)
     assert grpc.StatusCode.INVALID_ARGUMENT == failure.value.code()
+
+
+async def send_malformed_headers(address: str) -> None:
+    """Make calls whose timeout cannot be read; return once they are refused."""
+    connection = await Http2Connection.open_plain(address)
+    calls = {connection.start_call(b"/grpc.health.v1.Health/Check", (b"grpc-timeout", b"x")) for _ in range(20)}
+
+    async def refused() -> bool | None:
+        return calls == connection.trailers.keys() or None
+
+    await poll(refused)
+    await connection.close()
 
 
 @pytest.mark.parametrize("front", TRANSPORTS)
@@ -49,6 +63,7 @@ def test_server_whose_log_nobody_reads(tmp_path: Path, front: FrontSetting) -> N
             with grpc.insecure_channel(address) as channel:
                 for number in range(400):
                     refuse(channel, METHODS[number % len(METHODS)])
+                asyncio.run(send_malformed_headers(address))
             process.terminate()
             assert 0 == process.wait(STOP_SECONDS_MAX)
         finally:

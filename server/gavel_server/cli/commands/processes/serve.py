@@ -65,8 +65,9 @@ def serve(
         if processes.front not in (None, "none"):
             raise InvalidInputError(f"--no-front and --front {processes.front} contradict each other; give one of them")
         options["front"] = "none"
-    # gRPC would write a line for each failed TLS handshake, past the limits of this server's log.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # gRPC would write a line for each failed TLS handshake and each malformed header, past the limits of this server's log. While nobody
+    # reads the log, its threads would wait to write such a line.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gavel_server.bootstrap.errors import ServeError
     from gavel_server.bootstrap.process import run
     from gavel_server.cli.rendering import output
