@@ -58,10 +58,10 @@ async def test_quotas_of_a_server(tmp_path: Path, front: str) -> None:
 
 
 @pytest.mark.parametrize("front", TRANSPORTS)
-async def test_quotas_of_principals(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
+async def test_quotas_of_principals(tmp_path: Path, front: FrontSetting) -> None:
     """Authenticated callers on one connection have quotas of their own, and the status names the throttled one by its principal."""
     options = ("--quota-calls-per-second", "20", "--quota-subscriptions", "1")
-    granted = GrantedServer(tmp_path, front, options=options, redis_url=redis_url)
+    granted = GrantedServer(tmp_path, front, options=options)
     with granted.running():
         async with grpc.aio.insecure_channel(granted.server.address) as channel:
             events, projections = EventServiceStub(channel), ProjectionServiceStub(channel)

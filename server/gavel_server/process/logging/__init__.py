@@ -104,10 +104,15 @@ def log_to_stderr() -> None:
     if structlog.is_configured():
         return
     structlog.configure(
-        processors=[structlog.processors.add_log_level, _escape, _renderer(as_json=False, colors=False)],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        processors=[_drop_information, structlog.processors.add_log_level, _escape, _renderer(as_json=False, colors=False)],
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
+
+
+def _drop_information(_: Any, method: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    if logging.getLevelNamesMapping().get(method.upper(), logging.ERROR) < logging.WARNING:
+        raise structlog.DropEvent
+    return fields
 
 
 def _renderer(as_json: bool, colors: bool) -> structlog.typing.Processor:
