@@ -44,14 +44,14 @@ GRANTS: Final = "\n".join(
 class GrantedServer:
     """The server. `tokens` are by the name of their caller: ADMIN, "nobody" without a grant, and "may-RIGHT"."""
 
-    def __init__(self, directory: Path, front: FrontSetting, *, options: tuple[str, ...] = (), redis_url: str = "") -> None:
+    def __init__(self, directory: Path, front: FrontSetting, *, options: tuple[str, ...] = ()) -> None:
         names = (ADMIN, "nobody", *(f"may-{right}" for right in RIGHTS))
         self.front = front
         self.tokens = {name: add_token(directory / "tokens.toml", name, (), None) for name in names}
         lines = ['authentication = "required"', f'token_file = "{directory / "tokens.toml"}"', f"admins = {json.dumps([ADMIN])}"]
         (directory / "gavel.toml").write_text("\n".join(lines) + "\n")
         options = ("--config", str(directory / "gavel.toml"), "--front", front, *options)
-        self.server = Server(directory / "data", options=options, redis_url=redis_url)
+        self.server = Server(directory / "data", options=options)
 
     @contextmanager
     def running(self) -> Iterator[GrantedServer]:
