@@ -144,11 +144,11 @@ async def test_poison_is_parked(
             parked_item[key] for key in ("itemId", "eventId", "deliveries", "reason")
         )
         assert re.search(r"decisions +executors +0 +\d +1 +1", work("list")), work("list")
-        assert "1 items" in work("retry", "decisions", "executors", item)
+        assert "1 item of decisions" in work("retry", "decisions", "executors", item)
         assert ["1", "2", "3"] == [program.await_line(f"rejected {item}")[2] for _ in range(3)]
         await poll(parked)
         program.terminate()
-    assert "1 items" in work("retry", "decisions", "executors", "--all")
+    assert "1 item of decisions" in work("retry", "decisions", "executors", "--all")
     with run_program([*command(go_programs, pair[0]), "-bus", bus], tmp_path / "mended.log") as program:
         assert ["reported", item, "1"] == program.await_line("reported")
         program.terminate()
@@ -160,7 +160,7 @@ async def test_poison_is_parked(
     with run_program(broken, tmp_path / "broken.log") as program:
         [parked_item] = await poll(parked)
         assert str(other.sequence_number) == parked_item["itemId"]
-        assert "1 items" in work("discard", "decisions", "executors", "--all")
+        assert "1 item of decisions" in work("discard", "decisions", "executors", "--all")
         program.terminate()
     assert "No item is parked" in work("parked", "decisions", "executors")
     assert re.search(r"decisions +executors +0 +0 +0", work("list")), work("list")
