@@ -2,9 +2,9 @@
 
 Generated cases of `diff` give each counter some number, whatever it counts, and know no executions. A history has both: some earlier
 proposals of an action with their reports, or some earlier facts (`earlier_facts`), the time since, a proposal, and the report of its
-execution. The real core runs it under each version (`case_bus`). Histories are
-sought for actions that read a counter, or have a derivation, that was edited. They are tried from the plainest on, at most PROPOSALS_MAX
-proposals for each action, and as many with earlier facts: an edit without a history may still change decisions.
+execution. The real core runs it under each version (`case_bus`). Histories are sought for actions that read a counter, or have a
+derivation, that was edited. They are tried from the plainest on, at most PROPOSALS_MAX proposals for each action, and as many with
+earlier facts: an edit without a history may still change decisions.
 """
 
 from __future__ import annotations
