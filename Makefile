@@ -20,7 +20,6 @@ BENCH ?=
 COMPILE ?= true
 # gavel-client, gavel-rules and gavel-arbiter.
 DISTRIBUTIONS := ./client/python ./rules ./server
-UNIT_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 8 ? count + 1 : 8)))
 # Every process imports and collects all tests, which takes it six seconds. On two processors, four processes leave a third of the time idle.
 TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 4 ? count + 4 : 8)))
 # Number of evaluations, and further arguments, of `make fuzz`.
@@ -72,14 +71,24 @@ test test-long test-compiled: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP) front
 	.ci/pytest -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder tests --ignore=tests/compiled
 
-# The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, rule sets of the largest size.
-test-long: $(STAMP) front
-	.ci/pytest -m long --numprocesses=2 --dist=loadfile tests --ignore=tests/compiled
+# The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, rule sets of the largest size. They run once, on
+# the build that users run: both builds have one source, so a mistake of the source shows on either, and one of the compiler on this alone.
+test-long: compiled front
+	TEST_BUILD=compiled $(COMPILED) .ci/pytest -m long --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder tests
 
-# Runs the tests on the compiled build, which tests/conftest.py verifies, and the tests that compare both builds.
+# What the compiled build might change: the core and the server. The rest ran on the source, and these would run the same code again:
+# - the client imports no compiled module (import-linter), apart from the worker that derives facts (tests/unit/client/consumers);
+# - command lines, agents, adapters, MCP servers, workers and verifiers of proofs (the other folders of tests/e2e) are processes beside the server,
+#   and send it the requests that the scenarios send;
+# - prose, layout, packages and wheels of the source.
+COMPILED_TESTS := tests/compiled \
+	$(addprefix tests/e2e/,buses concurrency faults hostile identity postgresql telemetry transport test_mvp_gates.py) \
+	tests/simulation tests/scenarios tests/contract \
+	$(addprefix tests/unit/,rules server client/consumers test_cookbook.py test_hashing_vectors.py)
+
+# Runs these tests on the compiled build, which tests/conftest.py verifies, and those that compare both builds.
 test-compiled: compiled front
-	TEST_BUILD=compiled $(COMPILED) .ci/pytest --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
-	TEST_BUILD=compiled $(COMPILED) .ci/pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
+	TEST_BUILD=compiled $(COMPILED) .ci/pytest -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(COMPILED_TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check
