@@ -22,11 +22,11 @@ STEPS_PER_COMPARISON = 10
 
 def random_step(choice: random.Random) -> Step:
     """Return a step: mostly proposals and reports, and now and then an activation that fills the counters anew."""
-    kind = choice.choices(("propose", "report", "revoke", "pass", "reactivate"), (50, 25, 8, 15, 2))[0]
+    kind = choice.choices(("propose", "report", "undo", "revoke", "pass", "reactivate"), (46, 25, 5, 7, 15, 2))[0]
     match kind:
         case "propose":
             return kind, choice.choice(CUSTOMERS), choice.choice(AMOUNTS)
-        case "report":
+        case "report" | "undo":
             return kind, choice.randrange(100), choice.choice(STATUSES)
         case "pass":
             return kind, choice.choice(PAUSES_MS), None

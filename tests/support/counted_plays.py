@@ -7,16 +7,28 @@ from fractions import Fraction
 from typing import Any
 
 from gavel.v1 import execution_pb2
+from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import LeasedAttempt
+from gavel_rules.values import python_to_value
 
 from tests.support.driver import Core, document
 from tests.support.recount import recount
 
 WINDOW_MS = 60_000
 CUSTOMERS = ("ann", "bob")
+ACTION = "refund.create"
+UNDO = "refund.reverse"
 COUNTERS: dict[str, dict[str, Any]] = {
     "approved": {"of": "approvals", "sum": "params.amount"},
     "reserved": {"of": "approvals", "sum": "params.amount", "keep": "reserved"},
+    "settled": {
+        "of": "approvals",
+        "sum": "params.amount",
+        "keep": "reserved",
+        "settle": "has(execution.result.refunded) ? double(execution.result.refunded) : params.amount",
+    },
+    "undone": {"of": "approvals", "action": UNDO, "sum": "params.amount"},
+    "moved": {"of": "approvals", "action": [ACTION, UNDO], "sum": "params.amount", "keep": "reserved"},
     "proposed": {"of": "proposals"},
     "rejected": {"of": "rejections", "max": "params.amount"},
     "smallest": {"of": "approvals", "min": "params.amount"},
@@ -24,7 +36,12 @@ COUNTERS: dict[str, dict[str, Any]] = {
     "different": {"of": "proposals", "distinct": "string(params.amount)"},
 }
 SMALL = {"id": "large", "when": "params.amount > 50.0", "effect": "reject", "reason_code": "LARGE"}
-STATUSES = [execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_ABORTED]
+STATUSES = [
+    execution_pb2.EXECUTION_STATUS_SUCCESS,
+    execution_pb2.EXECUTION_STATUS_FAILED,
+    execution_pb2.EXECUTION_STATUS_ABORTED,
+    execution_pb2.EXECUTION_STATUS_PARTIAL,
+]
 
 PARAMS: dict[str, Any] = {
     "type": "object",
@@ -33,6 +50,15 @@ PARAMS: dict[str, Any] = {
 }
 FACTS: dict[str, Any] = {"status": {"key": "order.status", "type": "string", "max_age_ms": 864_000_000}}
 OK = {"id": "ok", "when": 'facts.status == "delivered"', "effect": "approve"}
+# A refund that is reported PARTIAL is undone by a compensation, which counts for the same customer.
+COMPENSATION = {"action": UNDO, "params": {"amount": "execution.result.refunded", "customer_id": "params.customer_id"}}
+SETTINGS: dict[str, Any] = {
+    "params": PARAMS,
+    "decision_ttl_ms": 5_000,
+    "compensation": COMPENSATION,
+    "more_actions": {UNDO: {"params": PARAMS, "retry": {"max_attempts": 3}}},
+}
+UNDO_RULE = {"id": "undo", "action": UNDO, "when": "true", "effect": "approve"}
 
 Step = tuple[str, Any, Any]
 AMOUNTS = (0.1, 7.25, 30.0, 51.0)
@@ -41,17 +67,17 @@ PAUSES_MS = (1, 4_999, WINDOW_MS // 2, WINDOW_MS - 1, WINDOW_MS)
 
 def rule_set(version: int) -> str:
     """Return a rule set with all counters, which its rules read so that they are in force."""
-    common = {"action": "refund.create", "by": "params.customer_id", "window_ms": WINDOW_MS}
+    common = {"action": ACTION, "by": "params.customer_id", "window_ms": WINDOW_MS}
     counters = {name: {**common, **counter} for name, counter in COUNTERS.items()}
     reads = " || ".join(f"history.{name}(params.customer_id) < {'0' if name in ('proposed', 'different') else '0.0'}" for name in COUNTERS)
     never = {"id": "never", "when": reads, "effect": "reject", "reason_code": "NEVER"}
-    text = document(FACTS, [never, SMALL, OK], params=PARAMS, version=version, decision_ttl_ms=5_000)
+    text = document(FACTS, [never, SMALL, OK, UNDO_RULE], version=version, **SETTINGS)
     return json.dumps({**json.loads(text), "gavel": "v2", "counters": counters})
 
 
 # Both versions have the same counters, and `without` has none: what activates them again has to fill them.
 WITH = (rule_set(1), rule_set(3))
-WITHOUT = document(FACTS, [SMALL, OK], params=PARAMS, version=2, decision_ttl_ms=5_000)
+WITHOUT = document(FACTS, [SMALL, OK, UNDO_RULE], version=2, **SETTINGS)
 
 
 def play(core: Core, step: Step, number: int) -> None:
@@ -65,9 +91,9 @@ def play(core: Core, step: Step, number: int) -> None:
             params = {"amount": second, "customer_id": first}
             core.decide([fact], subject=subject, trace_id=f"trace-{number}", params=params, max_fact_age_ms=10 * WINDOW_MS)
         case "report" if approvals:
-            answer = core.begin(approvals[first % len(approvals)])
-            if isinstance(answer, LeasedAttempt):
-                core.derive(core.report(answer.envelope, second))
+            report(core, approvals[first % len(approvals)], second, AMOUNTS[number % len(AMOUNTS)])
+        case "undo" if compensations := [one for one in approvals if one.decision.compensates_decision_id]:
+            report(core, compensations[first % len(compensations)], second, AMOUNTS[number % len(AMOUNTS)])
         case "revoke" if approvals:
             core.run(core.revocation(approvals[first % len(approvals)]))
         case "pass":
@@ -77,10 +103,19 @@ def play(core: Core, step: Step, number: int) -> None:
             core.activate(WITH[first])
 
 
+def report(core: Core, approval: Envelope, status: execution_pb2.ExecutionStatus.ValueType, refunded: float) -> None:
+    """Carry out an approval, unless the core lets nobody begin. A report of partial work states what was refunded."""
+    answer = core.begin(approval)
+    if isinstance(answer, LeasedAttempt):
+        is_partial = status == execution_pb2.EXECUTION_STATUS_PARTIAL
+        result = python_to_value({"refunded": refunded} if is_partial else {}).struct_value
+        core.derive(core.report(answer.envelope, status, result=result))
+
+
 def compare(core: Core) -> None:
     """Compare every counter in every group with the recount."""
     for table in core.state.counters.values():
-        counter = {**COUNTERS[table.counter.name], "window_ms": WINDOW_MS}
+        counter = {"action": ACTION, **COUNTERS[table.counter.name], "window_ms": WINDOW_MS}
         for customer in CUSTOMERS:
             reading = table.read(customer, core.now_ms)
             assert reading is not None

@@ -15,7 +15,8 @@ _EFFECTIVE = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_ST
 def recount(events: Sequence[Envelope], counter: dict[str, Any], group: str, now_ms: int) -> Fraction:
     """Return what a counter by `params.customer_id` gives for a group at a time.
 
-    `counter` has `of`, `window_ms`, and optionally `keep` and one of `sum`, `distinct`, `min`, `max`, `last` over `params.amount`.
+    `counter` has `of`, `action`, `window_ms`, and optionally `keep` and one of `sum`, `distinct`, `min`, `max`, `last` over params.amount.
+    With `settle`, a report settles a reservation with `execution.result.refunded`, if it has that.
     """
     amounts = [amount for amount, lapses_at_ms in _entries(events, counter, group) if lapses_at_ms is None or lapses_at_ms > now_ms]
     if "sum" in counter:
@@ -36,22 +37,30 @@ def _entries(events: Sequence[Envelope], counter: dict[str, Any], group: str) ->
     window_ms = counter["window_ms"]
     entries: dict[str, tuple[Fraction, int | None]] = {}
     settled: set[str] = set()
+    compensated: dict[str, str] = {}  # decisions by that of their compensation
     for event in events:
         payload = event.WhichOneof("payload")
         recorded_ms = event.recorded_at.seconds * 1000 + event.recorded_at.nanos // 1_000_000
         if payload == counter["of"].removesuffix("s") or (payload == "decision" and counter["of"] in ("approvals", "rejections")):
-            params = _counted_params(event, counter["of"])
+            params = _counted_params(event, counter)
             if params is not None and params["customer_id"] == group:
                 lapses_at_ms = None if counter.get("keep") else recorded_ms + window_ms
                 entries[event.event_id] = (Fraction(str(params["amount"])), lapses_at_ms)
         if not counter.get("keep"):
             continue
+        if payload == "decision" and event.decision.compensates_decision_id:
+            compensated[event.event_id] = event.decision.compensates_decision_id
         if payload == "execution" and event.execution.decision_id in entries and event.execution.status in _EFFECTIVE:
             settled.add(event.execution.decision_id)
             amount, _ = entries[event.execution.decision_id]
+            if "settle" in counter and "refunded" in event.execution.result:
+                amount = Fraction(str(event.execution.result["refunded"]))
             entries[event.execution.decision_id] = (amount, recorded_ms + window_ms)
-        if payload == "execution" and event.execution.status == execution_pb2.EXECUTION_STATUS_ABORTED:
-            entries.pop(event.execution.decision_id, None)  # given up
+        if payload == "execution" and event.execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
+            entries.pop(compensated.get(event.execution.decision_id, ""), None)  # undone
+        is_aborted = payload == "execution" and event.execution.status == execution_pb2.EXECUTION_STATUS_ABORTED
+        if is_aborted and event.execution.decision_id not in compensated:  # a compensation ends by success alone
+            entries.pop(event.execution.decision_id, None)
         if payload == "decision" and event.decision.outcome != decision_pb2.OUTCOME_APPROVED:
             ended = event.decision.previous_decision_id
             if event.decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED) and ended not in settled:
@@ -59,9 +68,12 @@ def _entries(events: Sequence[Envelope], counter: dict[str, Any], group: str) ->
     return list(entries.values())
 
 
-def _counted_params(event: Envelope, source: str) -> dict[str, Any] | None:
-    if source == "proposals":
-        return dict(event.proposal.params)
-    wanted = decision_pb2.OUTCOME_APPROVED if source == "approvals" else decision_pb2.OUTCOME_REJECTED
+def _counted_params(event: Envelope, counter: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the params of an event that counts; None if it does not. Later decisions count only as compensations."""
+    actions = [counter["action"]] if isinstance(counter["action"], str) else counter["action"]
+    if counter["of"] == "proposals":
+        return dict(event.proposal.params) if event.proposal.action_type in actions else None
+    wanted = decision_pb2.OUTCOME_APPROVED if counter["of"] == "approvals" else decision_pb2.OUTCOME_REJECTED
     decision = event.decision
-    return dict(decision.params) if decision.outcome == wanted and not decision.previous_decision_id else None
+    is_counted = decision.outcome == wanted and (not decision.previous_decision_id or bool(decision.compensates_decision_id))
+    return dict(decision.params) if is_counted and decision.action_type in actions else None

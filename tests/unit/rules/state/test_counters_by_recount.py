@@ -12,6 +12,7 @@ from tests.support.driver import Core
 STEP = st.one_of(
     st.tuples(st.just("propose"), st.sampled_from(CUSTOMERS), st.sampled_from(AMOUNTS)),
     st.tuples(st.just("report"), st.integers(0, 30), st.sampled_from(STATUSES)),
+    st.tuples(st.just("undo"), st.integers(0, 30), st.sampled_from(STATUSES)),
     st.tuples(st.just("revoke"), st.integers(0, 30), st.none()),
     st.tuples(st.just("pass"), st.sampled_from(PAUSES_MS), st.none()),
     st.tuples(st.just("reactivate"), st.integers(0, 1), st.none()),
