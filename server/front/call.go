@@ -21,6 +21,10 @@ import (
 // Bytes of further messages that may arrive on a stream while one is read: what flow control lets through.
 const unreadBytesMax = 2 * windowBytes
 
+// Of the answers that wait for a caller, it must read as many bytes within the time of a stall, or all if they are fewer. gRPC's clients say only
+// now and then that they have read on, some after half a window of 64 KiB.
+const stallBytesMin = 16 << 10
+
 // call is one call of a caller and what it holds in memory. Fields without a comment are guarded by the mutex of connections.
 type call struct {
 	connection *connection // constant
@@ -39,7 +43,8 @@ type call struct {
 	unsent    int  // bytes of answers that are not sent
 	isReading bool // the handler waits for a message
 	since     int  // when the message was first waited for, or its first bytes came
-	stalled   int  // since when nothing of the answers was sent
+	stalled   int  // since when too little of the answers was sent
+	owed      int  // bytes of answers that the caller must read within the time of a stall, from `stalled` on
 }
 
 // transportStream is the part of grpc-go's stream of a call that its public interface leaves out.
@@ -158,7 +163,7 @@ func (call *call) prepare(bytes int) error {
 		return call.refusal.Err()
 	}
 	if call.unsent == 0 {
-		call.stalled = table.now
+		call.owe(bytes)
 	}
 	call.unsent += bytes
 	table.charge(call, bytes)
@@ -200,12 +205,20 @@ func (call *call) receive(bytes int) {
 	call.connection.table.charge(call, bytes)
 }
 
-// progress counts bytes of answers as sent.
+// progress counts bytes of answers as sent. A few bytes now and then do not count as reading: the time begins anew once all that is owed was sent.
 func (call *call) progress(bytes int) {
-	call.stalled = call.connection.table.now
 	bytes = min(bytes, call.unsent)
 	call.unsent -= bytes
 	call.connection.table.release(call, bytes)
+	if call.owed -= bytes; call.owed <= 0 {
+		call.owe(call.unsent)
+	}
+}
+
+// owe begins the time in which the caller must read a part of the answers.
+func (call *call) owe(unsent int) {
+	table := call.connection.table
+	call.stalled, call.owed = table.now, min(unsent, stallBytesMin)
 }
 
 // refuse ends the call for its caller and its handler. Unsent answers stay in memory until they are sent or the call is reset.
@@ -233,6 +246,6 @@ func (call *call) tick(now int, limits *limits) {
 			call.connection.reset(call)
 		}
 		call.refuse(refusals.Exhausted(fmt.Sprintf("the answers were not read for %d s; read them as they arrive", limits.StallSeconds)))
-		call.stalled = now
+		call.owe(call.unsent)
 	}
 }

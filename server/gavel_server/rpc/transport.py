@@ -18,6 +18,7 @@ from gavel_server.rpc.limits import (
     KEEPALIVE_TIMEOUT_SECONDS,
     PING_SECONDS_MIN,
     RECEIVE_BYTES_MAX,
+    REQUEST_SECONDS_MAX,
     SEND_BYTES_MAX,
 )
 
@@ -37,6 +38,7 @@ def make_server(*, behind_front: bool = False) -> grpc.aio.Server:
     """
     of_connections = [
         ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
+        ("grpc.server_handshake_timeout_ms", REQUEST_SECONDS_MAX * 1000),
         ("grpc.max_connection_idle_ms", IDLE_SECONDS_MAX * 1000),
         ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),

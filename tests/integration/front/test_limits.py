@@ -16,7 +16,7 @@ from gavel_server.rpc import limits
 
 from tests.integration.front.world import CALL_SECONDS_MAX, HOT, PROPOSALS, STREAM, UNARY, World, memory_kib
 from tests.support.fronts import FRONTS
-from tests.support.http2 import FRAME_BYTES_MAX, GOAWAY, HEADERS, RST_STREAM, Http2Connection, call_headers, frame, message
+from tests.support.http2 import FRAME_BYTES_MAX, GOAWAY, HEADERS, RST_STREAM, WINDOW_UPDATE, Http2Connection, call_headers, frame, message
 
 pytestmark = pytest.mark.parametrize("world", FRONTS, indirect=True)
 
@@ -164,6 +164,26 @@ async def test_answers_that_are_not_read(world: World, method: str, request_: by
             await until(lambda: all(100 == len(ended(connection)) for connection in opened))
 
     await watch(world, attack())
+    for _ in range(world.scripted.entered.qsize()):
+        await world.scripted.ended.get()
+
+
+@pytest.mark.parametrize(("method", "request_"), [(UNARY, b"grow 400000"), (STREAM, b"grow 400000"), (STREAM, b"flood")])
+async def test_answers_that_are_read_byte_by_byte(world: World, method: str, request_: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that reads a few bytes of its answers now and then is ended like one that reads nothing, at the server too."""
+    monkeypatch.setattr(limits, "STALL_SECONDS_MAX", SHORT_SECONDS)
+    await world.start()
+    async with connections(world, 4, window_bytes=1) as opened:
+        streams = [connection.start_call(method.encode()) for connection in opened]
+        for connection, stream in zip(opened, streams, strict=True):
+            connection.send_data(stream, message(request_))
+
+        def read_on() -> bool:
+            for connection, stream in zip(opened, streams, strict=True):
+                connection.send(frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", 2)))
+            return all(stream in ended(connection) for connection, stream in zip(opened, streams, strict=True))
+
+        await until(read_on)
     for _ in range(world.scripted.entered.qsize()):
         await world.scripted.ended.get()
 

@@ -64,13 +64,23 @@ func (certificates *Certificates) Use(material Material) error {
 
 // Server returns the server's side of an encrypted connection. The first read or write shakes hands.
 func (certificates *Certificates) Server(raw net.Conn) *Conn {
-	return &Conn{tls.Server(raw, certificates.outer), raw}
+	return &Conn{Conn: tls.Server(raw, certificates.outer), raw: raw}
 }
 
 // Conn is an encrypted connection.
 type Conn struct {
 	*tls.Conn
-	raw net.Conn
+	raw      net.Conn
+	isShaken atomic.Bool // the client has sent data, so the handshake is over
+}
+
+// Read implements io.Reader.
+func (conn *Conn) Read(data []byte) (int, error) {
+	count, err := conn.Conn.Read(data)
+	if count > 0 {
+		conn.isShaken.Store(true)
+	}
+	return count, err
 }
 
 // Close closes the connection at once. HTTP/2 has told the caller already; TLS would wait up to 5 s to tell it again.
@@ -78,13 +88,16 @@ func (conn *Conn) Close() error {
 	return conn.raw.Close()
 }
 
-// Leave sends the last bytes of the connection and closes it, without waiting for either.
+// Leave sends the last bytes of the connection and closes it, without waiting for either. During the handshake it only closes the connection: every
+// other function of crypto/tls would wait for the client, for as long as the handshake may take.
 func (conn *Conn) Leave(last []byte) {
+	if !conn.isShaken.Load() {
+		conn.raw.Close()
+		return
+	}
 	go func() {
 		conn.raw.SetWriteDeadline(time.Now().Add(leaveTime))
-		if conn.Conn.ConnectionState().HandshakeComplete {
-			conn.Conn.Write(last)
-		}
+		conn.Conn.Write(last)
 		conn.raw.Close()
 	}()
 }
