@@ -14,6 +14,9 @@ import (
 	"gavel/front/internal/sockets"
 )
 
+// A caller with more than this part of all connections, one in so many, makes room for others even while its calls are under way.
+const largeShare = 64
+
 // connections are the callers' connections and what their calls hold in memory. They refuse connections and calls that exceed a limit.
 type connections struct {
 	limits         limits
@@ -71,7 +74,7 @@ func (connections *connections) unlock() {
 }
 
 // admit returns a newcomer as a connection, or nil if there is no room. If there are too many connections, the one that has been idle longest
-// is closed for it.
+// is closed for it. If none is idle, a caller with a large share of the connections makes room for one with a smaller share.
 func (connections *connections) admit(newcomer net.Conn) *connection {
 	connections.mutex.Lock()
 	defer connections.unlock()
@@ -79,11 +82,14 @@ func (connections *connections) admit(newcomer net.Conn) *connection {
 	full := len(connections.all) >= connections.limits.Connections
 	greedy := connections.counts[connection.caller] >= connections.limits.CallerConnections
 	if full || greedy {
-		idle := connections.longestIdle(connection.caller, greedy)
-		if idle == nil {
+		leaving := connections.longestIdle(connection.caller, greedy)
+		if leaving == nil && !greedy {
+			leaving = connections.ofLargestShare(connection.caller)
+		}
+		if leaving == nil {
 			return nil
 		}
-		idle.leave(http2.NoError)
+		leaving.leave(http2.NoError)
 	}
 	connections.all[connection] = struct{}{}
 	connections.counts[connection.caller]++
@@ -103,6 +109,28 @@ func (connections *connections) longestIdle(caller string, ofCaller bool) *conne
 		}
 	}
 	return longest
+}
+
+// ofLargestShare returns a connection of the caller that has most, the one that became busy last, or nil if that caller has few or would then have
+// fewer than the newcomer's.
+func (connections *connections) ofLargestShare(newcomer string) *connection {
+	var largest string
+	for caller, count := range connections.counts {
+		if count > connections.counts[largest] {
+			largest = caller
+		}
+	}
+	few := max(connections.limits.Connections/largeShare, connections.counts[newcomer]+1)
+	if connections.counts[largest] <= few {
+		return nil
+	}
+	var last *connection
+	for connection := range connections.all {
+		if connection.caller == largest && (last == nil || connection.idle > last.idle) {
+			last = connection
+		}
+	}
+	return last
 }
 
 // remove forgets a connection that is closed, and its calls.

@@ -80,6 +80,37 @@ func TestStreamsOfHealthDoNotKeepOthersOut(t *testing.T) {
 	}
 }
 
+// With calls under way on all connections, the caller with most makes room for others, but not for one that would then have as many.
+func TestTheCallerWithMostConnectionsMakesRoom(t *testing.T) {
+	connections := newConnections(limitsOfTests())
+	var greedy []*connection
+	for range 3 {
+		connection := connections.admitFrom(t, "10.0.0.1")
+		connection.open("/x", nil)
+		greedy = append(greedy, connection)
+	}
+	connections.admitFrom(t, "10.0.0.2").open("/x", nil)
+	newcomer := connections.admitFrom(t, "10.0.0.3")
+	if newcomer == nil || connections.holds(greedy[2]) || !connections.holds(greedy[1]) {
+		t.Fatal("the connection that became busy last does not make room")
+	}
+	newcomer.open("/x", nil)
+	if connections.admitFrom(t, "10.0.0.3") != nil {
+		t.Error("a caller takes the place of one that has no more than it would have itself")
+	}
+	if connections.admitFrom(t, "10.0.0.1") != nil {
+		t.Error("the caller with most connections takes another one")
+	}
+	another := connections.admitFrom(t, "10.0.0.4")
+	if another == nil || connections.holds(greedy[1]) {
+		t.Fatal("the caller with most connections does not make room again")
+	}
+	another.open("/x", nil)
+	if connections.admitFrom(t, "10.0.0.5") != nil || !connections.holds(greedy[0]) {
+		t.Error("a caller loses its last connection")
+	}
+}
+
 // A caller with too many connections makes room itself; other callers keep theirs.
 func TestACallerMakesRoomForItself(t *testing.T) {
 	limits := limitsOfTests()

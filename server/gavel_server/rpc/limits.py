@@ -39,7 +39,8 @@ RESET_SECONDS: Final = 10
 IDLE_SECONDS_MAX: Final = 300
 # From a call's headers, or the first byte of a stream's next message, until the message is there; also for the handshake of a connection.
 REQUEST_SECONDS_MAX: Final = 20
-# How long a caller may read too little of its answers (server/front/call.go says how little). Without the front: how long it may take for one answer.
+# How long a caller may read too little of its answers (server/front/call.go says how little). Without the front: how long it may take to
+# read one answer.
 STALL_SECONDS_MAX: Final = 10
 # How often a caller may ping, also while no call is under way. Subscribers behind a load balancer have to. The limit of gRPC, 5 minutes,
 # is longer than a load balancer keeps a silent connection.
