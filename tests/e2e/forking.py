@@ -1,13 +1,13 @@
 """Programs, imported once and forked for each run, which saves Python's start and hundreds of imports.
 
-A program is a module with a function `main`: `gavel`, the compiler's worker, or one of the tests' own. Each run is a process with its
+A program is a module with a function `main`: `gavel`, a worker of the server, or one of the tests' own. Each run is a process with its
 own arguments, environment, standard streams and exit status. It takes signals, starts children and ends as any Python process does.
 Tests that run the installed program cover the start itself. All runs share one hash seed, unlike runs of the installed program.
 
 `runs` starts this process with two sockets. A request on the first is JSON with four descriptors: the run's three standard streams and
 a socket that gets the run's process id and later its exit status. When the requesting process ends, the remaining runs are killed.
 The second one listens for `relay`, a command that stands for a run. A relay sends its request, with its standard streams, on the socket
-that gets these numbers, and when it ends first, its run is killed. Servers that are forked here start the compiler's worker so.
+that gets these numbers, and when it ends first, its run is killed. Servers that are forked here start their workers so.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from typing import Any, Final, NoReturn
 REQUEST_BYTES_MAX: Final = 128 * 1024
 STREAMS: Final = 3
 RELAY: Final = Path(__file__).with_name("relay.py")
-COMPILER: Final = "gavel_server.compile.compiler"
-WORKER: Final = "gavel_server.compile.worker"
+# The worker programs of a server, by the module whose `_COMMAND` starts each.
+WORKERS: Final = {
+    "gavel_server.compile.compiler": "gavel_server.compile.worker",
+    "gavel_server.index.event_index": "gavel_server.index.worker",
+}
 # Python's exit status if it cannot flush the standard streams.
 EXIT_OUTPUT_LOST: Final = 120
 # Modules that commands import when they run.
@@ -44,8 +47,8 @@ PRELOADED: Final = (
     "gavel_server.cli.rendering.simulation",
     "gavel_server.cli.rendering.decision",
     "gavel_server.cli.offline_log",
-    COMPILER,
-    WORKER,
+    *WORKERS,
+    *WORKERS.values(),
     "gavel_server.history.replay",
     "google.protobuf.json_format",
     "rich.progress",
@@ -75,7 +78,8 @@ def serve(control: socket.socket, listener: socket.socket) -> None:
                 open_descriptor.close()
             for pidfd in runs:
                 os.close(pidfd)
-            vars(sys.modules[COMPILER])["_COMMAND"] = relay_command(address_of(listener), WORKER)
+            for module, worker in WORKERS.items():
+                vars(sys.modules[module])["_COMMAND"] = relay_command(address_of(listener), worker)
             listener.close()
             run_program(document, streams)
         send_number(reply, run)
