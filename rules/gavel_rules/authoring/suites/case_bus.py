@@ -91,7 +91,7 @@ class CaseEvidence(NamedTuple):
 class Consequences(NamedTuple):
     """The consequences of the report of an execution."""
 
-    report: Envelope
+    report: Envelope  # as recorded
     facts: tuple[Envelope, ...]  # derived by the rule set
     failed: tuple[tuple[str, str], ...]  # its derivations that gave no fact: id, and `DerivationRule.problem`
     decision: Decision | None  # the compensation, or the request for a review; None if nothing more was decided
@@ -232,7 +232,9 @@ class CaseBus:
             self._execute(PublishEvent(fact), at_ms)
         of_rule_set = tuple(envelope for envelope in derived if envelope.fact.derivation_rule_id != STATUS_RULE_ID)
         failed = tuple((rule.id, problem) for rule, problem in failed_rules(report, decision, rule_set))
-        return Consequences(report, of_rule_set, failed, follow_up)
+        recorded = Envelope()
+        recorded.CopyFrom(report)  # rolling the case back takes from the report what the core has filled in
+        return Consequences(recorded, of_rule_set, failed, follow_up)
 
     def _report(self, decision: Envelope, part: ExecutionCase, at_ms: int) -> tuple[Envelope, Decision | None]:
         """Begin an attempt and report how it ended; return the report and the decision that it caused, if any."""

@@ -24,14 +24,14 @@ def sample_reports(rules: Iterable[DerivationRule]) -> list[Mapping[str, Any]]:
         for scoped in (rule.value_expression, rule.subject_expression):
             if scoped is not None:
                 hints.update(collect_hints(scoped.expression.tree, scoped.environment.types))
-        for result in _results(hints):
+        for result in sample_results(hints):
             report = {"status": status, **({"result": result} if result else {})}
             if report not in reports:
                 reports.append(report)
     return reports
 
 
-def _results(hints: Mapping[str, Hints]) -> Iterator[dict[str, Any]]:
+def sample_results(hints: Mapping[str, Hints]) -> Iterator[dict[str, Any]]:
     """Yield results of an execution with the fields that an expression reads; their types are not known."""
     fields = [path.removeprefix(_RESULT) for path in hints if path.startswith(_RESULT)]
     names = [name for name in fields if "[]" not in name and not any(other.startswith(f"{name}.") for other in fields)]

@@ -120,7 +120,8 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
         yield f"history of {change.action}:"
         earlier = change.earlier
         if earlier is not None:
-            report = f", each reported as {earlier.status}" if earlier.status else ", not carried out"
+            result = f" with result {_value(earlier.result)}" if earlier.result else ""
+            report = f", each reported as {earlier.status}{result}" if earlier.status else ", not carried out"
             parts = [f"params {_value(earlier.params)}", f"subject {earlier.subject}", f"producer.id {earlier.producer}"]
             yield f"  {earlier.age_ms} ms before, {earlier.proposals} x {', '.join(parts)}{report}"
         for group in change.earlier_facts:

@@ -131,6 +131,42 @@ def test_added_and_removed_derivations() -> None:
     assert () == diff.not_analysed
 
 
+def test_two_edited_counters_in_a_condition() -> None:
+    """A counter whose number changes no decision is not shown by a history of another counter that the same rule reads."""
+    start = RULES.index("  - id: over")
+    rule = RULES[start : RULES.index("  - {id: failing")]
+    both = rule.replace("+ params.amount > 100.0", "+ params.amount > 100.0 || history.failures(params.customer) > 90")
+    text = RULES.replace(rule, both).replace("history.failures(params.customer) > 2", "'false'")
+    edited = text.replace("window_ms: 3600000}", "window_ms: 7200000}")
+    text, edited = (one[: one.index("derivations:")] for one in (text, edited))
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(edited))
+    assert {("", "OVER")} == {(change.before.reason_code, change.after.reason_code) for change in diff.changes}
+    assert (NotAnalysed("counters.failures", "no generated history is treated differently"),) == diff.not_analysed
+
+
+def test_a_settlement_by_the_result() -> None:
+    """The earlier reports have the result by which only one version settles a reservation."""
+    settle = "settle: 'has(execution.result.refunded) ? double(execution.result.refunded) : params.amount'"
+    edit = "sum: params.amount, keep: reserved, window_ms: 3600000}"
+    text = RULES.replace("sum: params.amount, window_ms: 3600000}", edit)
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(text.replace("keep: reserved", f"keep: reserved, {settle}")))
+    assert () == diff.not_analysed
+    assert [{"refunded"}] == [{*change.earlier.result} for change in diff.changes if change.earlier is not None]
+
+
+def test_earlier_proposals_and_facts() -> None:
+    """An edited counter of approvals shows in a rule that only matches if there are earlier facts too."""
+    counter = "  complaints: {of: facts, fact: customer.complaint, by: subject.id, window_ms: 3600000}\n"
+    text = RULES.replace("\nrules:\n", f"\n{counter}rules:\n").replace("> 100.0", "> 100.0 && history.complaints(params.customer) > 1")
+    text = text[: text.index("derivations:")]
+    edited = text.replace("sum: params.amount, window_ms: 3600000", "sum: params.amount, window_ms: 86400000")
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(edited))
+    assert () == diff.not_analysed
+    (change,) = diff.changes
+    assert change.earlier is not None
+    assert ["customer.complaint"] == [one.key for one in change.earlier_facts]
+
+
 def test_an_edit_without_a_history() -> None:
     """An edit that no history shows is named: it may still change something. A counter that nothing reads changes nothing."""
     assert HistoryDiff((), ()) == compare(

@@ -1,0 +1,116 @@
+"""Earlier proposals of generated histories: their number, age, subject, producer and reports.
+
+Their number follows from the numbers with which counters are compared, their ages from the windows, and their reports from the documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from gavel_rules.authoring.samples.builder import SampleCase
+from gavel_rules.authoring.samples.hints import Hints, collect_hints
+from gavel_rules.authoring.suites.histories.history_cases import Earlier
+from gavel_rules.authoring.suites.histories.sample_reports import sample_results
+from gavel_rules.language.cel.checker import ScopedExpression
+from gavel_rules.language.cel.vocabulary import COUNTER_READS
+from gavel_rules.language.counters.counter import CompiledCounter
+from gavel_rules.language.derivation_rules import DerivationRule
+from gavel_rules.language.engines.case import Case
+from gavel_rules.language.rule_set import CompiledAction
+
+COUNT_MAX: Final = 12  # earlier proposals of a history
+SAMPLES_MAX: Final = 6  # that are tried as earlier proposals of another one
+DAY_MS: Final = 86_400_000
+
+_STATUSES: Final = ("SUCCESS", "FAILED", "ABORTED", "TIMEOUT", "PARTIAL")
+_STATUSES_OF_ANY: Final = ("SUCCESS", "ABORTED", "FAILED")
+# Reports that settle a reservation.
+_EFFECTIVE: Final = ("SUCCESS", "PARTIAL")
+_OTHER_SUBJECT: Final = "-earlier"
+_OTHER_PRODUCER: Final = "another-agent"
+
+
+class EarlierReport(NamedTuple):
+    """A report of an earlier execution; `status` "": it is not carried out."""
+
+    status: str
+    result: Mapping[str, Any]
+
+
+class EarlierProposals:
+    """The options for the earlier proposals of an action: each list begins with its plainest one.
+
+    `counters` are those whose numbers may tell the versions apart, without those of facts. If there are none, no proposal comes earlier.
+    `deriving` are the derivations from whose reports an edit may show.
+    """
+
+    def __init__(
+        self,
+        actions: tuple[CompiledAction, CompiledAction],
+        counters: Sequence[CompiledCounter],
+        deriving: Sequence[DerivationRule],
+        documents: Sequence[str],
+    ) -> None:
+        self._actions = actions
+        self.counters = counters
+        self._deriving = deriving
+        self._documents = documents
+
+    def options(self, samples: int) -> tuple[Sequence[Any], ...]:
+        """Return the options of each part of a past with so many samples: arguments of `past`."""
+        if not self.counters:
+            return [0], [0], [EarlierReport("", {})], [(False, False)], range(1)
+        others = [(False, False), (True, False), (False, True)]
+        return self._counts(), self._ages(), self._reports(), others, range(min(samples, SAMPLES_MAX))
+
+    def past(
+        self, case: Case, first: SampleCase, count: int, age_ms: int, report: EarlierReport, others: tuple[bool, bool]
+    ) -> Earlier | None:
+        """Return earlier proposals like the sample `first`; None if there are none. `others`: of another subject, of another producer."""
+        if not count:
+            return None
+        is_other_subject, is_other_producer = others
+        subject = case.subject + _OTHER_SUBJECT if is_other_subject else case.subject
+        producer = _OTHER_PRODUCER if is_other_producer else case.producer_id
+        return Earlier(count, age_ms, first.params, subject, producer, report.status, report.result)
+
+    def _counts(self) -> list[int]:
+        """Return numbers of earlier proposals: one, those around the numbers that counters are compared with, and two."""
+        expressions = [ScopedExpression(action.environment, one) for action in self._actions for one in action.conditions]
+        expressions.extend(rule.value_expression for rule in self._deriving)
+        thresholds = {
+            int(constant)
+            for environment, expression in expressions
+            for path, hints in collect_hints(expression.tree, environment.types).items()
+            if path.startswith(f"{COUNTER_READS}.")
+            for constant in hints.constants
+            if isinstance(constant, int | float) and abs(constant) <= COUNT_MAX
+        }
+        around = sorted(one + step for one in thresholds for step in (0, 1))
+        none = [0] if self._deriving else []  # the plainest history that derives something
+        return [*dict.fromkeys([1, *none, *(one for one in around if 0 < one <= COUNT_MAX), 2])]
+
+    def _reports(self) -> list[EarlierReport]:
+        """Return reports of the earlier proposals: first those that the documents name, and those with a result that a counter reads."""
+        named = [one for one in _STATUSES if any(one in document for document in self._documents)]
+        statuses = dict.fromkeys([*named[:1], "", *named[1:], *_STATUSES_OF_ANY])
+        results = [result for result in sample_results(self._hints()) if result]
+        with_results = [EarlierReport(status, result) for result in results for status in _EFFECTIVE if status in statuses]
+        return [*with_results[:1], *(EarlierReport(status, {}) for status in statuses), *with_results[1:]]
+
+    def _hints(self) -> dict[str, Hints]:
+        """Return the hints of the expressions of the counters."""
+        hints: dict[str, Hints] = {}
+        for counter in self.counters:
+            for scoped in counter.expressions:
+                if scoped is not None:
+                    hints.update(collect_hints(scoped.expression.tree, scoped.environment.types))
+        return hints
+
+    def _ages(self) -> list[int]:
+        """Return ages of earlier proposals: between the windows of the counters, just now, and around each window."""
+        windows = sorted({counter.window_ms or DAY_MS for counter in self.counters})
+        between = [(windows[0] + windows[-1]) // 2] if len(windows) > 1 else [windows[0] // 2]
+        edges = [edge for window in windows for edge in (window - 1, window)]
+        return [age for age in dict.fromkeys([*between, 0, *edges, 2 * windows[-1]]) if age >= 0]

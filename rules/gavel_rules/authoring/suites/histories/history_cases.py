@@ -1,0 +1,104 @@
+"""Histories as cases of suites: a past, a sample proposal, and the report of its execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from gavel_rules.authoring.samples.builder import SampleCase
+from gavel_rules.authoring.suites.histories.earlier_facts import EarlierFacts
+from gavel_rules.authoring.suites.models import CasePart
+from gavel_rules.language.engines.case import Proposer
+from gavel_rules.language.rule_set import CompiledAction
+
+
+class Earlier(NamedTuple):
+    """The earlier proposals of a history: all alike, all at one age before the last one, in milliseconds."""
+
+    proposals: int
+    age_ms: int
+    params: Mapping[str, object]
+    subject: str
+    producer: str  # id
+    status: str  # of the report of each execution; "": not carried out
+    result: Mapping[str, Any]  # of each execution
+
+
+class Past(NamedTuple):
+    """What happens before the last proposal of a history."""
+
+    proposals: Earlier | None = None
+    facts: tuple[EarlierFacts, ...] = ()
+
+
+class HistoryCases:
+    """Writes histories of an action as cases. `values_of_many` has a value of each fact of many subjects, by name."""
+
+    def __init__(self, actions: tuple[CompiledAction, CompiledAction], values_of_many: Mapping[str, list[object]]) -> None:
+        self._actions = actions
+        self._values_of_many = values_of_many
+
+    def write(self, sample: SampleCase, past: Past, report: Mapping[str, Any] | None) -> CasePart | None:
+        """Return a history as a case; None if no suite can have it."""
+        case = sample.case
+        earlier = past.proposals
+        producer = {"id": case.producer_id, "version": case.producer_version, "type": case.producer_type, "groups": [*case.producer_groups]}
+        estimates = {"risk": case.risk, "cost": case.cost, "confidence": case.confidence, "priority": case.priority}
+        now = datetime.fromtimestamp(case.now_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        facts: dict[str, dict[str, Any]] = {}
+        for subject in dict.fromkeys([case.subject, earlier.subject if earlier is not None else case.subject]):
+            for fact in self._evidence(sample, subject):
+                facts[f"{fact['key']} of {fact['subject']} from {fact.get('source', 'any')}"] = fact
+            if not sample.facts:  # every proposal cites some fact about its subject
+                facts[f"a note on {subject}"] = {"key": "history.note", "subject": subject, "value": True}
+        counted: dict[str, dict[str, Any]] = {}  # recorded before the evidence, if both are recorded now
+        for group in past.facts:
+            row = {"key": group.key, "subject": group.subject, "source": group.source, "tier": group.tier, "age_ms": group.age_ms}
+            counted.update((f"counted {len(counted) + number}", {**row, "value": group.value}) for number in range(group.facts))
+        data: dict[str, Any] = {
+            "now": now,
+            "action": self._actions[0].action_type,
+            "subject": case.subject,
+            "producer": producer,
+            "params": dict(sample.params),
+            "proposal": estimates,
+            "facts": {**counted, **facts},
+            "cites": [*facts],
+            "expect": {"outcome": "APPROVED"},
+        }
+        if report is not None:
+            data["execution"] = dict(report)
+        if earlier is not None:
+            one = {"age_ms": earlier.age_ms, "subject": earlier.subject, "producer": {**producer, "id": earlier.producer}}
+            one.update(action=self._actions[0].action_type, params=dict(earlier.params), proposal=estimates)
+            if earlier.status:
+                one["execution"] = {"status": earlier.status, "result": dict(earlier.result)}
+            data["earlier"] = [one] * earlier.proposals
+        try:
+            return CasePart.model_validate(data)
+        except ValidationError:
+            return None
+
+    def _evidence(self, sample: SampleCase, subject: str) -> Iterator[dict[str, Any]]:
+        """Yield the facts of a sample about a subject, as suites write them: by the declaration of either version."""
+        declared = {fact.name: (fact, action) for action in self._actions for fact in action.facts}
+        case = sample.case
+        proposer = Proposer(case.producer_type, case.producer_id, case.producer_version, case.producer_groups)
+        for name, value in sample.facts.items():
+            fact, action = declared[name]
+            row = {"key": fact.key, "tier": fact.min_trust, **({"source": min(fact.sources)} if fact.sources else {})}
+            if fact.subjects:
+                template = action.subject_templates[fact.subjects]
+                subjects = template.subjects(case.params, case.facts, subject, fact.subjects_max, proposer) or []
+                values = value if isinstance(value, list) and value else self._values_of_many.get(name, [])
+                # A sample has any number of values, a proposal needs one for each of its subjects.
+                for number, about in enumerate(subjects if values else ()):
+                    yield {**row, "value": values[min(number, len(values) - 1)], "subject": about}
+                continue
+            about = subject
+            if fact.subject:
+                about = action.subject_templates[fact.subject].subject(case.params, case.facts, subject, proposer) or subject
+            yield {**row, "value": value, "subject": about}

@@ -1,0 +1,66 @@
+"""Sample proposals of an action, on which generated histories end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Final
+
+from gavel_rules.authoring.samples.budget import Budget
+from gavel_rules.authoring.samples.builder import SampleCase
+from gavel_rules.authoring.samples.cases import CaseGenerator, generate_cases
+from gavel_rules.authoring.samples.seeds import Seed
+from gavel_rules.language.rule_set import CompiledAction
+
+WORK_MAX: Final = 200_000  # steps of a Budget, to generate the proposals of one action
+SAMPLES_MAX: Final = 40
+AMOUNT_MAX: Final = 1e9
+
+
+class ProposalSamples:
+    """Proposals that tell the rules of both versions of an action apart, and a value of each fact of many subjects, by name."""
+
+    def __init__(self, actions: tuple[CompiledAction, CompiledAction], seeds: Sequence[Seed]) -> None:
+        old, new = actions
+        self.values_of_many: dict[str, list[object]] = {}
+        samples: dict[str, SampleCase] = {}
+        for version, other in ((new, old), (old, new)):
+            generator = CaseGenerator(version, [other], Budget(WORK_MAX), seeds)
+            for fact in version.facts:
+                lists = (value for value in generator.values(f"facts.{fact.name}") if isinstance(value, list) and value)
+                self.values_of_many.setdefault(fact.name, next(lists, []))
+            cases = generate_cases(version, SAMPLES_MAX // 4, generator)
+            approved = [one for one in cases if _is_approved(version, one)]
+            for sample in islice(chain(cases, *map(generator.vary_params, approved[:1])), SAMPLES_MAX // 2):
+                case = sample.case
+                key = (sample.params, sample.facts, case.now_ms, case.subject, case.producer_type, case.producer_id, case.producer_groups)
+                samples.setdefault(repr(key), sample)
+        self._samples = list(samples.values())
+
+    def rank(self, are_approved: Iterator[bool]) -> list[SampleCase]:
+        """Return the samples by rank: first those that both versions approve, the largest amounts before others.
+
+        `are_approved` says it of each sample, in the order of `__iter__`.
+        """
+        ranks = [(not approved, -_magnitude(sample.params)) for approved, sample in zip(are_approved, self._samples, strict=True)]
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        smallest = [index for index in order if not ranks[index][0]][-1:]  # of those approved: many of it fit into a budget
+        return [self._samples[index] for index in dict.fromkeys([*order[:1], *smallest, *order])]
+
+    def __iter__(self) -> Iterator[SampleCase]:
+        return iter(self._samples)
+
+
+def _magnitude(value: object) -> float:
+    """Return the sum of the numbers in params; those beyond any amount count as 0."""
+    if isinstance(value, Mapping):
+        return sum(map(_magnitude, value.values()))
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= AMOUNT_MAX:
+        return float(value)
+    return 0.0
+
+
+def _is_approved(action: CompiledAction, sample: SampleCase) -> bool:
+    """Return whether the rules approve a sample; its counters may give any number."""
+    matches = action.evaluate_reference(sample.case).matches
+    return bool(matches) and matches[0].effect == "approve"
