@@ -1,4 +1,4 @@
-"""The first pass of a replay: hash chain, sequence numbers, times, causes, and who published what.
+"""What a replay checks before it recomputes: hash chain, sequence numbers, times, causes, and who published what.
 
 The chain is over the recorded bytes; nothing is serialized again.
 """
@@ -65,8 +65,8 @@ class Integrity:
         """The findings that `are_joined` compares with those of other parts."""
         return IntegrityPart(self._window_ms, self._first_ms_of, self._recorded_at_ms_of, self._earlier_causes)
 
-    def feed(self, sequence_number: int, envelope_bytes: bytes, chain_hash: bytes) -> None:
-        """Check one record. Raises DamagedError, DivergedError or VersionNotImplementedError."""
+    def feed(self, sequence_number: int, envelope_bytes: bytes, chain_hash: bytes) -> Envelope:
+        """Check one record and return its envelope. Raises DamagedError, DivergedError or VersionNotImplementedError."""
         if sequence_number != self.events + 1:
             message = f"event {self.events + 1} is missing; the next entry is {sequence_number}"
             raise DamagedError(Divergence(sequence_number=self.events + 1, kind="sequence-gap", message=message))
@@ -86,6 +86,7 @@ class Integrity:
                 Divergence(sequence_number=sequence_number, event_id=envelope.event_id, kind="unlawful-event", message=problem)
             )
         self._remember(envelope, header)
+        return envelope
 
     def _loss_problem(self, envelope: Envelope, previous_hash: bytes) -> str:
         """Return why this event cannot accept a loss after the event before it, or ""."""

@@ -1,4 +1,4 @@
-"""The second pass of a replay: the decider again, compared with the log.
+"""What a replay recomputes: the decider again, compared with the log.
 
 An input event is turned back into its command, which is handled again at its recorded time. Every event that the command or a timer records
 must be equal to the log.
@@ -116,13 +116,15 @@ class Recomputation:
         now_ms = milliseconds(recorded.recorded_at)
         return arbitrate(self.state, ProposalView(recorded), self._cited_events, now_ms, evaluate, actions)
 
-    def feed(self, sequence_number: int, envelope_bytes: bytes) -> Envelope:
+    def feed(self, sequence_number: int, envelope_bytes: bytes, decoded: Envelope | None = None) -> Envelope:
         """Recompute one event and return its recorded envelope.
+
+        `decoded` is the envelope of the bytes, if the caller has it; it is taken over and changed.
 
         Raises DivergedError at the first event that differs, and DamagedError if the bytes are not an envelope.
         """
         if not self._expected:
-            recorded = decode(sequence_number, envelope_bytes)
+            recorded = decode(sequence_number, envelope_bytes) if decoded is None else decoded
             is_cut = self._begins_within_commit and not self.events and is_consequence(recorded)
             if sequence_number < self._compare_from or is_cut:
                 # A consequence of an input before `compare_from` cannot be compared without that input.

@@ -7,6 +7,7 @@ and its entries are recorded. Decisions go on meanwhile.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
@@ -67,8 +68,11 @@ async def fill_counters(sequencer: Sequencer, rule_set: CompiledRuleSet) -> None
     digests = opened.envelope.fact.counters_opened.digests
     counters = [counter for counter in rule_set.counters.values() if counter.digest in digests]
     backlog = CounterBacklog(sequencer.bus, counters, opened_at)
-    before = partial(Precompiler().before, backlog.state)
+    precompiler = Precompiler()
     time_slice = call_slice(1, INTERNAL)
+
+    def before(record: Record) -> Awaitable[None] | None:
+        return precompiler.before(backlog.state, record.envelope)
 
     def feed(record: Record) -> None:
         backlog.feed(Envelope.FromString(record.envelope))

@@ -1,4 +1,4 @@
-"""A replay on several processes: ranges of the log are checked, then the segments between snapshots recomputed, side by side.
+"""A replay on several processes: the segments of the log between snapshots are checked and recomputed side by side.
 
 If counters were filled, one process then counts their past again. A parallel replay only proves. If anything cannot be proved in this way,
 the reason is logged, and `verify` replays the log in one piece, which tells what is wrong and where: a divergence, damage, or a snapshot
@@ -22,12 +22,13 @@ from gavel.v1.decision_pb2 import ENGINE_RETE, Engine
 from gavel.v1.fact_pb2 import DataLossAccepted
 from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import ReplayProgress
-from gavel_rules.replay import DriftReport, IntegrityPart, are_joined
+from gavel_rules.replay import DriftReport, are_joined
 from gavel_rules.replay.recomputation import DATA_LOSSES_MAX
 from gavel_rules.state.snapshot.decoding import StateDecoder
 
 from gavel_server.history.replay import proved_message, verify
-from gavel_server.history.segments import Segment, SegmentResult, Source, Unproved, check_range, prove_fills, recompute, share
+from gavel_server.history.replay_times import ReplayTimes
+from gavel_server.history.segments import Segment, SegmentResult, Source, Unproved, prove_fills, prove_segment, share
 from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog
@@ -38,41 +39,32 @@ _LOG: Final = structlog.get_logger(__name__)
 
 
 async def verify_in_parallel(
-    log: EventLog, url: str, data: Path, processes: int, engine: Engine.ValueType = ENGINE_RETE
+    log: EventLog, url: str, data: Path, processes: int, engine: Engine.ValueType = ENGINE_RETE, times: ReplayTimes | None = None
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Prove a whole log in the store at `url` on several processes, with the snapshots in a data directory.
 
-    Yields progress, which counts up once per pass, and last the verdict, as `verify` does.
+    Yields progress and last the verdict, as `verify` does. `times` is told the sum of what the processes took.
     """
+    times = ReplayTimes() if times is None else times
     source = Source(url, log.bus)
     files = SnapshotFiles(data, log.bus)
     last = (await log.head()).sequence_number
     segments = await _segments(log, files, data, last)
-    counts: list[SegmentResult | Unproved] = []
-    ranges = [(last * part // processes + 1, last * (part + 1) // processes) for part in range(processes)]
+    yield _progress_of(0, last)
     context = multiprocessing.get_context("spawn")
-    reached = context.Array("q", max(len(segments), processes), lock=False)
+    reached = context.Array("q", max(len(segments), 1), lock=False)
     with ProcessPoolExecutor(processes, context, share, (reached,)) as pool:
         loop = asyncio.get_running_loop()
-        checks = [loop.run_in_executor(pool, check_range, source, place, first, end) for place, (first, end) in enumerate(ranges)]
-        async for number in _progress(checks, reached):
+        # The longest first, so that no process is left with it at the end.
+        order = sorted(range(len(segments)), key=lambda place: segments[place].begin - segments[place].end)
+        tasks = [loop.run_in_executor(pool, prove_segment, source, place, segments[place], engine) for place in order]
+        async for number in _progress(tasks, reached):
             yield _progress_of(number, last)
-        found = [check.result() for check in checks]
-        parts = [part for part in found if isinstance(part, IntegrityPart)]
-        problems = [part.problem for part in found if isinstance(part, Unproved)]
-        if not problems and not are_joined(parts):
-            problems.append("two ranges of the log are not intact together")
-        if not problems:
-            for place in range(len(reached)):
-                reached[place] = 0
-            # The longest first, so that no process is left with it at the end.
-            order = sorted(range(len(segments)), key=lambda place: segments[place].begin - segments[place].end)
-            tasks = [loop.run_in_executor(pool, recompute, source, place, segments[place], engine) for place in order]
-            async for number in _progress(tasks, reached):
-                yield _progress_of(number, last)
-            counts = [task.result() for _, task in sorted(zip(order, tasks, strict=True), key=lambda pair: pair[0])]
+        counts = [task.result() for _, task in sorted(zip(order, tasks, strict=True), key=lambda pair: pair[0])]
         proved = [count for count in counts if isinstance(count, SegmentResult)]
-        problems += [count.problem for count in counts if isinstance(count, Unproved)]
+        problems = [count.problem for count in counts if isinstance(count, Unproved)]
+        if not problems and not are_joined(count.integrity for count in proved):
+            problems.append("two segments of the log are not intact together")
         fills = [fill for count in proved for fill in count.fills]
         if not problems and any(fill.events for fill in fills):
             for place in range(len(reached)):
@@ -86,10 +78,12 @@ async def verify_in_parallel(
                 problems.append(fills_proved.problem)
     if problems:
         _LOG.warning("replay.in_one_piece", bus=log.bus, problem=problems[0])
-        async with aclosing(verify(log, engine=engine, to_sequence_number=last, snapshots=files)) as responses:
+        async with aclosing(verify(log, engine=engine, to_sequence_number=last, snapshots=files, times=times)) as responses:
             async for response in responses:
                 yield response
         return
+    times.seconds += sum(count.seconds for count in proved)
+    times.recomputing_seconds += sum(count.recomputing_seconds for count in proved)
     yield VerifyReplayResponse(verdict=_verdict(log.bus, proved, sum(1 for segment in segments if segment.digest)))
 
 

@@ -1,10 +1,9 @@
 """Replays a log: reads it page by page and feeds the passes of the core. `gavel replay` and ReplayService share this module.
 
-`verify` first proves the integrity of the whole log, before it compiles any rule set (`Integrity`), then recomputes every decision
-and derived fact (`Recomputation`), and the past of counters (`FillProof`). `impact` runs the same first pass, then decides past
-proposals under a candidate rule set. Both yield messages of the contract, progress first and the result last, and let other tasks run
-after each page. Nothing here writes or repairs. A log that cannot be read raises LogUnavailableError, which is no verdict on its
-contents.
+`verify` checks the integrity of each event (`Integrity`), then recomputes it (`Recomputation`), and at the end the past of counters
+(`FillProof`). `impact` checks the whole log, then decides past proposals under a candidate rule set. Both yield messages of the contract,
+progress first and the result last, and let other tasks run after each page. Nothing here writes or repairs. A log that cannot be read
+raises LogUnavailableError, which is no verdict on its contents.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
+from time import perf_counter
 from typing import Final
 
 from gavel.v1 import decision_pb2, replay_service_pb2
 from gavel.v1.decision_pb2 import Engine, Outcome
+from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import (
     ChangedDecision,
@@ -38,6 +38,7 @@ from gavel_server.fairness.callers import INTERNAL
 from gavel_server.fairness.turns import call_slice
 from gavel_server.history.disposal import temporary_states
 from gavel_server.history.read_ahead import read_ahead
+from gavel_server.history.replay_times import ReplayTimes
 from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogCorruptError, Record
@@ -59,44 +60,69 @@ async def verify(
     from_sequence_number: int = 0,
     to_sequence_number: int = 0,
     snapshots: SnapshotFiles | None = None,
+    times: ReplayTimes | None = None,
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Recompute the log up to `to_sequence_number` (0: its head now) and compare from `from_sequence_number` (0: the start).
 
-    The state is compared with each of `snapshots` that it passes.
+    The state is compared with each of `snapshots` that it passes. `times` is told how long it took. A log that is not intact is reported
+    as such, also after an event that is recomputed differently.
 
-    Yields progress, which counts up once per pass, and last the verdict. Raises ReplayRangeError, LogUnavailableError.
+    Yields progress, which counts up once, or twice if counters were filled, and last the verdict. Raises ReplayRangeError,
+    LogUnavailableError.
     """
+    times = ReplayTimes() if times is None else times
     async with temporary_states() as states:
         try:
             head, last = await _range(log, from_sequence_number, to_sequence_number)
+            began = perf_counter()
             integrity = Integrity(log.bus)
-            async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
-                yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
             recomputation, prepare = replay_part(log.bus, engine=engine, compare_from=from_sequence_number)
             states.append(recomputation.state)
             report = DriftReport()
             comparison = SnapshotComparison(snapshots)
             await comparison.load(log, last)
+            divergence: DivergedError | None = None
+            checked = Envelope()
             fed = 0
 
-            def feed(record: Record) -> None:
-                nonlocal fed
-                event = recomputation.feed(record.sequence_number, record.envelope)
-                fed = record.sequence_number
-                if fed >= from_sequence_number:
-                    report.note(event, recomputation.state)
-
-            def before(envelope: bytes) -> Awaitable[None] | None:
-                return compare(envelope) if comparison.is_due(fed) else prepare(envelope)
+            def before(record: Record) -> Awaitable[None] | None:
+                nonlocal checked
+                checked = integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
+                if divergence is not None:
+                    return None
+                return compare(record.envelope) if comparison.is_due(fed) else prepare(record.envelope)
 
             async def compare(envelope: bytes) -> None:
-                await comparison.compare(fed, recomputation.state)
+                nonlocal divergence
+                try:
+                    await comparison.compare(fed, recomputation.state)
+                except DivergedError as error:
+                    divergence = error
+                    return
                 preparation = prepare(envelope)
                 if preparation is not None:
                     await preparation
 
+            def feed(record: Record) -> None:
+                nonlocal divergence, fed
+                if divergence is not None:
+                    return
+                started = perf_counter()
+                try:
+                    event = recomputation.feed(record.sequence_number, record.envelope, checked)
+                except DivergedError as error:
+                    divergence = error
+                    return
+                times.recomputing_seconds += perf_counter() - started
+                fed = record.sequence_number
+                if fed >= from_sequence_number:
+                    report.note(event, recomputation.state)
+
             async for number in pages(log, last, feed, before):
                 yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+            times.seconds += perf_counter() - began
+            if divergence is not None:
+                raise divergence
             recomputation.finish(at_head=last == head)
             if comparison.is_due(last):
                 await comparison.compare(last, recomputation.state)
@@ -192,7 +218,8 @@ async def impact(
                     summary.changed_reports += 1
                     changes.append(SimulateRuleSetResponse(changed_facts=_changed_facts(change)))
 
-        async for number in pages(log, last, feed, partial(Precompiler().before, simulation.state)):
+        precompiler = Precompiler()
+        async for number in pages(log, last, feed, lambda record: precompiler.before(simulation.state, record.envelope)):
             for response in changes:
                 yield response
             changes.clear()
@@ -222,7 +249,7 @@ async def pages(
     log: EventLog,
     last: int,
     feed: Callable[[Record], object],
-    before: Callable[[bytes], Awaitable[None] | None] | None = None,
+    before: Callable[[Record], Awaitable[None] | None] | None = None,
     *,
     slice_events: int = SLICE_EVENTS,
 ) -> AsyncGenerator[int, None]:
@@ -235,7 +262,7 @@ async def pages(
     async with aclosing(read_ahead(log, 1, last)) as pages_read:
         async for records in pages_read:
             for record in records:
-                preparation = before(record.envelope) if before is not None else None
+                preparation = before(record) if before is not None else None
                 if preparation is not None:
                     await preparation
                 feed(record)

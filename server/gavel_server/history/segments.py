@@ -1,4 +1,4 @@
-"""The work of the processes of a parallel replay: each checks a range of a log, or recomputes a segment of it.
+"""The work of the processes of a parallel replay: each checks and recomputes segments of a log.
 
 A segment begins with the state of one snapshot and must end with the state of the next one. If every segment does, the whole log is
 proved, by induction over the segments. A failure here has no explanation: `parallel` then proves the log in one piece.
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from gavel.v1.decision_pb2 import Engine
@@ -38,7 +39,7 @@ from gavel_server.history.read_ahead import read_ahead
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.history.snapshot_pages import is_paged
 from gavel_server.history.snapshot_parts import SnapshotError
-from gavel_server.log import EventLog, LogError, Record
+from gavel_server.log import EventLog, LogError
 from gavel_server.log.stores import connect_log
 from gavel_server.process.garbage_collection import collect_less
 
@@ -78,8 +79,12 @@ class Fill(NamedTuple):
 
 
 class SegmentResult(NamedTuple):
-    """The result of a segment: what was recomputed equal, its notes of versions and counters, and the state at the head of the log."""
+    """The result of a segment: what was recomputed equal, its notes of versions and counters, and the state at the head of the log.
 
+    `seconds` is what the work took in all, and `recomputing_seconds` what recomputing alone took.
+    """
+
+    integrity: IntegrityPart
     events: int
     decisions: int
     derived_facts: int
@@ -87,6 +92,8 @@ class SegmentResult(NamedTuple):
     state: list[bytes]
     data_losses: list[bytes]
     fills: list[Fill]
+    seconds: float
+    recomputing_seconds: float
 
 
 def share(reached: Any) -> None:
@@ -97,19 +104,14 @@ def share(reached: Any) -> None:
 
 
 class Unproved(NamedTuple):
-    """Why a range or segment could not be proved on its own."""
+    """Why a segment could not be proved on its own."""
 
     problem: str
 
 
-def check_range(source: Source, place: int, first: int, last: int) -> IntegrityPart | Unproved:
-    """Check the integrity of a range."""
-    return _run(source, partial(_check, place, first, last))
-
-
-def recompute(source: Source, place: int, segment: Segment, engine: Engine.ValueType) -> SegmentResult | Unproved:
-    """Recompute a segment."""
-    return _run(source, partial(_recompute, place, segment, engine))
+def prove_segment(source: Source, place: int, segment: Segment, engine: Engine.ValueType) -> SegmentResult | Unproved:
+    """Check and recompute a segment."""
+    return _run(source, partial(_prove_segment, place, segment, engine))
 
 
 def prove_fills(source: Source, place: int, fills: Sequence[Fill]) -> Literal[True] | Unproved:
@@ -131,20 +133,20 @@ def _run(source: Source, work: Callable[[EventLog], Awaitable[Result | Unproved]
         return Unproved(str(error))
 
 
-async def _check(place: int, first: int, last: int, log: EventLog) -> IntegrityPart:
-    start = None
-    if first > 1:
-        records = await log.read_many([1, first - 1])
-        opened = decode(1, records[1].envelope).fact.bus_opened
-        before = records[first - 1]
-        recorded_at_ms = milliseconds(decode(first - 1, before.envelope).recorded_at)
-        start = IntegrityStart(first - 1, before.chain_hash, recorded_at_ms, opened.idempotency_window_ms)
-    integrity = Integrity(log.bus, start)
-    await _read(log, place, first, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash))
-    return integrity.part
+async def _integrity(begin: int, log: EventLog) -> Integrity:
+    """Return the check of the events after `begin`."""
+    if not begin:
+        return Integrity(log.bus)
+    records = await log.read_many([1, begin])
+    opened = decode(1, records[1].envelope).fact.bus_opened
+    before = records[begin]
+    recorded_at_ms = milliseconds(decode(begin, before.envelope).recorded_at)
+    return Integrity(log.bus, IntegrityStart(begin, before.chain_hash, recorded_at_ms, opened.idempotency_window_ms))
 
 
-async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log: EventLog) -> SegmentResult | Unproved:
+async def _prove_segment(place: int, segment: Segment, engine: Engine.ValueType, log: EventLog) -> SegmentResult | Unproved:
+    began, recomputing_seconds = perf_counter(), 0.0
+    integrity = await _integrity(segment.begin, log)
     state = SnapshotFiles(Path(segment.data), log.bus).read(segment.begin) if segment.begin else None
     recomputation = Recomputation(log.bus, engine=engine, state=state)
     report = DriftReport()
@@ -154,10 +156,14 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
             if records[0].sequence_number != number + 1:
                 break
             for record in records:
+                checked = integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
                 missing = recomputation.missing_citations(record.envelope) if segment.begin else []
                 if missing:
                     await _cite(log, recomputation, missing)
-                report.note(recomputation.feed(record.sequence_number, record.envelope), recomputation.state)
+                started = perf_counter()
+                event = recomputation.feed(record.sequence_number, record.envelope, checked)
+                recomputing_seconds += perf_counter() - started
+                report.note(event, recomputation.state)
             number = records[-1].sequence_number
             _reached[place] = number - segment.begin
     if number < segment.end:
@@ -170,16 +176,25 @@ async def _recompute(place: int, segment: Segment, engine: Engine.ValueType, log
     losses = _serialize(recomputation.data_losses)
     fills = [Fill(one.opened_at, one.rule_set, one.digests, _serialize(one.events)) for one in recomputation.fills]
     counts = recomputation.events, recomputation.decisions, recomputation.derived_facts
-    return SegmentResult(*counts, report.content, state_parts, losses, fills)
+    seconds = perf_counter() - began
+    return SegmentResult(integrity.part, *counts, report.content, state_parts, losses, fills, seconds, recomputing_seconds)
 
 
-async def _prove_fills(place: int, fills: Sequence[Fill], log: EventLog) -> Literal[True]:
+async def _prove_fills(place: int, fills: Sequence[Fill], log: EventLog) -> Literal[True] | Unproved:
     recorded = [RecordedFill(fill.opened_at, fill.rule_set, fill.digests) for fill in fills]
     # The segment that opens counters lists them together, and each that follows those that are not filled yet.
     for event in [Envelope.FromString(content) for fill in fills for content in fill.events]:
         next(one for one in recorded if one.awaits(event.fact.counter_filled)).events.append(event)
     proof = FillProof(log.bus, recorded)
-    await _read(log, place, 1, proof.last, lambda record: proof.feed(record.sequence_number, record.envelope))
+    number = 0
+    async with aclosing(read_ahead(log, 1, proof.last)) as pages_read:
+        async for records in pages_read:
+            for record in records:
+                proof.feed(record.sequence_number, record.envelope)
+            number = records[-1].sequence_number
+            _reached[place] = number
+    if number < proof.last:
+        return Unproved(f"event {number + 1} is missing")
     for _ in proof.compare():
         pass
     return True
@@ -199,15 +214,3 @@ async def _cite(log: EventLog, recomputation: Recomputation, numbers: Sequence[i
     """Read the events from before the segment that the next event cites."""
     for record in (await log.read_many(numbers)).values():
         recomputation.cite(decode(record.sequence_number, record.envelope))
-
-
-async def _read(log: EventLog, place: int, first: int, last: int, feed: Callable[[Record], object]) -> None:
-    number = first - 1
-    async with aclosing(read_ahead(log, first, last)) as pages_read:
-        async for records in pages_read:
-            for record in records:
-                feed(record)
-            number = records[-1].sequence_number
-            _reached[place] = number - first + 1
-    if number < last:
-        raise LogError(f"event {number + 1} is missing")

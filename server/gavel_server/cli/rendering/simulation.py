@@ -15,7 +15,7 @@ import typer
 
 from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import EXIT_DIFFERENT, CommandError
-from gavel_server.cli.rendering.progress import Passes
+from gavel_server.cli.rendering.progress import SIMULATION_PASSES, Passes
 
 if TYPE_CHECKING:
     from gavel.v1.rule_set_service_pb2 import ChangedDecision, ChangedFacts, SimulatedFact, SimulateRuleSetResponse, SimulationSummary
@@ -35,7 +35,7 @@ async def print_simulation(responses: AsyncGenerator[SimulateRuleSetResponse, No
     changed: list[ChangedDecision] = []
     changed_facts: list[ChangedFacts] = []
     summary: SimulationSummary | None = None
-    with Passes() as passes:
+    with Passes(SIMULATION_PASSES) as passes:
         async with aclosing(responses):
             async for response in responses:
                 if response.HasField("progress"):

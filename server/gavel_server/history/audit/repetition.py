@@ -62,7 +62,7 @@ async def repeat_decisions(
     async with temporary_states() as states:
         states.append(recomputation.state)
         try:
-            async for number in pages(log, last, feed, before):
+            async for number in pages(log, last, feed, lambda record: before(record.envelope)):
                 reached = number
         except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
             verdict = verdict_of(error)

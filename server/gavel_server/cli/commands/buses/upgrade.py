@@ -164,9 +164,9 @@ def _print_plan(addresses: Sequence[str], statuses: Sequence[GetStatusResponse],
 def _prove(server: str, bus: str, head: int) -> None:
     """Let the server prove its log up to an event; print the verdict, and exit with its status if the log is not proved."""
     from gavel_server.cli.commands.reads.replay import print_verdict
-    from gavel_server.cli.rendering.progress import Passes
+    from gavel_server.cli.rendering.progress import REPLAY_PASSES, Passes
 
-    with connect(server, bus) as client, Passes() as passes:
+    with connect(server, bus) as client, Passes(REPLAY_PASSES) as passes:
         verdict = None
         for response in client.verify_replay(to_sequence_number=head):
             if response.HasField("verdict"):

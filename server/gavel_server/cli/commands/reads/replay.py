@@ -18,7 +18,8 @@ from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, Log, check_address, check_int64, log_location
 from gavel_server.cli.rendering import simulation
-from gavel_server.cli.rendering.progress import Passes
+from gavel_server.cli.rendering.progress import REPLAY_PASSES, Passes
+from gavel_server.history.replay_times import ReplayTimes
 
 if TYPE_CHECKING:
     from gavel.v1.decision_pb2 import Engine
@@ -102,7 +103,8 @@ def replay(
     if rules:
         _simulate(source, interval, rules, as_json)
         return
-    verdict = asyncio.run(_show_progress(_verify(source, interval, engine, snapshots, processes)))
+    times = ReplayTimes()
+    verdict = asyncio.run(_show_progress(_verify(source, interval, engine, snapshots, processes, times), times))
     raise typer.Exit(print_verdict(verdict, as_json))
 
 
@@ -152,7 +154,7 @@ def _simulate(source: _Source, interval: _Interval, rules: str, as_json: bool) -
 
 
 def _verify(
-    source: _Source, interval: _Interval, engine_name: EngineName, snapshots: Path | None, processes: int
+    source: _Source, interval: _Interval, engine_name: EngineName, snapshots: Path | None, processes: int, times: ReplayTimes
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Verify the log where it is. `snapshots` is a data directory; None: that of the log, if it has one."""
     from gavel.v1.decision_pb2 import Engine
@@ -163,10 +165,10 @@ def _verify(
     directory, url = log_location(source.data, source.log)
     place = snapshots if url else snapshots or directory
     if processes == 1:
-        return verify_log(source.open(), *interval, engine, _snapshot_files(place, source.bus))
+        return verify_log(source.open(), *interval, engine, _snapshot_files(place, source.bus), times)
     if place is None:
         raise InvalidInputError("--processes needs the snapshots of the bus: name a server's data directory with --snapshots DIR")
-    return _verify_in_parallel(source.open_stored(), place, processes, engine)
+    return _verify_in_parallel(source.open_stored(), place, processes, engine, times)
 
 
 def _snapshot_files(data: Path | None, bus: str) -> SnapshotFiles | None:
@@ -181,8 +183,12 @@ async def verify_log(
     to_sequence_number: int,
     engine: Engine.ValueType,
     snapshots: SnapshotFiles | None = None,
+    times: ReplayTimes | None = None,
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
-    """Verify the log that `log_context` opens. Yield progress, then the verdict, also for a log too damaged to be opened."""
+    """Verify the log that `log_context` opens, and tell `times` how long it took.
+
+    Yield progress, then the verdict, also for a log too damaged to be opened.
+    """
     from gavel.v1.replay_service_pb2 import VerifyReplayResponse
 
     from gavel_server.history.replay import ReplayRangeError, verdict_of, verify
@@ -193,7 +199,12 @@ async def verify_log(
     try:
         async with log_context as log:
             responses = verify(
-                log, engine=engine, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number, snapshots=snapshots
+                log,
+                engine=engine,
+                from_sequence_number=from_sequence_number,
+                to_sequence_number=to_sequence_number,
+                snapshots=snapshots,
+                times=times,
             )
             async with aclosing(responses):
                 async for response in responses:
@@ -206,7 +217,7 @@ async def verify_log(
 
 
 async def _verify_in_parallel(
-    log_context: AbstractAsyncContextManager[StoredLog], data: Path, processes: int, engine: Engine.ValueType
+    log_context: AbstractAsyncContextManager[StoredLog], data: Path, processes: int, engine: Engine.ValueType, times: ReplayTimes
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Verify the log that `log_context` opens on several processes, with the snapshots in a data directory."""
     from gavel.v1.replay_service_pb2 import VerifyReplayResponse
@@ -216,7 +227,7 @@ async def _verify_in_parallel(
     from gavel_server.log.protocol import LogCorruptError
 
     try:
-        async with log_context as log, aclosing(verify_in_parallel(log, log.url, data, processes, engine)) as responses:
+        async with log_context as log, aclosing(verify_in_parallel(log, log.url, data, processes, engine, times)) as responses:
             async for response in responses:
                 yield response
     except LogCorruptError as error:
@@ -238,16 +249,19 @@ async def _verify_on_server(
         raise command_error(error, server, bus) from error
 
 
-async def _show_progress(responses: AsyncGenerator[VerifyReplayResponse, None]) -> ReplayVerdict:
-    """Show progress; return the verdict."""
-    with Passes() as passes:
+async def _show_progress(responses: AsyncGenerator[VerifyReplayResponse, None], times: ReplayTimes) -> ReplayVerdict:
+    """Show progress and, for a long log, the rate; return the verdict. A server does not say how long each part took."""
+    with Passes(REPLAY_PASSES) as passes:
         verdict = await read_verdict(responses, passes.show)
         seconds = passes.seconds()
-    if verdict.proved and verdict.events >= RATE_EVENTS_MIN and len(seconds) > 1:
+    if verdict.proved and verdict.events >= RATE_EVENTS_MIN:
         from gavel_server.cli.rendering import output
 
-        rate, ratio = verdict.events / sum(seconds), sum(seconds[1:]) / seconds[0]
-        output.print_note(f"gavel: {rate:,.0f} events a second; recomputing took {ratio:.1f} times as long as reading and checking the log")
+        note = f"gavel: {verdict.events / seconds:,.0f} events a second"
+        if times.seconds:
+            ratio = times.recomputing_seconds / (times.seconds - times.recomputing_seconds)
+            note += f"; recomputing took {ratio:.1f} times as long as reading and checking the log"
+        output.print_note(note)
     return verdict
 
 
