@@ -74,64 +74,21 @@ async def verify(
     async with temporary_states() as states:
         try:
             head, last = await _range(log, from_sequence_number, to_sequence_number)
-            began = perf_counter()
-            integrity = Integrity(log.bus)
-            recomputation, prepare = replay_part(log.bus, engine=engine, compare_from=from_sequence_number)
+            proof = _Proof(log.bus, engine, from_sequence_number, snapshots, times)
+            recomputation, comparison = proof.recomputation, proof.comparison
             states.append(recomputation.state)
-            report = DriftReport()
-            comparison = SnapshotComparison(snapshots)
+            began = perf_counter()
             await comparison.load(log, last)
-            divergence: DivergedError | None = None
-            checked = Envelope()
-            fed = 0
-
-            def before(record: Record) -> Awaitable[None] | None:
-                nonlocal checked
-                checked = integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
-                if divergence is not None:
-                    return None
-                return compare(record.envelope) if comparison.is_due(fed) else prepare(record.envelope)
-
-            async def compare(envelope: bytes) -> None:
-                nonlocal divergence
-                try:
-                    await comparison.compare(fed, recomputation.state)
-                except DivergedError as error:
-                    divergence = error
-                    return
-                preparation = prepare(envelope)
-                if preparation is not None:
-                    await preparation
-
-            def feed(record: Record) -> None:
-                nonlocal divergence, fed
-                if divergence is not None:
-                    return
-                started = perf_counter()
-                try:
-                    event = recomputation.feed(record.sequence_number, record.envelope, checked)
-                except DivergedError as error:
-                    divergence = error
-                    return
-                times.recomputing_seconds += perf_counter() - started
-                fed = record.sequence_number
-                if fed >= from_sequence_number:
-                    report.note(event, recomputation.state)
-
-            async for number in pages(log, last, feed, before):
+            async for number in pages(log, last, proof.feed, proof.before):
                 yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+            await proof.finish(last, at_head=last == head)
             times.seconds += perf_counter() - began
-            if divergence is not None:
-                raise divergence
-            recomputation.finish(at_head=last == head)
-            if comparison.is_due(last):
-                await comparison.compare(last, recomputation.state)
-            proof = FillProof(log.bus, recomputation.fills)
-            states.extend(proof.states)
-            async for number in pages(log, proof.last, lambda record: proof.feed(record.sequence_number, record.envelope)):
-                yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=proof.last))
+            past = FillProof(log.bus, recomputation.fills)
+            states.extend(past.states)
+            async for number in pages(log, past.last, lambda record: past.feed(record.sequence_number, record.envelope)):
+                yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=past.last))
             time_slice = call_slice(1, INTERNAL)
-            for _ in proof.compare():
+            for _ in past.compare():
                 await time_slice.spend(1)
         except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
             yield VerifyReplayResponse(verdict=verdict_of(error))
@@ -145,11 +102,71 @@ async def verify(
                 decisions=decisions,
                 derived_facts=recomputation.derived_facts,
                 snapshots=comparison.compared,
-                drifts=report.drifts(recomputation.state),
+                drifts=proof.report.drifts(recomputation.state),
                 data_losses=recomputation.data_losses,
                 message=proved_message(events, decisions, comparison.compared),
             )
         )
+
+
+class _Proof:
+    """The proof of a log's events: each is checked, then recomputed. `before` and `feed` are those of `pages`.
+
+    After an event that is recomputed differently, the rest of the log is still checked, because damage anywhere is the graver verdict.
+    """
+
+    def __init__(self, bus: str, engine: Engine.ValueType, compare_from: int, snapshots: SnapshotFiles | None, times: ReplayTimes) -> None:
+        self._integrity: Final = Integrity(bus)
+        self.recomputation, self._prepare = replay_part(bus, engine=engine, compare_from=compare_from)
+        self.comparison: Final = SnapshotComparison(snapshots)
+        self.report: Final = DriftReport()
+        self._report_from: Final = compare_from
+        self._times: Final = times
+        self._checked = Envelope()
+        self._fed = 0
+        self._divergence: DivergedError | None = None
+
+    def before(self, record: Record) -> Awaitable[None] | None:
+        """Check an event. Raises DamagedError, DivergedError or VersionNotImplementedError."""
+        self._checked = self._integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
+        if self._divergence is not None:
+            return None
+        return self._compare(record.envelope) if self.comparison.is_due(self._fed) else self._prepare(record.envelope)
+
+    def feed(self, record: Record) -> None:
+        """Recompute an event that is checked."""
+        if self._divergence is not None:
+            return
+        started = perf_counter()
+        try:
+            event = self.recomputation.feed(record.sequence_number, record.envelope, self._checked)
+        except DivergedError as error:
+            self._divergence = error
+            return
+        self._times.recomputing_seconds += perf_counter() - started
+        self._fed = record.sequence_number
+        if self._fed >= self._report_from:
+            self.report.note(event, self.recomputation.state)
+
+    async def finish(self, last: int, *, at_head: bool) -> None:
+        """Raise the DivergedError of the first event or snapshot that differs."""
+        if self._divergence is None:
+            self.recomputation.finish(at_head=at_head)
+            if self.comparison.is_due(last):
+                await self.comparison.compare(last, self.recomputation.state)
+        else:
+            raise self._divergence
+
+    async def _compare(self, envelope: bytes) -> None:
+        """Compare the state with a snapshot before the next event is recomputed."""
+        try:
+            await self.comparison.compare(self._fed, self.recomputation.state)
+        except DivergedError as error:
+            self._divergence = error
+            return
+        preparation = self._prepare(envelope)
+        if preparation is not None:
+            await preparation
 
 
 def proved_message(events: int, decisions: int, snapshots: int) -> str:
