@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from gavel_rules import reason_codes
+from gavel_rules.authoring.canonical_tree import canonical_tree
 from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
@@ -24,6 +25,7 @@ from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerato
 from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.cel.vocabulary import COUNTER_READS
 from gavel_rules.language.document.canonical_form import is_same
 from gavel_rules.language.document.composition import compose
 from gavel_rules.language.engines.lowering import Formula
@@ -118,7 +120,7 @@ class _Rule(NamedTuple):
 
 def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any]) -> dict[str, _Rule]:
     trees = {
-        rule.id: condition.tree
+        rule.id: canonical_tree(action.environment, condition.tree)
         for action in rule_set.actions.values()
         for rule, condition in zip(action.rules, action.conditions, strict=True)
     }
@@ -239,11 +241,12 @@ class _ActionVersions:
         """Yield samples on which the two versions decide differently: one for each edited rule and pair of decisions."""
         for sample in samples:
             evidence = {self._evidence_key(name, version): value for name, value in sample.facts.items()}
-            before = _decide(self._old, self._old_keys, sample, evidence)
-            after = _decide(self._new, self._new_keys, sample, evidence)
+            histories = [_numbers(one, sample, version) for one in (self._old, self._new)]
+            before = _decide(self._old, self._old_keys, sample, evidence, histories[0])
+            after = _decide(self._new, self._new_keys, sample, evidence, histories[1])
             if before != after and (rule_id, before, after) not in self._seen:
                 self._seen |= {(rule_id, before, after), ("", before, after)}
-                yield CaseChange(self._name, sample.params, self._facts(evidence), self._context(sample), before, after)
+                yield CaseChange(self._name, sample.params, self._facts(evidence), self._context(sample, histories), before, after)
 
     def _evidence_key(self, name: str, version: CompiledAction) -> _EvidenceKey:
         own, other = (self._new_keys, self._old_keys) if version is self._new else (self._old_keys, self._new_keys)
@@ -253,16 +256,37 @@ class _ActionVersions:
         names = {key: name for keys in (self._old_keys, self._new_keys) for name, key in keys.items()}
         return {names[key]: value for key, value in evidence.items()}
 
-    def _context(self, sample: SampleCase) -> dict[str, object]:
-        paths = {
-            path
-            for version in (self._old, self._new)
-            if version is not None
-            for condition in version.conditions
-            for path, _ in find_variables(condition.tree, version.environment.types)
-        }
-        reads = [read for version in (self._old, self._new) if version is not None for read in version.counter_reads]
-        return {attribute_name(path, reads): attribute_value(path, sample.case) for path in sorted(paths) if is_attribute(path)}
+    def _context(self, sample: SampleCase, histories: Sequence[Mapping[str, float]]) -> dict[str, object]:
+        """Return what the conditions read besides params and facts, by name. `histories` has the counters of each version."""
+        context: dict[str, object] = {}
+        for version, history in zip((self._old, self._new), histories, strict=True):
+            if version is None:
+                continue
+            for condition in version.conditions:
+                for path, _ in find_variables(condition.tree, version.environment.types):
+                    if path.startswith(f"{COUNTER_READS}."):
+                        context.update({attribute_name(path, version.counter_reads): history[path]} if path in history else {})
+                    elif is_attribute(path):
+                        context[path] = attribute_value(path, sample.case)
+        return dict(sorted(context.items()))
+
+
+def _numbers(version: CompiledAction | None, sample: SampleCase, own: CompiledAction) -> dict[str, float]:
+    """Return what counters give a version in a sample of the version `own`, by variable.
+
+    A read has the number of the read in `own` with the same key. One that `own` lacks has a number if the search for the sample gave it
+    one, and that of an empty group otherwise.
+    """
+    variables = {(read.counter, read.key): read.variable for read in own.counter_reads}
+    known = {*variables.values()}
+    numbers: dict[str, float] = {}
+    for read in version.counter_reads if version is not None else ():
+        variable = variables.get((read.counter, read.key), read.variable if read.variable not in known else "")
+        if variable in sample.case.history:
+            numbers[read.variable] = sample.case.history[variable]
+        elif variable not in known:
+            numbers[read.variable] = 0
+    return numbers
 
 
 def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
@@ -272,7 +296,7 @@ def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
 def _meanings(version: CompiledAction) -> list[tuple[str, int, str, str, Node]]:
     """Return the meaning of each rule, whatever the layout of its condition: id, priority, effect, reason code, tree."""
     return [
-        (rule.id, rule.priority, rule.effect, rule.reason_code, condition.tree)
+        (rule.id, rule.priority, rule.effect, rule.reason_code, canonical_tree(version.environment, condition.tree))
         for rule, condition in zip(version.rules, version.conditions, strict=True)
     ]
 
@@ -296,7 +320,11 @@ def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index:
 
 
 def _decide(
-    version: CompiledAction | None, keys: Mapping[str, _EvidenceKey], sample: SampleCase, evidence: Mapping[_EvidenceKey, object]
+    version: CompiledAction | None,
+    keys: Mapping[str, _EvidenceKey],
+    sample: SampleCase,
+    evidence: Mapping[_EvidenceKey, object],
+    history: Mapping[str, float],
 ) -> CaseDecision:
     """Return the decision of a version on a case, as arbitration makes it: params, then evidence, then the rules of both engines."""
     if version is None:
@@ -311,7 +339,7 @@ def _decide(
     count = sample.case.evidence_count + len(facts) - len(sample.facts)
     of_name = {fact.name: fact for fact in version.facts}
     facts = {name: case_value(value, of_name[name]) if name in of_name else value for name, value in facts.items()}
-    case = sample.case.with_params(version.typed_params(sample.params), facts, count)
+    case = sample.case.with_params(version.typed_params(sample.params), facts, count).with_history(history)
     verdict = version.evaluate(case, cross_check=True)
     if verdict.error:
         return CaseDecision(_REJECTED, reason_codes.EVALUATION_ERROR, verdict.error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -235,3 +235,50 @@ def test_an_edit_that_was_not_analysed() -> None:
     before = document(("named", "params.amount > 500 && params.amount < 400", "reject"), REST)
     after = document(("named", "params.amount > 600 && params.amount < 400", "reject"), REST)
     assert ((), ("named",), ()) == (compared(before, after).not_analysed, compared(before, after).changed, compared(before, after).cases)
+
+
+COUNTED = """\
+gavel: v2
+rule_set: refunds
+version: 1
+actions:
+  refund.create:
+    params: {type: object, required: [amount, customer], properties: {amount: {type: number}, customer: {type: string, maxLength: 20}}}
+counters:
+  spent: {of: approvals, action: refund.create, by: params.customer, sum: params.amount, window_ms: 3600000}
+rules:
+  - {id: over, action: refund.create, priority: 3, when: 'history.spent(params.customer) > 1000.0', effect: reject, reason_code: OVER}
+  - {id: rest, action: refund.create, priority: 1, when: 'true', effect: approve}
+"""
+OF_SUBJECT = (
+    "  - {id: first, action: refund.create, priority: 4, when: 'history.spent(subject) > 1e9', effect: reject, reason_code: NEVER}\n"
+)
+
+
+def test_the_key_of_a_counter() -> None:
+    """A rule that reads a counter with another key is edited, and has a case in which the keys have different numbers."""
+    edited = COUNTED.replace("history.spent(params.customer)", "history.spent(subject)")
+    diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(edited))
+    assert (("over",), ()) == (diff.changed, diff.not_analysed)
+    assert diff.cases
+    for case in diff.cases:
+        numbers: Mapping[str, Any] = case.context
+        assert {"history.spent(params.customer)", "history.spent(subject)"} == {*numbers}
+        assert (case.before.reason_code == "OVER") == (numbers["history.spent(params.customer)"] > 1000.0)
+        assert (case.after.reason_code == "OVER") == (numbers["history.spent(subject)"] > 1000.0)
+
+
+def test_a_renamed_counter() -> None:
+    """Cases of two versions that read different counters have a number of each."""
+    diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(COUNTED.replace("spent", "used")))
+    assert ("over",) == diff.changed
+    assert {"OVER", ""} == {decision.reason_code for case in diff.cases for decision in (case.before, case.after)}
+    assert all({"history.spent(params.customer)", "history.used(params.customer)"} == {*case.context} for case in diff.cases)
+
+
+def test_another_rule_that_reads_a_counter() -> None:
+    """A rule before them that reads a counter with another key changes no other rules and no decisions of theirs."""
+    added = COUNTED.replace("rules:\n", f"rules:\n{OF_SUBJECT}")
+    diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(added))
+    assert (("first",), (), ()) == (diff.added, diff.changed, diff.not_analysed)
+    assert {"NEVER"} == {case.after.reason_code for case in diff.cases}

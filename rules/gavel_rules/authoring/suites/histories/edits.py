@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gavel.v1.decision_pb2 import CounterReading
 
+from gavel_rules.authoring.canonical_tree import canonical_tree
 from gavel_rules.errors import CaseError
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.engines.case import Case
@@ -34,9 +35,8 @@ def _meaning(rule: DerivationRule) -> tuple[object, ...]:
         rule.action_type,
         rule.status,
         rule.key,
-        rule.value_expression.expression.tree,
-        subject.expression.tree if subject is not None else None,
-        rule.counter_reads,
+        canonical_tree(rule.value_expression.environment, rule.value_expression.expression.tree),
+        canonical_tree(subject.environment, subject.expression.tree) if subject is not None else None,
     )
 
 
