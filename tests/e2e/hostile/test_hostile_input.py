@@ -243,18 +243,20 @@ def test_bad_envelopes(target: Target, method: str, envelope: Envelope, expected
         assert expected == target.refuses_in_batch(BATCH_OF[method], envelope)
 
 
+UNDECODABLE = {"tag": b"\xff\xff\xff\xff", "cut": b"\x12\xff\xff\xff\x7f", "json": b"{}", "surrogate": b"\x0a\x03\xed\xa0\x80"}
+
+
 @pytest.mark.parametrize("method", WRITES)
-@pytest.mark.parametrize(
-    "data", [b"\xff\xff\xff\xff", b"\x12\xff\xff\xff\x7f", b"{}", b"\x0a\x03\xed\xa0\x80"], ids=["tag", "cut", "json", "surrogate"]
-)
-def test_undecodable_requests(target: Target, method: str, data: bytes) -> None:
+def test_undecodable_requests(target: Target, method: str) -> None:
     """Bytes that are not a request, such as a lone surrogate, are INVALID_ARGUMENT for every write."""
-    with pytest.raises(GavelError) as refusal:
-        target.call(method, data)
-    assert (grpc.StatusCode.INVALID_ARGUMENT, ["request"]) == (
-        refusal.value.code,
-        [violation.field for violation in refusal.value.violations],
-    )
+    for name, data in UNDECODABLE.items():
+        with pytest.raises(GavelError) as refusal:
+            target.call(method, data)
+        assert (name, grpc.StatusCode.INVALID_ARGUMENT, ["request"]) == (
+            name,
+            refusal.value.code,
+            [violation.field for violation in refusal.value.violations],
+        )
 
 
 def test_surrogates_within_an_envelope(target: Target) -> None:
@@ -267,10 +269,10 @@ def test_surrogates_within_an_envelope(target: Target) -> None:
 
 
 @pytest.mark.parametrize("method", WRITES)
-@pytest.mark.parametrize("bus", ["Default", "a/b", "x" * 64, "a\0"], ids=["upper", "slash", "long", "nul"])
-def test_invalid_bus_names(target: Target, method: str, bus: str) -> None:
+def test_invalid_bus_names(target: Target, method: str) -> None:
     """Every write to an invalid bus name is refused."""
-    assert INVALID == target.refuses(method, bus=bus)
+    for bus in ("Default", "a/b", "x" * 64, "a\0"):
+        assert (bus, INVALID) == (bus, target.refuses(method, bus=bus))
 
 
 BOMB = "a: &a [x, x, x, x, x]\n" + "".join(f"{name}: &{name} [*{of}, *{of}, *{of}, *{of}]\n" for of, name in pairwise("abcdefghijklmnop"))

@@ -79,6 +79,7 @@ def test_fuzz_finds_a_faulty_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert 0 == long_run.main(["--reproduce", str(reproducer)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["derivations", "subjects", "keys"])
 def test_fuzz_finds_other_faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str) -> None:
     """A derivation that ignores counters, a subject of another proposal, and a key of another group are found, with what is wrong."""
