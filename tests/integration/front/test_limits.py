@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import grpc
@@ -16,7 +16,21 @@ from gavel_server.rpc import limits
 
 from tests.integration.front.world import CALL_SECONDS_MAX, HOT, PROPOSALS, STREAM, UNARY, World, memory_kib
 from tests.support.fronts import FRONTS
-from tests.support.http2 import FRAME_BYTES_MAX, GOAWAY, HEADERS, RST_STREAM, WINDOW_UPDATE, Http2Connection, call_headers, frame, message
+from tests.support.http2 import (
+    END_HEADERS,
+    FRAME_BYTES_MAX,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Http2Connection,
+    call_headers,
+    frame,
+    message,
+)
 
 pytestmark = pytest.mark.parametrize("world", FRONTS, indirect=True)
 
@@ -222,6 +236,39 @@ async def test_idle_connections_make_room(world: World, monkeypatch: pytest.Monk
         assert not any(connection.is_closed for connection in opened[92:])
     assert not staying.done()
     staying.cancel()
+
+
+@pytest.mark.parametrize("start", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "a preface"])
+async def test_connections_that_never_begin(world: World, start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose first HTTP/2 frames do not come in time is closed."""
+    monkeypatch.setattr(limits, "REQUEST_SECONDS_MAX", SHORT_SECONDS)
+    await world.start()
+    host, _, port = world.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(start)
+    async with asyncio.timeout(CALL_SECONDS_MAX):
+        while await reader.read(1000):
+            pass
+    writer.close()
+
+
+async def test_callers_with_busy_connections_make_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams on every connection do not keep others out: the address with most of them loses some."""
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 10)
+    monkeypatch.setattr(limits, "CALLER_CONNECTIONS_MAX", 8)
+    await world.start()
+    host, _, port = world.address.rpartition(":")
+    streams: list[asyncio.StreamWriter] = []
+    for number in range(12):
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(f"127.0.0.{2 + number % 2}", 0))
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, call_headers(PROPOSALS.encode())))
+        writer.write(frame(PING, 0, 0, b"pingping"))  # answered once the call is under way
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the connections beyond the limit
+            await reader.readuntil(b"pingping")
+        streams.append(writer)
+    assert [[b"still here"], grpc.StatusCode.OK] == await call(world)
+    for writer in streams:
+        writer.close()
 
 
 async def test_rapid_resets(front: World) -> None:
