@@ -42,6 +42,7 @@ from gavel_rules.authoring.suites.models import CasePart
 from gavel_rules.authoring.suites.runner import resolve_cases
 from gavel_rules.authoring.suites.suite import Suite, SuiteCase
 from gavel_rules.language.cel.checker import ScopedExpression
+from gavel_rules.language.counters.counter import SUM
 from gavel_rules.language.document.diagnostics import DocumentError, Messages
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledRuleSet
@@ -163,11 +164,26 @@ class _Action:
 
     @cached_property
     def _proposals(self) -> ProposalSamples:
-        return ProposalSamples(self._actions, self._seeds)
+        return ProposalSamples(self._actions, self._seeds, self._amounts())
 
     @cached_property
     def _cases(self) -> HistoryCases:
         return HistoryCases(self._actions, self._proposals.values_of_many)
+
+    def _amounts(self) -> dict[str, list[float]]:
+        """Return the numbers with which counters that add a param up are compared, by param."""
+        amounts: dict[str, list[float]] = {}
+        expressions = [ScopedExpression(action.environment, one) for action in self._actions for one in action.conditions]
+        expressions.extend(rule.value_expression for rule in self._deriving)
+        for counter in self._earlier.counters:
+            scoped = counter.expressions.amount if counter.aggregate == SUM else None
+            for name in sorted(scoped.names()) if scoped is not None else ():
+                root, _, param = name.partition(".")
+                if root == "params" and "." not in param:
+                    numbers = thresholds_of(_compared_numbers(counter.name, expressions), {})
+                    known = amounts.setdefault(param, [])
+                    known.extend(number for number in numbers if number not in known)
+        return amounts
 
     def changes(self, buses: tuple[CaseBus, CaseBus]) -> Iterator[HistoryChange]:
         """Yield histories that the versions treat differently: one for each pair of decisions and each fact, and one for each edit."""

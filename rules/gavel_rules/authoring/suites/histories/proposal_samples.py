@@ -15,12 +15,18 @@ from gavel_rules.language.rule_set import CompiledAction
 WORK_MAX: Final = 200_000  # steps of a Budget, to generate the proposals of one action
 SAMPLES_MAX: Final = 40
 AMOUNT_MAX: Final = 1e9
+AMOUNTS_MAX: Final = 4  # of one param
 
 
 class ProposalSamples:
-    """Proposals that tell the rules of both versions of an action apart, and a value of each fact of many subjects, by name."""
+    """Proposals that tell the rules of both versions of an action apart, and a value of each fact of many subjects, by name.
 
-    def __init__(self, actions: tuple[CompiledAction, CompiledAction], seeds: Sequence[Seed]) -> None:
+    `amounts` has the numbers with which counters that add a param up are compared, by param: such amounts are tried too.
+    """
+
+    def __init__(
+        self, actions: tuple[CompiledAction, CompiledAction], seeds: Sequence[Seed], amounts: Mapping[str, Sequence[float]]
+    ) -> None:
         old, new = actions
         self.values_of_many: dict[str, list[object]] = {}
         samples: dict[str, SampleCase] = {}
@@ -31,7 +37,8 @@ class ProposalSamples:
                 self.values_of_many.setdefault(fact.name, next(lists, []))
             cases = generate_cases(version, SAMPLES_MAX // 4, generator)
             approved = [one for one in cases if _is_approved(version, one)]
-            for sample in islice(chain(cases, *map(generator.vary_params, approved[:1])), SAMPLES_MAX // 2):
+            with_amounts = [one for sample in approved[:1] for one in _vary_amounts(version, sample, amounts)]
+            for sample in islice(chain(with_amounts, cases, *map(generator.vary_params, approved[:1])), SAMPLES_MAX // 2):
                 case = sample.case
                 key = (sample.params, sample.facts, case.now_ms, case.subject, case.producer_type, case.producer_id, case.producer_groups)
                 samples.setdefault(repr(key), sample)
@@ -49,6 +56,15 @@ class ProposalSamples:
 
     def __iter__(self) -> Iterator[SampleCase]:
         return iter(self._samples)
+
+
+def _vary_amounts(action: CompiledAction, sample: SampleCase, amounts: Mapping[str, Sequence[float]]) -> Iterator[SampleCase]:
+    """Yield a sample with other amounts, where they fit the schema."""
+    for name, numbers in amounts.items():
+        for number in numbers[:AMOUNTS_MAX]:
+            params = {**sample.params, name: int(number) if number.is_integer() else number}
+            if not action.violations(params):
+                yield sample._replace(params=params, case=sample.case.with_params(action.typed_params(params)))
 
 
 def _magnitude(value: object) -> float:

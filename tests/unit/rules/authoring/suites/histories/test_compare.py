@@ -154,6 +154,17 @@ def test_a_settlement_by_the_result() -> None:
     assert [{"refunded"}] == [{*change.earlier.result} for change in diff.changes if change.earlier is not None]
 
 
+@pytest.mark.parametrize(("old", "new"), [("sum: params.amount", "sum: params.amount * 2.0"), ("3600000, keep", "60000, keep")])
+def test_a_sum_that_is_compared_alone(old: str, new: str) -> None:
+    """A sum reaches its threshold by the amounts of the earlier proposals, also if no rule compares that param."""
+    text = RULES.replace("history.refunded(params.customer) + params.amount > 100.0", "history.refunded(params.customer) > 100000.0")
+    text = text.replace("window_ms: 3600000}\n  failures", "window_ms: 3600000, keep: reserved}\n  failures")
+    assert old in text
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(text.replace(old, new)))
+    assert () == diff.not_analysed
+    assert diff.changes
+
+
 def test_earlier_proposals_and_facts() -> None:
     """An edited counter of approvals shows in a rule that only matches if there are earlier facts too."""
     counter = "  complaints: {of: facts, fact: customer.complaint, by: subject.id, window_ms: 3600000}\n"
