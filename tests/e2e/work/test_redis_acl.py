@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -37,6 +38,18 @@ class GuardedRedis:
         return f"unix://{user}:{self.passwords[user]}@{self.socket}"
 
 
+def answers(path: Path) -> bool:
+    """Report whether a Redis answers at a socket. The file exists before anybody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(str(path))
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(64)  # an error is an answer: nobody has logged in
+        except (FileNotFoundError, ConnectionError):
+            return False
+    return answer != b"" and not answer.startswith(b"-LOADING")
+
+
 @pytest.fixture(scope="module", params=sorted(redis_programs()))
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedRedis]:
     """A Redis that has read the output of `gavel redis-acl` as its ACL file."""
@@ -46,17 +59,17 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     passwords = dict(re.findall(r"password of (\S+): (\S+)", printed.stderr))
     assert not any(password in printed.stdout for password in passwords.values())
     (folder / "users.acl").write_text(printed.stdout)
-    socket = folder / "redis.sock"
-    arguments = ["--port", "0", "--unixsocket", str(socket), "--aclfile", str(folder / "users.acl"), "--dir", str(folder)]
+    path = folder / "redis.sock"
+    arguments = ["--port", "0", "--unixsocket", str(path), "--aclfile", str(folder / "users.acl"), "--dir", str(folder)]
     arguments += ["--appendonly", "yes", "--appendfsync", "always"]
     process = subprocess.Popen([redis_programs()[request.param], *arguments])
     try:
         deadline = time.monotonic() + START_SECONDS_MAX
-        while not socket.exists():
+        while not answers(path):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        yield GuardedRedis(socket, passwords)
+        yield GuardedRedis(path, passwords)
     finally:
         process.kill()
         process.wait()

@@ -121,6 +121,7 @@ class TemporalAgent(Agent):
         super().__init__(gate, depot, task)
         self.gate = _OrderedGate(gate)
         self._server = server
+        self._suspended = False
         self._worker: Worker | None = None
 
     async def start(self, calls: Sequence[Arguments], tool: str = TOOL) -> Turn:
@@ -132,13 +133,15 @@ class TemporalAgent(Agent):
 
     async def resume(self) -> Turn:
         """Wait for the calls that Temporal retries by itself."""
-        if self.gate.turn.locked():
+        if self._suspended:  # else a call that Temporal retries may have the turn
+            self._suspended = False
             self.gate.turn.release()
         return await self._outcome(await self._retries())
 
     async def suspend(self) -> None:
         """Let the gate answer nothing, since Temporal retries by itself."""
         await self.gate.turn.acquire()
+        self._suspended = True
 
     async def repeat(self) -> Turn:
         """Let the same workflow make the calls again, on a new worker if there is none."""
