@@ -220,6 +220,8 @@ class _Action:
         versions = self._counter_versions.get(name) if root == "counters" else None
         if versions is not None and not versions.differ:
             return "only its limits differ, which no generated history reaches"
+        if versions is not None and not versions.counts_facts and not any(self._name in counter.actions for counter in versions):
+            return "it counts other actions, and the earlier proposals of a history are of the action that reads it"
         source = self._fact_sources.get(name) if root == "counters" else None
         if source is not None and not source.counts_in_read_group:
             return "no generated fact counts in a group that the rules read"

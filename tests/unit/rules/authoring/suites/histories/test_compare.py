@@ -185,3 +185,14 @@ def test_an_edit_without_a_history() -> None:
     )
     diff = compare("sum: params.amount, ", "sum: params.amount, groups_max: 5000, ")
     assert HistoryDiff((), (NotAnalysed("counters.refunded", "only its limits differ, which no generated history reaches"),)) == diff
+
+
+def test_a_counter_of_another_action() -> None:
+    """An edited counter that counts other actions is named with the reason why no history shows it."""
+    text = RULES[: RULES.index("derivations:")].replace("counters:\n", "  refund.undo: {params: {type: object}}\ncounters:\n")
+    text = text.replace("late: {of: proposals, action: refund.create", "late: {of: proposals, action: refund.undo")
+    text = text.replace("history.failures(params.customer) > 2", "history.late() > 2")
+    text += "  - {id: undo, action: refund.undo, priority: 1, when: 'true', effect: approve}\n"
+    edited = text.replace("refund.undo, window_ms: 3600000", "refund.undo, window_ms: 60000")
+    (one,) = compare_histories(compile_rule_set(text), compile_rule_set(edited)).not_analysed
+    assert ("counters.late", "it counts other actions") == (one.name, one.reason.partition(", and")[0])
