@@ -20,8 +20,10 @@ BENCH ?=
 COMPILE ?= true
 # gavel-client, gavel-rules and gavel-arbiter.
 DISTRIBUTIONS := ./client/python ./rules ./server
-# Every process imports and collects all tests, which takes it six seconds. On two processors, four processes leave a third of the time idle.
+# Every process imports and collects all tests, which takes it nine seconds. On two processors, four processes leave a third of the time idle.
 TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 4 ? count + 4 : 8)))
+# Long tests compute more than they wait, and a test that takes longer than its timeout has failed.
+LONG_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 8 ? count + 1 : 8)))
 # Number of evaluations, and further arguments, of `make fuzz`.
 FUZZ_EVALUATIONS ?= 1000000
 FUZZ ?=
@@ -74,7 +76,7 @@ test: $(STAMP) front
 # The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, rule sets of the largest size. They run once, on
 # the build that users run: both builds have one source, so a mistake of the source shows on either, and one of the compiler on this alone.
 test-long: compiled front
-	TEST_BUILD=compiled $(COMPILED) .ci/pytest -m long --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder tests
+	TEST_BUILD=compiled $(COMPILED) .ci/pytest -m long --numprocesses=$(LONG_TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder tests
 
 # What the compiled build might change: the core and the server. The rest ran on the source, and these would run the same code again:
 # - the client imports no compiled module (import-linter), apart from the worker that derives facts (tests/unit/client/consumers);

@@ -70,6 +70,7 @@ def test_nested_expressions_mean_what_cel_says(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @settings(BOUNDS, max_examples=400)
 @given(documents(), VALUES)
 def test_many_nested_expressions_mean_what_cel_says(
