@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import random
+import struct
 import sys
 import time
 from collections import Counter
@@ -50,6 +51,7 @@ from tests.campaigns.target import (
     SUBMIT_BATCH,
     SUBSCRIBE,
     SUBSCRIBE_CATEGORY,
+    TRACE,
     VALIDATE,
     WATCH_HEALTH,
     Target,
@@ -60,7 +62,7 @@ from tests.campaigns.target import (
     refused_batch,
 )
 from tests.e2e.world import DEPOT, proposal
-from tests.support.http2 import CONTINUATION, HEADERS, PING, SETTINGS, call_headers, frame, header_block, message
+from tests.support.http2 import CONTINUATION, HEADERS, PING, SETTINGS, WINDOW_UPDATE, call_headers, frame, header_block, message
 
 AT_ONCE: Final = 3
 # An attack that has not ended by itself is abandoned.
@@ -147,6 +149,36 @@ async def answers_not_read(target: Target) -> None:
             with suppress(ConnectionError):
                 await connection.drain()
         await asyncio.sleep(8)
+
+
+async def answers_read_slowly(target: Target) -> None:
+    """Ask for pages, traces, subscriptions and replays on hundreds of streams, and read two bytes a second of each."""
+    requests = [
+        (LIST, events.ListEventsRequest(page_size=1000).SerializeToString()),
+        (TRACE, events.GetTraceRequest(trace_id="large-0").SerializeToString()),
+        (SUBSCRIBE, events.SubscribeEventsRequest(from_sequence_number=1).SerializeToString()),
+        (PROJECTION, projection.GetProjectionRequest(subject="parcel/wide").SerializeToString()),
+        (REPLAY, b""),
+        (WATCH_HEALTH, b""),
+    ]
+    async with connections(target, 8, window_bytes=1) as opened:
+        streams = []
+        for connection in opened:
+            for path, request in requests * 5:
+                streams.append((connection, connection.start_call(path)))
+                connection.send_data(streams[-1][1], message(request))
+        for _ in range(8):
+            for connection, stream in streams:
+                connection.send(frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", 2)))
+            await asyncio.sleep(1)
+
+
+async def busy_connections(target: Target) -> None:
+    """Open a stream of proposals on each of more connections than the server admits, and say nothing on it."""
+    async with connections(target, 1100) as opened:
+        for connection in opened:
+            connection.start_call(STREAM)
+        await asyncio.sleep(2)
 
 
 async def idle_connections(target: Target) -> None:
@@ -391,6 +423,8 @@ ATTACKS: Final[Sequence[Attack]] = (
     many_empty_fields,
     unfinished_messages,
     answers_not_read,
+    answers_read_slowly,
+    busy_connections,
     idle_connections,
     rapid_resets,
     calls_without_messages,
