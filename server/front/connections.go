@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +17,9 @@ import (
 
 // A caller with more than this part of all connections, one in so many, makes room for others even while its calls are under way.
 const largeShare = 64
+
+// The part of an IPv6 address that names a network, whose hosts usually belong to one caller.
+const networkBits = 64
 
 // connections are the callers' connections and what their calls hold in memory. They refuse connections and calls that exceed a limit.
 type connections struct {
@@ -50,7 +54,8 @@ func newConnections(limits limits) *connections {
 	}
 }
 
-// callerOf returns the key by which connections are counted: their address, or one key for all Unix sockets.
+// callerOf returns the key by which connections are counted: their address, or one key for all Unix sockets. The hosts of an IPv6 network of
+// 64 bits are one address, as for the server (gavel_server/fairness/callers.py).
 func callerOf(address net.Addr) string {
 	if address.Network() == "unix" {
 		return sockets.UnixPrefix
@@ -59,7 +64,14 @@ func callerOf(address net.Addr) string {
 	if err != nil {
 		return address.String()
 	}
-	return host
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return host
+	}
+	if ip = ip.Unmap(); ip.Is4() || ip.IsLinkLocalUnicast() || ip.IsLoopback() {
+		return ip.String()
+	}
+	return netip.PrefixFrom(ip.WithZone(""), networkBits).Masked().String()
 }
 
 // unlock unlocks the mutex and sends the refusals that were made while it was held.

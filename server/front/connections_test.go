@@ -111,6 +111,27 @@ func TestTheCallerWithMostConnectionsMakesRoom(t *testing.T) {
 	}
 }
 
+// The hosts of an IPv6 network of 64 bits are one address; IPv4 hosts and hosts that no router reaches are addresses alone.
+func TestAddressesOfCallers(t *testing.T) {
+	for host, address := range map[string]string{
+		"192.0.2.1":          "192.0.2.1",
+		"::ffff:192.0.2.1":   "192.0.2.1",
+		"2001:db8:1:2::7":    "2001:db8:1:2::/64",
+		"2001:db8:1:2:9::9":  "2001:db8:1:2::/64",
+		"2001:db8:1:3::7":    "2001:db8:1:3::/64",
+		"::1":                "::1",
+		"fe80::1":            "fe80::1",
+		"fd00:1:2:3:4:5:6:7": "fd00:1:2:3::/64",
+	} {
+		if found := callerOf(&net.TCPAddr{IP: net.ParseIP(host), Port: 4711}); found != address {
+			t.Errorf("%s counts as %s, not %s", host, found, address)
+		}
+	}
+	if found := callerOf(&net.TCPAddr{IP: net.ParseIP("fe80::1"), Zone: "eth0"}); found != "fe80::1%eth0" {
+		t.Errorf("a host of a link counts as %s", found)
+	}
+}
+
 // A caller with too many connections makes room itself; other callers keep theirs.
 func TestACallerMakesRoomForItself(t *testing.T) {
 	limits := limitsOfTests()

@@ -143,3 +143,20 @@ def test_limits_count_authenticated_callers_by_principal() -> None:
     assert address_of(one) == address_of(two) != address_of(caller_of("192.0.2.1:50000", bob))
     assert "192.0.2.1" == address_of(caller_of("192.0.2.1:50000", ANONYMOUS))
     assert "unix:" == address_of(caller_of("unix:", ANONYMOUS))
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("[2001:db8:1:2::7]", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:2:9::9]", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:3::7]", "2001:db8:1:3::/64"),
+        ("[::ffff:192.0.2.1]", "192.0.2.1"),
+        ("[::1]", "[::1]"),
+        ("[fe80::1%eth0]", "[fe80::1%eth0]"),
+        ("[host]", "[host]"),
+    ],
+)
+def test_an_ipv6_network_is_one_address(host: str, address: str) -> None:
+    """Whoever has a network of 64 bits cannot evade a limit by calling from many of its hosts."""
+    assert address == address_of(f"{host}:50000")
