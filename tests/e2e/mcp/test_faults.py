@@ -55,7 +55,9 @@ async def test_a_server_that_dies(world: World) -> None:
 
         async def kill_server() -> None:
             await until(lambda: world.lines == ["one"], "the call has no effect")
-            os.kill(process_of("ledger_server", str(world.folder)), signal.SIGKILL)
+            process_id = process_of("ledger_server", str(world.folder))
+            os.kill(process_id, signal.SIGKILL)
+            await until(lambda: has_ended(process_id), "the server is not killed")
             (world.folder / "hold").unlink()
 
         async with together(kill_server):
@@ -241,6 +243,14 @@ def process_of(*words: str) -> int:
                 process_ids.append(int(path.parent.name))
     (process_id,) = process_ids
     return process_id
+
+
+def has_ended(process_id: int) -> bool:
+    """Return whether a process runs no more, though its parent may not have noticed."""
+    try:
+        return not Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except OSError:
+        return True
 
 
 @asynccontextmanager
