@@ -21,8 +21,8 @@ import (
 // Bytes of further messages that may arrive on a stream while one is read: what flow control lets through.
 const unreadBytesMax = 2 * windowBytes
 
-// Of the answers that wait for a caller, it must read as many bytes within the time of a stall, or all if they are fewer. gRPC's clients say only
-// now and then that they have read on, some after half a window of 64 KiB.
+// A caller must read this many bytes of the answers that wait for it within the time of a stall, or all if they are fewer. gRPC's clients say
+// only now and then that they have read on, some after half a window of 64 KiB.
 const stallBytesMin = 16 << 10
 
 // call is one call of a caller and what it holds in memory. Fields without a comment are guarded by the mutex of connections.

@@ -111,7 +111,7 @@ func TestTheCallerWithMostConnectionsMakesRoom(t *testing.T) {
 	}
 }
 
-// The hosts of an IPv6 network of 64 bits are one address; IPv4 hosts and hosts that no router reaches are addresses alone.
+// The hosts of an IPv6 network of 64 bits are one address; each IPv4 host, and each host that no router reaches, is an address of its own.
 func TestAddressesOfCallers(t *testing.T) {
 	for host, address := range map[string]string{
 		"192.0.2.1":          "192.0.2.1",

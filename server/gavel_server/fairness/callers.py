@@ -42,7 +42,7 @@ def address_of(caller: str) -> str:
 
 @lru_cache(_NETWORKS_MAX)
 def _network_of(host: str) -> str:
-    """Return the network of an IPv6 host "[HOST]". IPv4 hosts in IPv6 notation, and hosts that no router reaches, are addresses alone."""
+    """Return the network of an IPv6 host "[HOST]", or the host itself if it is an IPv4 host or no router reaches it."""
     try:
         address = IPv6Address(host[1:-1])
     except AddressValueError:

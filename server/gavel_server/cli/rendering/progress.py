@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 # The passes over a log, in order.
-REPLAY_PASSES: Final = ("replaying the log", "counting the past of counters")
+REPLAY_PASSES: Final = ("replaying the log", "reading the log again")
 SIMULATION_PASSES: Final = ("checking the log", "deciding again")
 
 
 class Passes:
-    """Shows progress; a lower sequence number than before starts the next pass. Use as `with Passes() as passes`."""
+    """Shows progress; a lower sequence number than before starts the next pass. Use as `with Passes(names) as passes`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """`names` are those of the passes, in order."""

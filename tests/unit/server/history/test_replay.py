@@ -240,7 +240,7 @@ async def test_damaged() -> None:
 
 
 async def test_damage_comes_before_divergence() -> None:
-    """A damaged log is reported as such, also after an event that is recomputed differently. So is an event that no build records."""
+    """Damage is the verdict, also after an event that is recomputed differently. So is an event that no build records."""
     changed = [Envelope.FromString(event.SerializeToString()) for event in EVENTS]
     changed[5].decision.rule_id = "heavy"
     log = await log_of(changed)
