@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 from typing import Final, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 RedisKind = Literal["redis", "sentinel", "cluster"]
 
 PORT_DEFAULT: Final = 6379
 SENTINEL_PORT_DEFAULT: Final = 26379
 
-_SCHEME: Final = re.compile(r"(rediss?)\+(sentinel|cluster)")
+# The parts of RFC 3986, appendix B. Newer releases of `urllib.parse` refuse an IPv6 address after another host.
+_URL: Final = re.compile(r"(?i:(rediss?)\+(sentinel|cluster))://([^/?#]*)([^?#]*)(\?[^#]*)?(?:#.*)?", re.DOTALL)
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+)(?::([0-9]{1,5}))?")
 
 
@@ -45,14 +45,13 @@ class RedisTarget(NamedTuple):
 
 
 def parse_target(url: str) -> RedisTarget:
-    """Return the target of a URL. The form of a URL of one Redis is not checked. Raises RedisUrlError, ValueError."""
-    parts = urlsplit(url)
-    match = _SCHEME.fullmatch(parts.scheme)
+    """Return the target of a URL. The form of a URL of one Redis is not checked. Raises RedisUrlError."""
+    match = _URL.fullmatch(url)
     if match is None:
         return RedisTarget("redis", (), "", url)
-    scheme, kind = match[1], match[2]
-    credentials, at, hosts = parts.netloc.rpartition("@")
-    path = [part for part in parts.path.split("/") if part]
+    scheme, kind = match[1].lower(), match[2].lower()
+    credentials, at, hosts = match[3].rpartition("@")
+    path = [part for part in match[4].split("/") if part]
     name = ""
     if kind == "sentinel":
         if not path:
@@ -66,7 +65,7 @@ def parse_target(url: str) -> RedisTarget:
     port_default = SENTINEL_PORT_DEFAULT if kind == "sentinel" else PORT_DEFAULT
     addresses = tuple(_address(host, port_default) for host in hosts.split(","))
     host, port = addresses[0]
-    query = f"?{parts.query}" if parts.query else ""
+    query = match[5] or ""
     shown = f"[{host}]" if ":" in host else host
     plain = f"{scheme}://{credentials}{at}{shown}:{port}/{database}{query}"
     return RedisTarget("sentinel" if kind == "sentinel" else "cluster", addresses, name, plain)

@@ -17,6 +17,7 @@ from gavel_client.consumers.redis_urls import RedisTarget, RedisUrlError, parse_
         ),
         ("rediss+sentinel://h/m", RedisTarget("sentinel", (("h", 26379),), "m", "rediss://h:26379/0")),
         ("rediss+cluster://h1:1,h2/", RedisTarget("cluster", (("h1", 1), ("h2", 6379)), "", "rediss://h1:1/0")),
+        ("REDIS+CLUSTER://h1#part", RedisTarget("cluster", (("h1", 6379),), "", "redis://h1:6379/0")),
         ("redis+cluster://:p%40@h1", RedisTarget("cluster", (("h1", 6379),), "", "redis://:p%40@h1:6379/0")),
     ],
 )

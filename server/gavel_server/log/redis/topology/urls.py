@@ -58,10 +58,9 @@ def parse(url: str) -> RedisTarget:
     try:
         return parse_target(url)
     except RedisUrlError as error:
-        why = f": {error}"
-    except ValueError:
-        why = ""  # the library's message may quote part of the password
-    raise ValueError(f"the Redis URL {mask_url(url)} is malformed{why}; {_EXAMPLE}, and percent-encode special characters")
+        raise ValueError(
+            f"the Redis URL {mask_url(url)} is malformed: {error}; {_EXAMPLE}, and percent-encode special characters"
+        ) from None
 
 
 def endpoint(url: str, timeout_seconds: float) -> Endpoint:
