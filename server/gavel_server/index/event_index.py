@@ -23,7 +23,7 @@ from gavel_server.index.event_filter import EventFilter
 from gavel_server.log import EventLog, Head
 from gavel_server.log.protocol import has_event
 from gavel_server.process import metrics
-from gavel_server.process.children import child_environment
+from gavel_server.process.children import log_reader_environment
 
 # Reads of indexes at once. They wait for the disk; the event loop does not.
 READS_MAX: Final = 2
@@ -161,7 +161,7 @@ class EventIndex:
     def _start(self) -> None:
         # A session of its own: Ctrl-C at a terminal reaches the server, which ends its worker.
         self._process = subprocess.Popen(  # noqa: S603 - no shell, our own arguments
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=child_environment()
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=log_reader_environment()
         )
         self._send({"store": self._store_url, "data": str(self._data), "archive": self._archive})
         self._output = asyncio.create_task(self._read_output(self._process))

@@ -12,11 +12,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+from gavel_server.archive.archive_run import archive_log
+from gavel_server.archive.archives import open_archive
 from gavel_server.index.event_filter import EventFilter
 from gavel_server.index.event_index import BusHead, EventIndex
 from gavel_server.log.redis.log import RedisLog
 
 from tests.load.finished_work import write_log
+from tests.support.stores.object_store import BUCKET, create_bucket, object_store
 
 
 @asynccontextmanager
@@ -61,6 +65,24 @@ async def test_the_worker_follows_the_log(redis_url: str, bus: str, tmp_path: Pa
         last = index._process
         assert last is not None
     assert last.poll() is not None
+    await log.close()
+
+
+async def test_the_worker_reads_an_archive_in_an_object_store(
+    redis_url: str, bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the object store by the server's environment, and indexes the events that the log has no more."""
+    number = [work.head.sequence_number async for work in write_log(redis_url, bus, 4_500, 1.0)][-1]
+    log = await RedisLog.connect(redis_url, bus)
+    with object_store() as environment:
+        create_bucket(environment, monkeypatch)
+        url = f"s3://{BUCKET}/{bus}"
+        run = await archive_log(log, await open_archive(url, bus), sys.maxsize, trims=True)
+        assert 4_097 == run.first_in_log
+        index = EventIndex(tmp_path, redis_url, minimum=1, archive=url)
+        async with following(index, lambda: [BusHead(bus, number)]):
+            await reach(index, bus, number)
+            assert [4 + 7 * 9] == await index.select(bus, EventFilter(trace_id="of-000000000007"), 1, number, 1)
     await log.close()
 
 
