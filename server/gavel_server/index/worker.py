@@ -30,6 +30,7 @@ from gavel_server.index.database import IndexDatabase, index_path, remove
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.protocol import empty_head, has_event
 from gavel_server.log.stores import LogStore, open_store
+from gavel_server.process.logging import log_to_stderr
 
 POLL_SECONDS: Final = 0.2
 RETRY_SECONDS: Final = 2.0
@@ -235,6 +236,7 @@ def _give_way() -> None:
 
 def main() -> None:
     """Run until the input ends."""
+    log_to_stderr()
     _give_way()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run())
