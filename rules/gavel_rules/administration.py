@@ -347,7 +347,8 @@ def _disagreement_fault(state: State, deployed: DeployedRuleSet) -> Fault | None
     """Return a fault if the rule set's settings of a shared action differ from those of the active rule sets."""
     if not any(action_type in state.active_actions for action_type in deployed.action_types):
         return None
-    disagreements = find_disagreements(deployed.rule_set, (active.rule_set for active in state.active_rule_sets.values()))
+    active = (active.rule_set for active in state.active_rule_sets.values())
+    disagreements = find_disagreements(deployed.rule_set, active, compares_counters=state.semantics.compares_counters)
     return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements)) if disagreements else None
 
 

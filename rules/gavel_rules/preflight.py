@@ -72,7 +72,7 @@ def actions_with(state: State, override: CompiledRuleSet, action_type: str) -> t
     Returns a fault if the override disagrees with another active rule set about a shared action.
     """
     active = {policy_id: active.rule_set for policy_id, active in state.active_rule_sets.items()}
-    disagreements = find_disagreements(override, active.values())
+    disagreements = find_disagreements(override, active.values(), compares_counters=state.semantics.compares_counters)
     if disagreements:
         return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements))
     return actions_by_type({**active, override.policy_id: override}.values()).get(action_type, ())

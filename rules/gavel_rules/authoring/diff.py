@@ -17,12 +17,12 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from gavel_rules import reason_codes
-from gavel_rules.authoring.canonical_tree import canonical_tree
 from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
 from gavel_rules.authoring.samples.seeds import Seed
+from gavel_rules.language.cel.canonical_tree import canonical_tree
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import COUNTER_READS

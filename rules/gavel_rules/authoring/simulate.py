@@ -202,7 +202,8 @@ class Simulation:
         self._recorded_actions = self.state.active_actions
         in_force = {policy_id: active.rule_set for policy_id, active in self.state.active_rule_sets.items()}
         self._disagreements = {}
-        for disagreement in find_disagreements(self._candidate, in_force.values()):
+        compares_counters = self.state.semantics.compares_counters
+        for disagreement in find_disagreements(self._candidate, in_force.values(), compares_counters=compares_counters):
             self._disagreements.setdefault(disagreement.action_type, []).append(disagreement)
         self._actions = actions_by_type({**in_force, self._candidate.policy_id: self._candidate}.values())
 

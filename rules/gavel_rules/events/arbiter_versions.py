@@ -36,6 +36,7 @@ CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
         "a contradiction between readings of a tool result lasts as long as one of them is evidence",
         "traces are bound to versions, and drift is noted",
         "derivations read facts and counters, and name subjects",
+        "rule sets that share an action and read counters in its score agree on the definitions and keys of these counters",
     ),
 }
 
@@ -60,6 +61,7 @@ class Semantics:
         pairs_tool_calls: bool,
         binds_versions: bool,
         derives_from_evidence: bool,
+        compares_counters: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -86,6 +88,8 @@ class Semantics:
         self.binds_versions: Final = binds_versions
         # Whether derivations may read facts and counters, and name the subject of their fact.
         self.derives_from_evidence: Final = derives_from_evidence
+        # Whether scores that read counters are compared by the definitions and keys of these, not by their names.
+        self.compares_counters: Final = compares_counters
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -115,6 +119,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         pairs_tool_calls=False,
         binds_versions=False,
         derives_from_evidence=False,
+        compares_counters=False,
     ),
     3: Semantics(
         3,
@@ -131,6 +136,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         pairs_tool_calls=True,
         binds_versions=True,
         derives_from_evidence=True,
+        compares_counters=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

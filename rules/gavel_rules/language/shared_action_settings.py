@@ -4,8 +4,8 @@ Several rule sets may govern one action, each with its own evidence and rules. S
 values: its conflict key, its score and contest window, its retry policy, its compensation and who resolves its reviews. Rule sets that
 disagree on one of them are not activated together. A rule set that says nothing about reviews agrees with every other.
 
-Settings are compared by meaning. Layout and variables do not matter in an expression; the types of the params that it reads and the
-declarations of its facts do.
+Settings are compared by meaning. Layout and variables do not matter in an expression; the types of the params that it reads, the
+declarations of its facts, and the definitions of its counters with their keys do. The names of counters do not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.json_format import MessageToDict
 
-from gavel_rules.language.cel.checker import ScopedExpression
+from gavel_rules.language.cel.canonical_tree import canonical_tree
+from gavel_rules.language.cel.checker import Environment, ScopedExpression
+from gavel_rules.language.cel.syntax_tree import Node
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.text import clip
 
@@ -50,10 +53,11 @@ class _Setting(NamedTuple):
     meaning: object
 
 
-def find_disagreements(candidate: CompiledRuleSet, in_force: Iterable[CompiledRuleSet]) -> list[Disagreement]:
+def find_disagreements(candidate: CompiledRuleSet, in_force: Iterable[CompiledRuleSet], *, compares_counters: bool) -> list[Disagreement]:
     """Return the disagreements of a rule set with others on the actions they share, by action, rule set and setting.
 
-    The active version of the candidate's own policy is skipped: the candidate would replace it.
+    The active version of the candidate's own policy is skipped: the candidate would replace it. `compares_counters` is that of the bus's
+    semantics: without it, counters that a score reads are compared by their names alone.
     """
     others = sorted((other for other in in_force if other.policy_id != candidate.policy_id), key=lambda other: other.policy_id)
     return [
@@ -61,7 +65,7 @@ def find_disagreements(candidate: CompiledRuleSet, in_force: Iterable[CompiledRu
         for action_type, action in candidate.actions.items()
         for other in others
         if action_type in other.actions
-        for disagreement in _compare(action, other.actions[action_type])
+        for disagreement in _compare(action, other.actions[action_type], compares_counters)
     ]
 
 
@@ -76,9 +80,9 @@ def format_disagreements(disagreements: list[Disagreement]) -> str:
     )
 
 
-def _compare(action: CompiledAction, other: CompiledAction) -> Iterator[Disagreement]:
-    other_settings = _settings(other)
-    for name, own in _settings(action).items():
+def _compare(action: CompiledAction, other: CompiledAction, compares_counters: bool) -> Iterator[Disagreement]:
+    other_settings = _settings(other, compares_counters)
+    for name, own in _settings(action, compares_counters).items():
         theirs = other_settings[name]
         if name == _REVIEW and (own.meaning is None or theirs.meaning is None):
             continue  # the policy of the one holds for both
@@ -90,15 +94,15 @@ def _compare(action: CompiledAction, other: CompiledAction) -> Iterator[Disagree
 def _distinguish(value: str, other_value: str) -> tuple[str, str]:
     """Return two settings for people. If they have the same text, they read names with different declarations."""
     if value == other_value:
-        return clip(value, SETTING_LENGTH_MAX), "the same text, but with other declarations of its params or facts"
+        return clip(value, SETTING_LENGTH_MAX), "the same text, but with other declarations of the names in it"
     return clip(value, SETTING_LENGTH_MAX), clip(other_value, SETTING_LENGTH_MAX)
 
 
-def _settings(action: CompiledAction) -> Mapping[str, _Setting]:
+def _settings(action: CompiledAction, compares_counters: bool) -> Mapping[str, _Setting]:
     part = action.part
     settings = {
         "conflict_key": _expression_setting(action, action.conflict_key_expression),
-        "score": _Setting("the default", None) if action.score_expression is None else _expression_setting(action, action.score_expression),
+        "score": _score_setting(action, compares_counters),
         "contest_window_ms": _Setting(str(part.contest_window_ms), part.contest_window_ms),
     }
     for name, value in part.retry.model_dump().items():
@@ -109,7 +113,19 @@ def _settings(action: CompiledAction) -> Mapping[str, _Setting]:
 
 
 def _expression_setting(action: CompiledAction, scoped: ScopedExpression) -> _Setting:
-    return _Setting(json.dumps(scoped.expression.written, ensure_ascii=False), _meaning(action, scoped))
+    return _Setting(_written(scoped), _meaning(action, scoped.environment, scoped.expression.tree))
+
+
+def _score_setting(action: CompiledAction, compares_counters: bool) -> _Setting:
+    """Return the score, the only one of these settings that may read counters."""
+    scoped = action.score_expression
+    if scoped is None:
+        return _Setting("the default", None)
+    if not compares_counters:
+        return _expression_setting(action, scoped)
+    digests = {counter.name: counter.digest for counter in action.read_counters}
+    tree = canonical_tree(scoped.environment, scoped.expression.tree, digests)
+    return _Setting(_written(scoped), _meaning(action, scoped.environment, tree))
 
 
 def _compensation_setting(action: CompiledAction) -> _Setting:
@@ -117,7 +133,9 @@ def _compensation_setting(action: CompiledAction) -> _Setting:
     if compensation is None or part is None:
         return _Setting("none", None)
     written = json.dumps(part.model_dump(), ensure_ascii=False, sort_keys=True)
-    params = [(name, _meaning(action, report.scoped)) for name, report in compensation.expressions]
+    params = [
+        (name, _meaning(action, report.scoped.environment, report.scoped.expression.tree)) for name, report in compensation.expressions
+    ]
     return _Setting(written, (compensation.action_type, params))
 
 
@@ -128,16 +146,20 @@ def _review_setting(action: CompiledAction) -> _Setting:
     return _Setting(json.dumps(MessageToDict(policy, preserving_proto_field_name=True), sort_keys=True), policy)
 
 
-def _meaning(action: CompiledAction, scoped: ScopedExpression) -> Any:
+def _written(scoped: ScopedExpression) -> str:
+    return json.dumps(scoped.expression.written, ensure_ascii=False)
+
+
+def _meaning(action: CompiledAction, environment: Environment, tree: Node) -> Any:
     """Return the tree of an expression with the types of the names that it reads, and the declarations of its facts."""
-    names = sorted(scoped.names())
-    types = [(name, scoped.environment.types.get(name)) for name in names]
+    names = sorted({*(name for name, _ in find_variables(tree, environment.types)), *find_presence_tests(tree)})
+    types = [(name, environment.types.get(name)) for name in names]
     declared = {f"facts.{fact.name}": fact for fact in action.facts}
     facts = []
     for name in dict.fromkeys(".".join(name.split(".")[:2]) for name in names):
         fact = declared.get(name)
         if fact is not None:
             template = action.subject_expressions.get(fact.name)
-            subject = None if template is None else _meaning(action, template)
+            subject = None if template is None else _meaning(action, template.environment, template.expression.tree)
             facts.append((fact._replace(subject="", subjects=""), subject))
-    return scoped.expression.tree, types, facts
+    return tree, types, facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gavel_rules.events.arbiter_versions import Semantics
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.language.shared_action_settings import find_disagreements
 from gavel_rules.state.records import ActionShadow, ShadowRuleSet
@@ -18,7 +19,9 @@ def actions_by_type(rule_sets: Iterable[CompiledRuleSet]) -> dict[str, tuple[Com
     return actions
 
 
-def shadows_by_type(active: Mapping[str, CompiledRuleSet], shadows: Mapping[str, ShadowRuleSet]) -> dict[str, tuple[ActionShadow, ...]]:
+def shadows_by_type(
+    active: Mapping[str, CompiledRuleSet], shadows: Mapping[str, ShadowRuleSet], semantics: Semantics
+) -> dict[str, tuple[ActionShadow, ...]]:
     """Return the shadows of each action type, ordered by policy_id. `active` holds the active rule sets by policy_id.
 
     A shadow watches the actions that it governs and those that the active version of its rule set governs.
@@ -28,7 +31,8 @@ def shadows_by_type(active: Mapping[str, CompiledRuleSet], shadows: Mapping[str,
         rule_set = shadow.rule_set
         actions = actions_by_type({**active, policy_id: rule_set}.values())
         replaced = active[policy_id].actions if policy_id in active else {}
-        disagreeing = {disagreement.action_type for disagreement in find_disagreements(rule_set, active.values())}
+        disagreements = find_disagreements(rule_set, active.values(), compares_counters=semantics.compares_counters)
+        disagreeing = {disagreement.action_type for disagreement in disagreements}
         for action_type in sorted(rule_set.actions.keys() | replaced.keys()):
             action_shadow = ActionShadow(
                 policy_id, shadow.version, rule_set.digest, actions.get(action_type, ()), action_type in disagreeing

@@ -166,8 +166,9 @@ class RuleSetServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         candidate = await self._compiler.compile(request.document, context.caller)
-        active_rule_sets = (await sequencer.settled_state()).active_rule_sets
-        disagreements = find_disagreements(candidate, (active.rule_set for active in active_rule_sets.values()))
+        state = await sequencer.settled_state()
+        active = (active.rule_set for active in state.active_rule_sets.values())
+        disagreements = find_disagreements(candidate, active, compares_counters=state.semantics.compares_counters)
         if disagreements:
             raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements))
         async with self._replay_slots.occupy(context.address):

@@ -106,7 +106,7 @@ class StateDecoder:
             store.grants_in_force = GrantsInForce(deployed, compile_grants(deployed.canonical_json), binds_anonymous)
         active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
         store.active_actions.update(actions_by_type(active.values()))
-        store.shadows_by_action.update(shadows_by_type(active, store.shadows))
+        store.shadows_by_action.update(shadows_by_type(active, store.shadows, store.semantics))
         # In the order in which they lapse, so that each is the last of its queue.
         for digest, entry in sorted(self._counter_entries, key=lambda one: (one[1].lapses_at_ms, one[1].number)):
             store.counters[digest].add(entry)

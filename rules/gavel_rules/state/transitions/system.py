@@ -44,6 +44,7 @@ def _change_arbiter_version(store: Store, envelope: Envelope) -> None:
     rekey_candidates(store)
     pair_tool_calls(store)
     count_candidates(store)
+    _refresh_actions(store)  # versions differ in what rule sets have to agree on
 
 
 def _set_arbiter_version(store: Store, arbiter_version: int) -> None:
@@ -129,7 +130,7 @@ def _refresh_actions(store: Store) -> None:
     active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
     keep_counters(store)
     store.set("active_actions", actions_by_type(active.values()))
-    store.set("shadows_by_action", shadows_by_type(active, store.shadows))
+    store.set("shadows_by_action", shadows_by_type(active, store.shadows, store.semantics))
 
 
 _TRANSITIONS: Final[Mapping[str, Callable[[Store, Envelope], None]]] = {

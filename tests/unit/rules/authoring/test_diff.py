@@ -268,6 +268,13 @@ def test_the_key_of_a_counter() -> None:
         assert (case.after.reason_code == "OVER") == (numbers["history.spent(subject)"] > 1000.0)
 
 
+def test_the_layout_of_the_key_of_a_counter() -> None:
+    """Spaces and parentheses in the key of a counter are no edit of the rule."""
+    laid_out = COUNTED.replace("history.spent(params.customer)", "history.spent( (params . customer) )")
+    diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(laid_out))
+    assert ((), (), ()) == (diff.changed, diff.edits, diff.cases)
+
+
 def test_a_renamed_counter() -> None:
     """Cases of two versions that read different counters have a number of each."""
     diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(COUNTED.replace("spent", "used")))

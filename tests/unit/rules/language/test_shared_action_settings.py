@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gavel.v1 import error_pb2
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition, UpgradeBus
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.language.shared_action_settings import (
     DISAGREEMENTS_NAMED_MAX,
@@ -22,6 +22,10 @@ TEAM = document(rule_set="team")
 FREEZE_RULES: list[dict[str, Any]] = [{"id": "frozen", "when": "facts.frozen", "effect": "reject", "reason_code": "FROZEN"}]
 FREEZE_FACTS: dict[str, Any] = {"frozen": {"key": "company.frozen", "subject": '"company/1"', "type": "boolean", "max_age_ms": 60_000}}
 
+NOTED = {**PARAMS, "required": ["amount", "note"]}
+SPENT: dict[str, Any] = {"of": "approvals", "action": ACTION, "window_ms": 60_000, "by": "subject", "sum": "params.amount"}
+SCORE = "-history.spent(subject)"
+
 
 def freeze(version: int = 1, **action: Any) -> str:
     """A rule set that only rejects, on the same action as TEAM."""
@@ -35,9 +39,18 @@ def activation(core: Core, text: str, *, shadow: bool = False) -> ActivateRuleSe
     return ActivateRuleSet(core.new_id(), rule_set.policy_id, rule_set.version, None, shadow)
 
 
+def counting(
+    score: str, counters: dict[str, Any], *, rule_set: str = "freeze", variables: dict[str, str] | None = None, **action: Any
+) -> str:
+    """A rule set with counters, whose score may read them."""
+    text = document(FREEZE_FACTS, FREEZE_RULES, rule_set=rule_set, gavel="v2", **{"params": NOTED, **action, "score": score})
+    return json.dumps({**json.loads(text), "counters": counters, "variables": variables or {}})
+
+
 def disagreements(first: str, second: str) -> list[tuple[str, str, str]]:
     """Return the disagreements of the second rule set with the first, as (setting, value, other value)."""
-    return [(one.setting, one.value, one.other_value) for one in find_disagreements(compile_rule_set(second), [compile_rule_set(first)])]
+    found = find_disagreements(compile_rule_set(second), [compile_rule_set(first)], compares_counters=True)
+    return [(one.setting, one.value, one.other_value) for one in found]
 
 
 def test_rule_sets_that_agree_share_an_action() -> None:
@@ -127,7 +140,7 @@ def test_very_many_disagreements_are_counted() -> None:
     long = {"params": PARAMS, "conflict_key": '"' + "x" * 300 + '"'}
     actions = {f"a{number:02d}": long for number in range(DISAGREEMENTS_NAMED_MAX + 4)}
     team = compile_cached(document(rule_set="team", more_actions={name: {"params": PARAMS} for name in actions}))
-    actual = find_disagreements(compile_cached(freeze(more_actions=actions)), [team])
+    actual = find_disagreements(compile_cached(freeze(more_actions=actions)), [team], compares_counters=True)
     assert f"; and {4} more. Rule sets" in format_disagreements(actual)
     assert SETTING_LENGTH_MAX == len(actual[0].value)
 
@@ -145,9 +158,9 @@ def test_types_of_params_matter() -> None:
     """The same text over a param that is an integer in one rule set and a number in the other gives different keys: 1 and 1.0."""
     integer_params = {**PARAMS, "properties": {**PARAMS["properties"], "amount": {"type": "integer"}}}
     key: dict[str, Any] = {"conflict_key": "string(params.amount)"}
-    assert [
-        ("conflict_key", '"string(params.amount)"', "the same text, but with other declarations of its params or facts")
-    ] == disagreements(document(rule_set="team", **key), freeze(params=integer_params, **key))
+    assert [("conflict_key", '"string(params.amount)"', "the same text, but with other declarations of the names in it")] == disagreements(
+        document(rule_set="team", **key), freeze(params=integer_params, **key)
+    )
 
 
 @pytest.mark.parametrize("changes", [{"key": "order.points"}, {"min_trust": 3}, {"subject": '"a/1"'}, {"sources": ["x"]}])
@@ -160,6 +173,87 @@ def test_facts_that_a_score_reads_matter(changes: dict[str, Any]) -> None:
     other = document({**facts, "score": {**FACTS["score"], **changes}}, FREEZE_RULES, rule_set="freeze", **score)
     assert [] == disagreements(team, equal)
     assert ["score"] == [setting for setting, _, _ in disagreements(team, other)]
+
+
+@pytest.mark.parametrize(
+    ("score", "counter", "wanted"),
+    [
+        (SCORE, {**SPENT, "window_ms": 120_000}, "the same text, but with other declarations of the names in it"),
+        (SCORE, {**SPENT, "of": "proposals"}, "the same text, but with other declarations of the names in it"),
+        (SCORE, {**SPENT, "by": "params.note"}, "the same text, but with other declarations of the names in it"),
+        ("-history.spent(params.note)", SPENT, json.dumps(SCORE)),
+        ('-history.spent(subject + "")', SPENT, json.dumps(SCORE)),
+    ],
+)
+@pytest.mark.parametrize("shadow", [False, True])
+def test_counters_that_a_score_reads_matter(score: str, counter: dict[str, Any], wanted: str, shadow: bool) -> None:
+    """Scores that read a counter of the same name agree only if it is defined alike and read with the same key."""
+    core = Core(counting(SCORE, {"spent": SPENT}, rule_set="team"))
+    fault = core.fault(activation(core, counting(score, {"spent": counter}), shadow=shadow))
+    assert error_pb2.ERROR_REASON_RULE_SETS_DISAGREE == fault.reason
+    assert f"score of action {ACTION} is {json.dumps(score)}, but {wanted} in rule set team" in fault.message
+    core.prove()
+
+
+def test_names_that_the_key_of_a_counter_reads_matter() -> None:
+    """The types of params and the declarations of facts that only the key of a counter reads count as read by the score."""
+    counters = {"spent": {**SPENT, "by": '"all"', "sum": "1", "action": "order.cancel"}}
+    cancel: dict[str, Any] = {"more_actions": {"order.cancel": {"params": PARAMS, "retry": RETRY}}}
+
+    def scores(score: str, **action: Any) -> str:
+        return counting(score, counters, **{**cancel, **action})
+
+    by_amount = "-double(history.spent(string(params.amount)))"
+    integer_params = {**NOTED, "properties": {**PARAMS["properties"], "amount": {"type": "integer"}}}
+    team = counting(by_amount, counters, rule_set="team", **cancel)
+    assert [] == disagreements(team, scores(by_amount))
+    assert ["score"] == [setting for setting, _, _ in disagreements(team, scores(by_amount, params=integer_params))]
+
+    by_status = "-double(history.spent(facts.status))"
+    team = json.loads(counting(by_status, counters, rule_set="team", **cancel))
+    other = json.loads(scores(by_status))
+    for one, age_ms in ((team, 60_000), (other, 30_000)):
+        one["actions"][ACTION]["facts"]["status"] = {**FACTS["status"], "max_age_ms": age_ms}
+    assert ["score"] == [setting for setting, _, _ in disagreements(json.dumps(team), json.dumps(other))]
+    other["actions"][ACTION]["facts"]["status"]["max_age_ms"] = 60_000
+    assert [] == disagreements(json.dumps(team), json.dumps(other))
+
+
+def test_names_of_counters_do_not_matter() -> None:
+    """Equal counters agree under other names, after other reads, with another layout of the key, and inside variables."""
+    core = Core(counting(SCORE, {"spent": SPENT}, rule_set="team"))
+    other = {**SPENT, "window_ms": 120_000}
+    text = counting("-paid", {"outlay": SPENT, "spent": other}, variables={"paid": "history.outlay( (subject) )"})
+    data = json.loads(text)
+    data["rules"].append({**data["rules"][0], "id": "much", "priority": 1, "when": "history.outlay(params.note) > 9.0"})
+    core.activate(json.dumps(data))
+    assert ["freeze", "team"] == [action.policy_id for action in core.state.active_actions[ACTION]]
+    core.prove()
+
+
+def test_counters_that_change_places_matter() -> None:
+    """Two counters that exchange their names exchange their places in a score."""
+    first, second = SPENT, {**SPENT, "window_ms": 120_000}
+    score = "history.a(subject) - history.b(subject)"
+    team = counting(score, {"a": first, "b": second}, rule_set="team")
+    assert [] == disagreements(team, counting("history.b(subject) - history.a(subject)", {"a": second, "b": first}))
+    assert ["score"] == [setting for setting, _, _ in disagreements(team, counting(score, {"a": second, "b": first}))]
+
+
+def test_counters_are_compared_by_name_in_version_2() -> None:
+    """A bus of arbiter version 2 accepts what it always accepted, and replays it; after an upgrade a shadow that disagrees is an error."""
+    core = Core(counting(SCORE, {"spent": SPENT}, rule_set="team"), arbiter_version=2)
+    text = counting(SCORE, {"spent": {**SPENT, "window_ms": 120_000}})
+    shadow = activation(core, text, shadow=True)
+    core.fill_counters(compile_cached(text))
+    assert isinstance(core.run(shadow), RuleSetPosition)
+    core.activate(counting(SCORE, {"spent": {**SPENT, "by": "params.note"}}, rule_set="other"))
+    assert [False] == [one.disagrees for one in core.state.shadows_by_action[ACTION]]
+    core.prove()
+    core.run(UpgradeBus(core.new_id(), 2, 3, "ada", "to compare counters"))
+    assert [True] == [one.disagrees for one in core.state.shadows_by_action[ACTION]]
+    assert ["other", "team"] == [action.policy_id for action in core.state.active_actions[ACTION]]
+    core.prove()
 
 
 def test_previous_version_is_not_compared() -> None:

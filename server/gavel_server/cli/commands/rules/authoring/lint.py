@@ -54,7 +54,8 @@ def warn_of_disagreements(checks: Iterable[FileCheck]) -> list[FileCheck]:
             results.append(check)
             continue
         source = Source(rule_set.document, Messages())
-        conflicts = find_disagreements(rule_set, [other.rule_set for other in newest.values() if other.rule_set is not None])
+        others = [other.rule_set for other in newest.values() if other.rule_set is not None]
+        conflicts = find_disagreements(rule_set, others, compares_counters=True)
         warnings = [
             DocumentMessage(
                 *source.locate_key(("actions", row.action_type)),

@@ -1,0 +1,49 @@
+"""Expressions compared by meaning: trees in which reads of counters say what is read, with which key.
+
+The variable of a read, such as `History.spent_0`, does not say with which key the counter is read, and its number depends on earlier reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from gavel_rules.language.cel.checker import Environment
+from gavel_rules.language.cel.counter_reads import CounterRead
+from gavel_rules.language.cel.syntax_tree import Call, Identifier, Node
+from gavel_rules.language.cel.vocabulary import HISTORY
+
+
+def canonical_tree(environment: Environment, tree: Node, digests: Mapping[str, str] | None = None) -> Node:
+    """Return a tree in which each read of a counter is a call with the tree of its key: `history.spent(params.customer)`.
+
+    The counter is called by its name, which means the same in two versions of one document only if its definition does. With the
+    `digests` of the counters by name, it is called by its digest, which has one meaning in all documents.
+    """
+    reads = {read.variable: read for read in environment.counter_reads.all()}
+    return _Canonical(environment, reads, digests).convert(tree) if reads else tree
+
+
+class _Canonical:
+    """Converts trees of one environment."""
+
+    def __init__(self, environment: Environment, reads: Mapping[str, CounterRead], digests: Mapping[str, str] | None) -> None:
+        self._environment = environment
+        self._reads = reads
+        self._digests = digests
+
+    def convert(self, part: Any) -> Any:
+        """Return a node, or a part of one, with calls for the variables of reads."""
+        if isinstance(part, Identifier):
+            read = self._reads.get(part.name)
+            return part if read is None else self._call(read)
+        if isinstance(part, tuple):
+            return tuple(self.convert(one) for one in part)
+        if is_dataclass(part) and not isinstance(part, type):
+            return replace(part, **{field.name: self.convert(getattr(part, field.name)) for field in fields(part)})
+        return part
+
+    def _call(self, read: CounterRead) -> Call:
+        name = read.counter if self._digests is None else self._digests[read.counter]
+        return Call(f"{HISTORY}.{name}", None, (self._environment.tree(read.key),) if read.key else ())
