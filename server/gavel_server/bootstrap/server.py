@@ -27,6 +27,7 @@ from gavel_server.config import Settings, is_local
 from gavel_server.endpoint import Endpoint, EndpointSecurity, listen
 from gavel_server.fairness.quotas import Quotas
 from gavel_server.front.programs import select_program
+from gavel_server.history.replay_process import ReplayProcesses
 from gavel_server.identity.identity import Identity, IdentityError
 from gavel_server.index.event_index import BusHead, EventIndex
 from gavel_server.log.stores import LogStore, is_postgresql
@@ -100,8 +101,10 @@ class Server:
         envelope = store.envelope if self._archives is None else self._archives.envelope
         self._access: Final = AccessControl(self._buses, settings.admins, closed_grants=ClosedGrants(store.grants_number, envelope))
         self._index: Final = EventIndex(settings.data, url, settings.index_from, settings.archive)
+        replays = ReplayProcesses(url, settings.data, settings.archive)
+        proofs = settings.data / "proofs"
         self._methods: Final = register_services(
-            self._listener, self._interceptor, self._buses, supervisor, self._access, settings.data / "proofs", self._index
+            self._listener, self._interceptor, self._buses, supervisor, self._access, proofs, self._index, replays.verify
         )
         is_required = self._security.identity.authenticator is not None
         self._health: Final = _register_libraries(self._listener, self._interceptor, self._buses, self._access, is_required=is_required)

@@ -1,16 +1,17 @@
 """ReplayService: recomputes the decisions of a log while the server goes on with its work (constitution §8).
 
-A replay occupies a processor as long as it runs, and lets other tasks run between pages. Therefore only a few run at once, simulations
-of rule sets included (`fairness/work_slots`).
+A replay occupies a processor as long as it runs. Therefore only a few run at once, simulations of rule sets included
+(`fairness/work_slots`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gavel.v1 import decision_pb2
+from gavel.v1.decision_pb2 import Engine
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest, VerifyReplayResponse
 
 from gavel_server.errors import invalid
@@ -21,14 +22,32 @@ from gavel_server.services.reads.log_reader import range_violations
 
 if TYPE_CHECKING:
     from gavel_server.bus.registry import BusRegistry
+    from gavel_server.history.snapshot_files import SnapshotFiles
+    from gavel_server.log import EventLog
+
+
+class Verify(Protocol):
+    """Replays a log: `history.replay.verify` in this process, `ReplayProcesses.verify` in one of its own."""
+
+    def __call__(
+        self,
+        log: EventLog,
+        *,
+        engine: Engine.ValueType,
+        from_sequence_number: int,
+        to_sequence_number: int,
+        snapshots: SnapshotFiles | None,
+    ) -> AsyncGenerator[VerifyReplayResponse, None]:
+        """Yield progress, and last the verdict."""
 
 
 class ReplayServicer:
     """Serves ReplayService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry, replay_slots: Slots) -> None:
+    def __init__(self, buses: BusRegistry, replay_slots: Slots, verify: Verify = verify) -> None:
         self._buses = buses
         self._replay_slots = replay_slots
+        self._verify = verify
 
     async def VerifyReplay(self, request: VerifyReplayRequest, context: CallContext) -> AsyncGenerator[VerifyReplayResponse, None]:
         """Recompute the log; stream progress, then the verdict."""
@@ -42,7 +61,7 @@ class ReplayServicer:
         async with self._replay_slots.occupy(context.address):
             try:
                 snapshots = sequencer.replica.snapshots
-                responses = verify(
+                responses = self._verify(
                     sequencer.log,
                     engine=request.engine,
                     from_sequence_number=first,

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2, replay_service_pb2
-from gavel.v1.replay_service_pb2 import VerifyReplayRequest, VerifyReplayResponse
+from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayRequest, VerifyReplayResponse
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.work_slots import replay_slots
 from gavel_server.history.replay import verify
@@ -80,8 +80,14 @@ async def test_malformed_replays(world: World, fields: dict[str, int], violated:
     assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, violated)
 
 
-async def test_concurrent_replays_are_limited(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller's second replay at once is RESOURCE_EXHAUSTED with a delay; once the first has ended, replays are served again."""
+def replay_from(servicer: ReplayServicer, peer: str) -> AsyncGenerator[VerifyReplayResponse, None]:
+    """Ask a servicer for a replay, as a caller at an address."""
+    context = CallContext("gavel.v1.ReplayService/VerifyReplay", lambda: Caller("grpc.aio", peer, (), None))
+    return servicer.VerifyReplay(VerifyReplayRequest(), context)
+
+
+async def test_concurrent_replays_are_limited(world_with_rules: World) -> None:
+    """A caller's second replay at once is refused with a delay; once the first has ended, replays are served again."""
     replaying, unlocked = asyncio.Event(), asyncio.Event()
 
     async def held(*arguments: Any, **options: Any) -> AsyncGenerator[VerifyReplayResponse, None]:
@@ -90,17 +96,22 @@ async def test_concurrent_replays_are_limited(world_with_rules: World, monkeypat
         async for item in verify(*arguments, **options):
             yield item
 
-    monkeypatch.setattr("gavel_server.services.replay.verify", held)
-    first = asyncio.create_task(replay(world_with_rules))
+    servicer = ReplayServicer(world_with_rules.buses, replay_slots(), held)
+
+    async def verdict() -> ReplayVerdict:
+        return [response async for response in replay_from(servicer, "ipv4:10.0.0.1:1")][-1].verdict
+
+    first = asyncio.create_task(verdict())
     await replaying.wait()
-    problem = await refusal(replay(world_with_rules))
-    assert (problem.code, problem.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    assert problem.retry_after_ms > 0
+    with pytest.raises(ServiceError) as refused:
+        await verdict()
+    assert error_pb2.ERROR_REASON_QUEUE_FULL == refused.value.reason
+    assert refused.value.retry_after_ms > 0
 
     unlocked.set()
-    assert (await first)[-1].verdict.proved
+    assert (await first).proved
     for _ in range(2):
-        assert (await replay(world_with_rules))[-1].verdict.proved
+        assert (await verdict()).proved
 
 
 async def test_one_replay_of_an_address_at_once(world: World) -> None:
@@ -108,13 +119,9 @@ async def test_one_replay_of_an_address_at_once(world: World) -> None:
     servicer = ReplayServicer(world.buses, replay_slots())
     await world.publish(fact("order/1", "order.status", "paid"))
 
-    def replay(peer: str) -> AsyncGenerator[VerifyReplayResponse, None]:
-        context = CallContext("gavel.v1.ReplayService/VerifyReplay", lambda: Caller("grpc.aio", peer, (), None))
-        return servicer.VerifyReplay(VerifyReplayRequest(), context)
-
-    async with aclosing(replay("ipv4:10.0.0.1:1")) as first, aclosing(replay("ipv4:10.0.0.2:1")) as second:
+    async with aclosing(replay_from(servicer, "ipv4:10.0.0.1:1")) as first, aclosing(replay_from(servicer, "ipv4:10.0.0.2:1")) as second:
         await anext(first)
         with pytest.raises(ServiceError) as refused:
-            await anext(replay("ipv4:10.0.0.1:2"))
+            await anext(replay_from(servicer, "ipv4:10.0.0.1:2"))
         assert error_pb2.ERROR_REASON_QUEUE_FULL == refused.value.reason
         await anext(second)

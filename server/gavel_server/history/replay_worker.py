@@ -1,0 +1,84 @@
+"""The process of one replay that a caller asked a server for: it replays, writes what it finds to its output, and ends.
+
+    python -m gavel_server.history.replay_worker
+
+It is started by `replay_process`. The only line of its input says what to replay, in JSON. Each message of its output has a `HEADER`: its
+kind and its size in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import sys
+from contextlib import aclosing
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from gavel_server.archive.archived_log import ArchivedLog
+from gavel_server.archive.archives import open_archive
+from gavel_server.history.replay import ReplayRangeError, verify
+from gavel_server.history.snapshot_files import SnapshotFiles
+from gavel_server.log import EventLog, LogError
+from gavel_server.log.stores import connect_log
+from gavel_server.process.garbage_collection import collect_less
+from gavel_server.process.logging import log_to_stderr
+
+HEADER: Final = struct.Struct(">BI")
+# Decisions go first. With a lower priority a replay would not end beside a busy server.
+_NICENESS: Final = 5
+
+
+class MessageKind(IntEnum):
+    """The kinds of messages. After any but a response the process ends."""
+
+    RESPONSE = 0  # a VerifyReplayResponse
+    OUT_OF_RANGE = 1  # the message of a ReplayRangeError
+    UNAVAILABLE = 2  # the message of a LogError
+
+
+async def _replay(order: dict[str, Any]) -> None:
+    try:
+        stored = await connect_log(order["store"], order["bus"])
+        try:
+            archive = order["archive"]
+            log: EventLog = ArchivedLog(stored, await open_archive(archive, order["bus"])) if archive else stored
+            responses = verify(
+                log,
+                engine=order["engine"],
+                from_sequence_number=order["from"],
+                to_sequence_number=order["to"],
+                snapshots=SnapshotFiles(Path(order["data"]), log.bus) if order["data"] else None,
+            )
+            async with aclosing(responses) as items:
+                async for item in items:
+                    _write(MessageKind.RESPONSE, item.SerializeToString())
+        finally:
+            await stored.close()
+    except ReplayRangeError as error:
+        _write(MessageKind.OUT_OF_RANGE, str(error).encode())
+    except LogError as error:
+        _write(MessageKind.UNAVAILABLE, str(error).encode())
+
+
+def _write(kind: MessageKind, content: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(HEADER.pack(kind, len(content)) + content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os._exit(0)  # the server was killed
+
+
+def main() -> None:
+    """Replay what the input says."""
+    log_to_stderr()
+    os.nice(_NICENESS)
+    collect_less()
+    asyncio.run(_replay(json.loads(sys.stdin.readline())))
+
+
+if __name__ == "__main__":
+    main()
