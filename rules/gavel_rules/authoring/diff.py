@@ -22,10 +22,10 @@ from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
 from gavel_rules.authoring.samples.seeds import Seed
-from gavel_rules.language.cel.canonical_tree import canonical_tree
 from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import COUNTER_READS
+from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.document.canonical_form import is_same
 from gavel_rules.language.document.composition import compose
 from gavel_rules.language.engines.lowering import Formula

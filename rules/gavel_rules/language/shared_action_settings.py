@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.json_format import MessageToDict
 
-from gavel_rules.language.cel.canonical_tree import canonical_tree
 from gavel_rules.language.cel.checker import Environment, ScopedExpression
 from gavel_rules.language.cel.syntax_tree import Node
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.text import clip
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gavel.v1.decision_pb2 import CounterReading
 
 from gavel_rules.errors import CaseError
-from gavel_rules.language.cel.canonical_tree import canonical_tree
+from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
