@@ -18,6 +18,7 @@ from pathlib import Path
 import gavel_rules
 import pytest
 import pytest_asyncio
+import structlog
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from hypothesis import HealthCheck, settings
 
@@ -32,6 +33,13 @@ settings.load_profile("gavel")
 
 # The contexts of whoever runs the tests (gavel context) must not lead commands to another server.
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
+
+
+# By default structlog colours the source of every frame of a traceback, which takes longer than the test that logs it. Configuring it would
+# change what the server does (gavel_server.process.logging), so its own renderer is set.
+for processor in structlog.get_config()["processors"]:
+    if isinstance(processor, structlog.dev.ConsoleRenderer):
+        processor.exception_formatter = structlog.dev.plain_traceback
 
 
 # Collecting imports everything and drops nothing: the garbage collector would take a third of the time.
