@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
 from gavel.v1.administration_service_pb2 import DeployGrantsRequest
 from gavel.v1.audit_service_pb2 import AuditDecisionRequest
 from gavel.v1.event_service_pb2 import SubscribeEventsRequest
-from gavel.v1.replay_service_pb2 import VerifyReplayRequest, VerifyReplayResponse
+from gavel.v1.replay_service_pb2 import VerifyReplayRequest
 from gavel.v1.work_service_pb2 import WORK_QUEUE_DECISIONS, ConsumeRequest, OpenConsumer
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
-from gavel_server.services import audit, replay
+from gavel_server.history import replay
+from gavel_server.services import audit
 
 from tests.integration.services.identity.callers import ADMIN, STRANGER, KnowingInterceptor, by
 from tests.integration.services.world import World, refusal, running_world
@@ -52,11 +53,6 @@ class Endless:
         except asyncio.CancelledError:
             self.is_cut_off = True
             raise
-
-    async def replay(self, *_: Any, **__: Any) -> AsyncGenerator[VerifyReplayResponse, None]:
-        """Wait as a replay between two messages."""
-        await self.run()
-        yield VerifyReplayResponse()
 
 
 def audit_of(world: World, decision_id: str, *, without_recomputation: bool = False) -> Awaitable[Any]:
@@ -101,7 +97,7 @@ async def test_a_replay_ends_with_the_right(world: World, monkeypatch: pytest.Mo
     """A replay that works between two messages ends when its caller loses the right to replay."""
     await deploy(world, 1, "replay")
     work = Endless()
-    monkeypatch.setattr(replay, "verify", work.replay)
+    monkeypatch.setattr(replay, "_range", work.run)
     stream = world.replays.VerifyReplay(VerifyReplayRequest(), metadata=by(STRANGER), timeout=SECONDS_MAX)
     call = asyncio.ensure_future(stream.read())
     async with asyncio.timeout(SECONDS_MAX):
