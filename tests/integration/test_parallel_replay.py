@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 from gavel.v1 import replay_service_pb2
@@ -14,6 +15,7 @@ from gavel_rules.state.state import State
 from gavel_server.history import parallel
 from gavel_server.history.parallel import verify_in_parallel
 from gavel_server.history.replay import verify
+from gavel_server.history.replay_times import ReplayTimes
 from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
 from gavel_server.log import Entry, Head
 from gavel_server.log.protocol import empty_head
@@ -66,6 +68,21 @@ async def test_processes_prove_a_log_together(log: RedisLog, tmp_path: Path) -> 
     assert (0, together.events) == (progress[0], progress[-1])
     plain, _ = await verdict_of(log, tmp_path / "none")
     assert (True, 0, together.decisions) == (plain.proved, plain.snapshots, plain.decisions)
+    await log.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("falls_back", [False, True])
+async def test_the_time_is_that_of_the_last_try(log: RedisLog, tmp_path: Path, falls_back: bool) -> None:
+    """The time of a replay begins before its first progress, and anew when one process replays the log in one piece."""
+    files = SnapshotFiles(tmp_path, log.bus)
+    await write_snapshots(log, files)
+    if falls_back:
+        await forge(log, SNAPSHOTS[1] + 2)
+    times, first_at = ReplayTimes(), 0.0
+    async for _ in verify_in_parallel(log, log.url, tmp_path, 2, times=times):
+        first_at = first_at or perf_counter()
+    assert falls_back == (times.began > first_at)
     await log.close()
 
 

@@ -96,7 +96,7 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
     `hides_matter` leaves action and subject out: they come from a decision that the caller has no right to read.
     """
     what = f"{grants.name} version {grants.version}"
-    who = f"{principal.name!r}"
+    who = f"{principal.name!r}" + (" (a caller that is not authenticated)" if principal.is_anonymous else "")
     own = grants.of(principal)
     if not own:
         return f"no grant of {what} is for {who}, so it may not {access.right} on bus {access.bus}"

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import structlog
@@ -46,6 +47,7 @@ async def verify_in_parallel(
     Yields progress and last the verdict, as `verify` does. `times` is told the sum of what the processes took.
     """
     times = ReplayTimes() if times is None else times
+    times.began = perf_counter()
     source = Source(url, log.bus)
     files = SnapshotFiles(data, log.bus)
     last = (await log.head()).sequence_number

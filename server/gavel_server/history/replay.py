@@ -71,6 +71,7 @@ async def verify(
     LogUnavailableError.
     """
     times = ReplayTimes() if times is None else times
+    times.began = perf_counter()
     async with temporary_states() as states:
         try:
             head, last = await _range(log, from_sequence_number, to_sequence_number)

@@ -144,7 +144,7 @@ async def test_replay_refuses_a_changed_attestation(tmp_path: Path, front: Front
     for name, lack in (
         ("nobody", "no grant of depot version 2 is for 'nobody', so it may not publish on bus default"),
         ("may-propose", "no grant of depot version 2 gives 'may-propose' the right publish on bus default; it may: preflight, propose"),
-        ("", "no grant of depot version 2 is for 'anonymous'"),
+        ("", "no grant of depot version 2 is for 'anonymous' (a caller that is not authenticated), so it may not publish on bus default"),
     ):
         forged = copy_of(data, tmp_path / f"forged-{name}")
 

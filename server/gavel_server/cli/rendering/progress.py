@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +25,6 @@ class Passes:
         self._bar: Progress = progress_bar()
         self._tasks: list[TaskID] = []
         self._number = 0
-        self._began = time.monotonic()
 
     def __enter__(self) -> Passes:
         self._bar.start()
@@ -35,14 +33,8 @@ class Passes:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def seconds(self) -> float:
-        """Return the time since the first progress report."""
-        return time.monotonic() - self._began
-
     def show(self, progress: ReplayProgress) -> None:
         """Show the progress of a pass."""
-        if not self._tasks:
-            self._began = time.monotonic()
         if progress.sequence_number < self._number or not self._tasks:
             name = self._names[min(len(self._tasks), len(self._names) - 1)]
             self._tasks.append(self._bar.add_task(name, total=progress.to_sequence_number))

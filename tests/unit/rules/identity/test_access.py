@@ -15,7 +15,7 @@ from gavel.v1.tool_pb2 import ToolCall
 from gavel_rules.authorization import access_of_command, preflight_fault
 from gavel_rules.commands import ActivateRuleSet, Command, DeployGrants, DeployRuleSet, Fault, PublishEvent, SubmitProposal
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_rules.identity.access import permits
+from gavel_rules.identity.access import Access, explain_refusal, permits
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.identity.rights import RIGHTS
@@ -202,3 +202,11 @@ def test_an_activation_needs_the_actions_that_it_leaves_without_rules() -> None:
                 assert isinstance(answer, Fault)
                 assert "lacks action refund.create" in answer.message
     core.prove()
+
+
+def test_a_refusal_says_what_anonymous_means() -> None:
+    """The explanation of a refusal names 'anonymous', as grants do, and says what that means."""
+    text = json.dumps({"gavel": "v1", "name": "main", "version": 1, "grants": [{"to": ["ann"], "may": ["read"]}]})
+    explanation = explain_refusal(compile_grants(text), ANONYMOUS, Access("read", BUS))
+    expected = "no grant of main version 1 is for 'anonymous' (a caller that is not authenticated), so it may not read on bus"
+    assert f"{expected} {BUS}" == explanation

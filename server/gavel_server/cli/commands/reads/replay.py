@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from enum import Enum
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
@@ -253,7 +254,7 @@ async def _show_progress(responses: AsyncGenerator[VerifyReplayResponse, None], 
     """Show progress and, for a long log, the rate; return the verdict. A server does not say how long each part took."""
     with Passes(REPLAY_PASSES) as passes:
         verdict = await read_verdict(responses, passes.show)
-        seconds = passes.seconds()
+        seconds = perf_counter() - times.began
     if verdict.proved and verdict.events >= RATE_EVENTS_MIN:
         from gavel_server.cli.rendering import output
 
