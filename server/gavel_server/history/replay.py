@@ -113,7 +113,8 @@ async def verify(
 class _Proof:
     """The proof of a log's events: each is checked, then recomputed. `before` and `feed` are those of `pages`.
 
-    After an event that is recomputed differently, the rest of the log is still checked, because damage anywhere is the graver verdict.
+    After an event that is unlawful or recomputed differently, the rest of the log is still checked, because damage anywhere is the graver
+    verdict. An unlawful event comes before one that is recomputed differently.
     """
 
     def __init__(self, bus: str, engine: Engine.ValueType, compare_from: int, snapshots: SnapshotFiles | None, times: ReplayTimes) -> None:
@@ -126,10 +127,15 @@ class _Proof:
         self._checked = Envelope()
         self._fed = 0
         self._divergence: DivergedError | None = None
+        self._is_lawful = True
 
     def before(self, record: Record) -> Awaitable[None] | None:
-        """Check an event. Raises DamagedError, DivergedError or VersionNotImplementedError."""
-        self._checked = self._integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
+        """Check an event. Raises DamagedError or VersionNotImplementedError."""
+        try:
+            self._checked = self._integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
+        except DivergedError as error:
+            if self._is_lawful:
+                self._divergence, self._is_lawful = error, False
         if self._divergence is not None:
             return None
         return self._compare(record.envelope) if self.comparison.is_due(self._fed) else self._prepare(record.envelope)
@@ -150,7 +156,7 @@ class _Proof:
             self.report.note(event, self.recomputation.state)
 
     async def finish(self, last: int, *, at_head: bool) -> None:
-        """Raise the DivergedError of the first event or snapshot that differs."""
+        """Raise the DivergedError of the first unlawful event, or of the first event or snapshot that differs."""
         if self._divergence is None:
             self.recomputation.finish(at_head=at_head)
             if self.comparison.is_due(last):

@@ -240,7 +240,7 @@ async def test_damaged() -> None:
 
 
 async def test_damage_comes_before_divergence() -> None:
-    """Damage is the verdict, also after an event that is recomputed differently. So is an event that no build records."""
+    """Damage is the verdict, also after an event that no build records, which is the verdict before one that is recomputed differently."""
     changed = [Envelope.FromString(event.SerializeToString()) for event in EVENTS]
     changed[5].decision.rule_id = "heavy"
     log = await log_of(changed)
@@ -248,6 +248,8 @@ async def test_damage_comes_before_divergence() -> None:
     changed[EVENT_COUNT - 4].causation_id = uuid(9)
     unlawful = (await verdict_on(await log_of(changed))).divergence
     assert (EVENT_COUNT - 3, "unlawful-event") == (unlawful.sequence_number, unlawful.kind)
+    log = _TruncatedLog(await log_of(changed), EVENT_COUNT - 1)
+    assert replay_service_pb2.REPLAY_STATUS_DAMAGED == (await verdict_on(log)).status
 
 
 async def test_times() -> None:
