@@ -104,7 +104,7 @@ class Server:
         replays = ReplayProcesses(url, settings.data, settings.archive)
         proofs = settings.data / "proofs"
         self._methods: Final = register_services(
-            self._listener, self._interceptor, self._buses, supervisor, self._access, proofs, self._index, replays.verify
+            self._listener, self._interceptor, self._buses, supervisor, self._access, proofs, self._index, replays
         )
         is_required = self._security.identity.authenticator is not None
         self._health: Final = _register_libraries(self._listener, self._interceptor, self._buses, self._access, is_required=is_required)

@@ -1,4 +1,4 @@
-"""Replays of a server's logs, each in a process of its own: the server goes on deciding meanwhile, and the memory goes back at the end.
+"""Replays and simulations of a server, each in a process of its own: the server goes on deciding, and the memory goes back at the end.
 
 In the server's own process, a replay would take turns with decisions, and leave its state's memory in pieces between objects that live on.
 """
@@ -9,14 +9,17 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Engine
-from gavel.v1.replay_service_pb2 import VerifyReplayResponse
+from gavel.v1.replay_service_pb2 import Divergence, VerifyReplayResponse
+from gavel.v1.rule_set_service_pb2 import SimulateRuleSetResponse
+from gavel_rules.language.rule_set import CompiledRuleSet
+from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
 from gavel_server.errors import GavelServerError
 from gavel_server.history.replay import ReplayRangeError
@@ -29,7 +32,7 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.history.replay_work
 
 
 class ReplayDiedError(GavelServerError):
-    """The process of a replay ended before its verdict; its errors are in the server's standard error."""
+    """The process of a replay died; its errors are in the server's standard error."""
 
 
 class ReplayProcesses:
@@ -52,38 +55,43 @@ class ReplayProcesses:
     ) -> AsyncGenerator[VerifyReplayResponse, None]:
         """Replay the log of a bus as `replay.verify` does, and compare the snapshots of its data directory unless `snapshots` is None.
 
-        The process ends with the generator. Raises ReplayRangeError, LogUnavailableError, ReplayDiedError.
+        Raises ReplayRangeError, LogUnavailableError, ReplayDiedError.
         """
-        order = {
-            "store": self._store_url,
-            "data": "" if snapshots is None else str(self._data),
-            "archive": self._archive,
-            "bus": log.bus,
-            "engine": engine,
-            "from": from_sequence_number,
-            "to": to_sequence_number,
-        }
+        data = "" if snapshots is None else str(self._data)
+        order = {"engine": engine, "from": from_sequence_number, "to": to_sequence_number, "data": data, "document": ""}
+        async with aclosing(self._run(log.bus, order)) as responses:
+            async for response in responses:
+                yield VerifyReplayResponse.FromString(response)
+
+    async def impact(
+        self, log: EventLog, candidate: CompiledRuleSet, *, from_sequence_number: int = 0, to_sequence_number: int = 0
+    ) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+        """Decide the proposals of a bus under a candidate as `replay.impact` does. Raises its errors, and ReplayDiedError."""
+        order = {"from": from_sequence_number, "to": to_sequence_number, "document": candidate.document}
+        async with aclosing(self._run(log.bus, order)) as responses:
+            async for response in responses:
+                yield SimulateRuleSetResponse.FromString(response)
+
+    async def _run(self, bus: str, order: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
+        """Yield the responses of a process, which ends with this generator. Raises the error that it reports."""
         # A session of its own: Ctrl-C at a terminal reaches the server, which ends its children.
         process = await asyncio.create_subprocess_exec(
             *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True, env=log_reader_environment()
         )
         try:
             if process.stdin is not None:
+                line = json.dumps({**order, "bus": bus, "store": self._store_url, "archive": self._archive})
                 with suppress(ConnectionError):  # it has died; the end of its output tells
-                    process.stdin.write(json.dumps(order).encode() + b"\n")
+                    process.stdin.write(line.encode() + b"\n")
                     await process.stdin.drain()
-            has_ended = False
             while message := await _read(process):
                 kind, content = message
-                if kind == MessageKind.OUT_OF_RANGE:
-                    raise ReplayRangeError(content.decode())
-                if kind == MessageKind.UNAVAILABLE:
-                    raise LogUnavailableError(content.decode())
-                response = VerifyReplayResponse.FromString(content)
-                has_ended = response.HasField("verdict")
-                yield response
-            if not has_ended:
-                raise ReplayDiedError(f"the replay of bus {log.bus} ended with status {await process.wait()} and no verdict")
+                if kind == MessageKind.END:
+                    return
+                if kind != MessageKind.RESPONSE:
+                    raise _error(kind, content)
+                yield content
+            raise ReplayDiedError(f"the replay of bus {bus} ended with status {await process.wait()}")
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -99,3 +107,20 @@ async def _read(process: Process) -> tuple[int, bytes] | None:
         return kind, await process.stdout.readexactly(size)
     except asyncio.IncompleteReadError:
         return None
+
+
+def _error(kind: int, content: bytes) -> Exception:
+    """Return the error that a process reports."""
+    match kind:
+        case MessageKind.OUT_OF_RANGE:
+            return ReplayRangeError(content.decode())
+        case MessageKind.UNAVAILABLE:
+            return LogUnavailableError(content.decode())
+        case MessageKind.DAMAGED:
+            return DamagedError(Divergence.FromString(content))
+        case MessageKind.DIVERGED:
+            return DivergedError(Divergence.FromString(content))
+        case MessageKind.NOT_IMPLEMENTED:
+            sequence_number, arbiter_version = content.split()
+            return VersionNotImplementedError(int(sequence_number), int(arbiter_version))
+    return ReplayDiedError(f"the replay reports a message of kind {kind}")

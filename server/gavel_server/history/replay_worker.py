@@ -1,4 +1,4 @@
-"""The process of one replay that a caller asked a server for: it replays, writes what it finds to its output, and ends.
+"""The process of one replay or simulation that a caller asked a server for: it writes what it finds to its output, and ends.
 
     python -m gavel_server.history.replay_worker
 
@@ -13,14 +13,19 @@ import json
 import os
 import struct
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
+from gavel_rules.language.rule_set import compile_rule_set
+from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
+from google.protobuf.message import Message
+
 from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.archives import open_archive
-from gavel_server.history.replay import ReplayRangeError, verify
+from gavel_server.history.replay import ReplayRangeError, impact, verify
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogError
 from gavel_server.log.stores import connect_log
@@ -35,9 +40,13 @@ _NICENESS: Final = 5
 class MessageKind(IntEnum):
     """The kinds of messages. After any but a response the process ends."""
 
-    RESPONSE = 0  # a VerifyReplayResponse
-    OUT_OF_RANGE = 1  # the message of a ReplayRangeError
-    UNAVAILABLE = 2  # the message of a LogError
+    RESPONSE = 0  # a VerifyReplayResponse, or a SimulateRuleSetResponse if the order has the document of a candidate
+    END = 1  # of the responses
+    OUT_OF_RANGE = 2  # the text of a ReplayRangeError
+    UNAVAILABLE = 3  # the text of a LogError
+    DAMAGED = 4  # the Divergence of a DamagedError
+    DIVERGED = 5  # the Divergence of a DivergedError
+    NOT_IMPLEMENTED = 6  # sequence number and arbiter version of a VersionNotImplementedError
 
 
 async def _replay(order: dict[str, Any]) -> None:
@@ -46,25 +55,33 @@ async def _replay(order: dict[str, Any]) -> None:
         try:
             archive = order["archive"]
             log: EventLog = ArchivedLog(stored, await open_archive(archive, order["bus"])) if archive else stored
-            responses = verify(
-                log,
-                engine=order["engine"],
-                from_sequence_number=order["from"],
-                to_sequence_number=order["to"],
-                snapshots=SnapshotFiles(Path(order["data"]), log.bus) if order["data"] else None,
-            )
-            async with aclosing(responses) as items:
-                async for item in items:
-                    _write(MessageKind.RESPONSE, item.SerializeToString())
+            async with aclosing(_responses(log, order)) as responses:
+                async for response in responses:
+                    _write(MessageKind.RESPONSE, response.SerializeToString())
+            _write(MessageKind.END)
         finally:
             await stored.close()
     except ReplayRangeError as error:
         _write(MessageKind.OUT_OF_RANGE, str(error).encode())
     except LogError as error:
         _write(MessageKind.UNAVAILABLE, str(error).encode())
+    except DamagedError as error:
+        _write(MessageKind.DAMAGED, error.divergence.SerializeToString())
+    except DivergedError as error:
+        _write(MessageKind.DIVERGED, error.divergence.SerializeToString())
+    except VersionNotImplementedError as error:
+        _write(MessageKind.NOT_IMPLEMENTED, f"{error.sequence_number} {error.arbiter_version}".encode())
 
 
-def _write(kind: MessageKind, content: bytes) -> None:
+def _responses(log: EventLog, order: dict[str, Any]) -> AsyncGenerator[Message, None]:
+    first, last = order["from"], order["to"]
+    if order["document"]:
+        return impact(log, compile_rule_set(order["document"]), from_sequence_number=first, to_sequence_number=last)
+    files = SnapshotFiles(Path(order["data"]), log.bus) if order["data"] else None
+    return verify(log, engine=order["engine"], from_sequence_number=first, to_sequence_number=last, snapshots=files)
+
+
+def _write(kind: MessageKind, content: bytes = b"") -> None:
     try:
         sys.stdout.buffer.write(HEADER.pack(kind, len(content)) + content)
         sys.stdout.buffer.flush()

@@ -10,7 +10,8 @@ from gavel_client.supervision import Supervisor
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.compile.compiler import Compiler
 from gavel_server.fairness.work_slots import replay_slots, scan_slots
-from gavel_server.history.replay import verify
+from gavel_server.history.replay import impact, verify
+from gavel_server.history.replay_process import ReplayProcesses
 from gavel_server.index.event_index import EventIndex
 from gavel_server.rpc import service_descriptors
 from gavel_server.rpc.callback_methods import Method
@@ -23,7 +24,7 @@ from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
 from gavel_server.services.projection import ProjectionServicer
 from gavel_server.services.proof import ProofServicer
-from gavel_server.services.replay import ReplayServicer, Verify
+from gavel_server.services.replay import ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
 from gavel_server.services.work import WorkServicer
@@ -37,13 +38,13 @@ def register_services(
     access: AccessControl | None = None,
     proofs: Path | None = None,
     index: EventIndex | None = None,
-    verify: Verify = verify,
+    replays: ReplayProcesses | None = None,
 ) -> Mapping[str, Method]:
     """Serve all services on some buses. Return the methods of ArbitrationService by name, for the native front.
 
     `supervisor` runs the background tasks that GetStatus shows; default: none. `access` checks the rights of callers; default: there
     are no administrators. `proofs` is the directory of the trees of ProofService; None: a temporary one.
-    `index` finds events; default: reads scan the log. `verify` replays logs; default: in this process.
+    `index` finds events; default: reads scan the log. `replays` replays and simulates; default: this process does.
     """
     compiler = Compiler()
     access = access or AccessControl(buses)
@@ -53,10 +54,12 @@ def register_services(
     interceptor.register_methods(server, service_descriptors.ARBITRATION, methods)
     interceptor.register(server, service_descriptors.EVENT, EventServicer(buses, access.refusals, index))
     interceptor.register(server, service_descriptors.EXECUTION, ExecutionServicer(buses))
-    interceptor.register(server, service_descriptors.RULE_SET, RuleSetServicer(buses, compiler, slots))
+    interceptor.register(
+        server, service_descriptors.RULE_SET, RuleSetServicer(buses, compiler, slots, impact if replays is None else replays.impact)
+    )
     projection = ProjectionServicer(buses, supervisor or Supervisor(), interceptor.quotas, access)
     interceptor.register(server, service_descriptors.PROJECTION, projection)
-    interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots, verify))
+    interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots, verify if replays is None else replays.verify))
     interceptor.register(server, service_descriptors.AUDIT, AuditServicer(buses, slots, scan_slots(), access, index))
     interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer(buses))

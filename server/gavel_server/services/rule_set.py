@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gavel.v1 import error_pb2, fact_pb2
 from gavel.v1.rule_set_service_pb2 import (
@@ -53,16 +53,29 @@ from gavel_server.services.reads.log_reader import range_violations
 from gavel_server.services.reads.paging import fill, page_of
 
 if TYPE_CHECKING:
+    from gavel_rules.language.rule_set import CompiledRuleSet
+
     from gavel_server.bus.registry import BusRegistry
+    from gavel_server.log import EventLog
+
+
+class Impact(Protocol):
+    """Simulates a candidate: `history.replay.impact` in this process, `ReplayProcesses.impact` in one of its own."""
+
+    def __call__(
+        self, log: EventLog, candidate: CompiledRuleSet, *, from_sequence_number: int, to_sequence_number: int
+    ) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+        """Yield progress and changes, and last the summary."""
 
 
 class RuleSetServicer:
     """Serves RuleSetService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry, compiler: Compiler, replay_slots: Slots) -> None:
+    def __init__(self, buses: BusRegistry, compiler: Compiler, replay_slots: Slots, impact: Impact = impact) -> None:
         self._buses = buses
         self._compiler = compiler
         self._replay_slots = replay_slots
+        self._impact = impact
         self._filling = CounterFilling()
 
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
@@ -173,7 +186,7 @@ class RuleSetServicer:
             raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements))
         async with self._replay_slots.occupy(context.address):
             try:
-                responses = impact(sequencer.log, candidate, from_sequence_number=first, to_sequence_number=last)
+                responses = self._impact(sequencer.log, candidate, from_sequence_number=first, to_sequence_number=last)
                 async with aclosing(responses) as items:
                     async for item in items:
                         yield item

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
@@ -182,13 +181,12 @@ async def test_simulations_share_the_slots_of_replays(world: World, monkeypatch:
     await some_decisions(world)
     simulating = asyncio.Event()
 
-    async def held(*arguments: object, **options: object) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+    async def held(*_: object) -> None:
         simulating.set()
         await asyncio.Event().wait()
-        yield SimulateRuleSetResponse()
 
     with monkeypatch.context() as patch:
-        patch.setattr("gavel_server.services.rule_set.impact", held)
+        patch.setattr("gavel_server.history.replay._range", held)
         call = asyncio.create_task(simulate(world))
         await simulating.wait()
     replay = world.replays.VerifyReplay(VerifyReplayRequest())
