@@ -356,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         print(f"gavel: {options.tree} was not built from this source; run make compiled", file=sys.stderr)
         return 1
-    print("gavel: compiling the hot path; this takes about a minute", file=sys.stderr)
+    print("gavel: compiling the hot path; this takes some minutes", file=sys.stderr)
     try:
         build_tree(options.tree.resolve(), ROOT / "build/compiling")
     except CompileError as error:
