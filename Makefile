@@ -1,8 +1,8 @@
 # The commands of developers and users. `make demo` and `make test` need Python 3.11 or 3.12 with its headers, a C compiler and make;
 # requirements.lock pins all packages by version and hash. Nothing needs root. The native front is built if Go is on PATH or can be
 # fetched; with REQUIRED=1 a missing front is an error.
-# Asked once, and only if an environment is to be made.
-PYTHON ?= $(eval PYTHON := $(shell .ci/python))$(PYTHON)
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3; do \
+	$$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$candidate && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import runpy
 import subprocess
@@ -12,7 +11,6 @@ import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from shutil import which
 from typing import Any
 
 import pytest
@@ -296,37 +294,3 @@ def test_engine_of_the_wheels_is_the_locked_one() -> None:
     assert f"{builder['ENGINE_REQUIREMENT']} \\\n    --hash=sha256:{builder['ENGINE_SHA256']}\n" in lock
     assert builder["ENGINE_REQUIREMENT"] in REMEDY
     assert builder["ENGINE_FLAGS"] in REMEDY
-
-
-# What a Python prints for .ci/python: seconds and its path; then its exit status, 0 if it can make environments and compile packages.
-SLOW = ("0.9\\t/opt/slow", 0)
-FAST = ("1e-2\\t/opt/fast", 0)
-WITHOUT_HEADERS = ("0.001\\t/opt/incomplete", 1)
-OTHER_VERSION = ("", 2)
-
-
-@pytest.mark.parametrize(
-    ("installed", "expected", "status"),
-    [
-        ([SLOW, FAST], "/opt/fast", 0),
-        ([FAST, SLOW], "/opt/fast", 0),
-        ([WITHOUT_HEADERS, SLOW], "/opt/slow", 0),
-        ([OTHER_VERSION, WITHOUT_HEADERS], "/opt/incomplete", 1),
-        ([OTHER_VERSION], "", 1),
-    ],
-)
-def test_choice_of_python(tmp_path: Path, installed: list[tuple[str, int]], expected: str, status: int) -> None:
-    """The fastest Python on PATH that can compile packages is chosen; one that cannot is named with a failure."""
-    folders = []
-    for number, (output, exit_status) in enumerate(installed):
-        python = tmp_path / f"{number} bin" / "python3.11"
-        python.parent.mkdir()
-        python.write_text(f"#!/bin/sh\nprintf '{output}'\nexit {exit_status}\n")
-        python.chmod(0o755)
-        folders.append(str(python.parent))
-    for tool in ("sort", "head", "cut"):
-        (tmp_path / "0 bin" / tool).symlink_to(which(tool) or "")
-    process = subprocess.run(
-        ["/bin/sh", ROOT / ".ci/python"], env={"PATH": os.pathsep.join(folders)}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (process.stdout.strip(), process.returncode, process.stderr) == (expected, status, "")
