@@ -29,6 +29,8 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 
+from gavel_server.process.children import lower_priority
+
 ANALYSED: Final = "with_analysis"
 PROCESSOR_SECONDS_MAX: Final = 10
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -40,10 +42,13 @@ ANALYSIS_WORK_MAX: Final = 2_000_000
 # Room in the largest envelope for the other fields of the event that deploys a rule set.
 ENVELOPE_ROOM_BYTES: Final = 4 * 1024
 EXIT_MEMORY: Final = 3
+# Decisions go first.
+_NICENESS: Final = 5
 
 
 def main() -> int:
     """Report on the document on standard input; return the exit status."""
+    lower_priority(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS_MAX, PROCESSOR_SECONDS_MAX + 1))  # SIGXCPU first
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -29,6 +29,7 @@ from gavel_server.history.replay import ReplayRangeError, impact, verify
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogError
 from gavel_server.log.stores import connect_log
+from gavel_server.process.children import lower_priority
 from gavel_server.process.garbage_collection import collect_less
 from gavel_server.process.logging import log_to_stderr
 
@@ -92,7 +93,7 @@ def _write(kind: MessageKind, content: bytes = b"") -> None:
 def main() -> None:
     """Replay what the input says."""
     log_to_stderr()
-    os.nice(_NICENESS)
+    lower_priority(_NICENESS)
     collect_less()
     asyncio.run(_replay(json.loads(sys.stdin.readline())))
 

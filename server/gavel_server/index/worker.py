@@ -18,7 +18,6 @@ import os
 import signal
 import sqlite3
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +29,7 @@ from gavel_server.index.database import IndexDatabase, index_path, remove
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.protocol import empty_head, has_event
 from gavel_server.log.stores import LogStore, open_store
+from gavel_server.process.children import use_idle_time
 from gavel_server.process.logging import log_to_stderr
 
 POLL_SECONDS: Final = 0.2
@@ -37,7 +37,6 @@ RETRY_SECONDS: Final = 2.0
 READ_EVENTS_MAX: Final = 512
 # Reads that one transaction takes in: rows are cheaper by the thousand, and readers see none before its end.
 READS_PER_TRANSACTION: Final = 8
-_NICENESS: Final = 19
 
 
 class IndexWriter:
@@ -222,22 +221,10 @@ async def _run() -> None:
     polling.cancel()
 
 
-def _give_way() -> None:
-    """Let every other process of the machine run first.
-
-    Beside a process that is merely nice, Linux takes a processor for busy, and lets the server or Redis wait for another one.
-    """
-    if sys.platform == "linux":
-        with suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            return
-    os.nice(_NICENESS)
-
-
 def main() -> None:
     """Run until the input ends."""
     log_to_stderr()
-    _give_way()
+    use_idle_time()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run())
 

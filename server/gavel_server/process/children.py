@@ -1,8 +1,15 @@
-"""The environment of child processes: they get the variables that they need, and no settings. Only those that read logs get secrets."""
+"""What child processes get and take: the variables that they need, and no settings, and the processor time that their server leaves.
+
+Only those that read logs get secrets.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 # How programs are found, how text and time are written, and how the interpreter, the C library and Go's runtime are tuned and debugged.
@@ -13,6 +20,12 @@ _PREFIXES: Final = ("LC_", "MALLOC_")
 # Where the libraries of PostgreSQL and of object stores find addresses, credentials and trusted authorities.
 _NAMES_STORES: Final = frozenset({"HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"})
 _PREFIXES_STORES: Final = ("PG", "AWS_", "FSSPEC_")
+# On Linux the processes of a session share one weight, and niceness counts among them only: sched(7), "The autogroup feature".
+_AUTOGROUP: Final = Path("/proc/self/autogroup")
+# Linux lets one user change one session's weight in a tenth of a second.
+_AUTOGROUP_TRIES: Final = 5
+_AUTOGROUP_PAUSE_SECONDS: Final = 0.1
+_NICENESS_MAX: Final = 19
 
 
 def child_environment() -> dict[str, str]:
@@ -24,3 +37,37 @@ def log_reader_environment() -> dict[str, str]:
     """Return the environment for a child process that opens the log and its archive as its server does."""
     stores = {name: value for name, value in os.environ.items() if name in _NAMES_STORES or name.startswith(_PREFIXES_STORES)}
     return {**child_environment(), **stores}
+
+
+def lower_priority(niceness: int) -> None:
+    """Lower the priority of this process by `niceness`, and that of its session if it leads one. Without permission it stays as it is."""
+    with suppress(OSError):
+        os.nice(niceness)
+    _lower_session(niceness)
+
+
+def use_idle_time() -> None:
+    """Let this process run only while no other one wants the processor; elsewhere than on Linux, with the lowest priority.
+
+    Beside a process that is merely nice, Linux takes a processor for busy, and lets the server or Redis wait for another one.
+    """
+    _lower_session(_NICENESS_MAX)
+    if sys.platform == "linux":
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            return
+    os.nice(_NICENESS_MAX)
+
+
+def _lower_session(niceness: int) -> None:
+    if os.getsid(0) != os.getpid():
+        return
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            _AUTOGROUP.write_text(str(niceness))
+        except BlockingIOError:
+            time.sleep(_AUTOGROUP_PAUSE_SECONDS)
+        except OSError:
+            return  # this kernel weighs processes
+        else:
+            return

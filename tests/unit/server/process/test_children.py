@@ -1,11 +1,26 @@
-"""The environment of child processes."""
+"""The environment and the priority of child processes."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from gavel_server.process.children import child_environment, log_reader_environment
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
+# Prints the niceness of the process and of its session, and the scheduling policy.
+PROGRAM = """
+import os
+from pathlib import Path
+from gavel_server.process import children
+{call}
+autogroup = Path("/proc/self/autogroup")
+print(os.nice(0), autogroup.read_text().split()[-1] if autogroup.exists() else "-", os.sched_getscheduler(0))
+"""
 
 
 def test_children_get_no_settings_and_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +41,30 @@ def test_readers_of_logs_get_the_variables_of_stores(monkeypatch: pytest.MonkeyP
     environment = log_reader_environment()
     assert variables.items() <= environment.items()
     assert "secret" not in " ".join(environment.values())
+
+
+def run(call: str, *, leads_session: bool) -> list[str]:
+    """Run the call in a process of its own; return what it prints."""
+    command = [sys.executable, "-c", PROGRAM.format(call=call)]
+    result = subprocess.run(command, start_new_session=leads_session, capture_output=True, text=True, check=True)
+    return result.stdout.split()
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel weighs processes, not sessions")
+@pytest.mark.parametrize(
+    ("call", "niceness", "of_session", "policy"),
+    [
+        ("children.lower_priority(5)", 5, "5", os.SCHED_OTHER),
+        ("children.use_idle_time()", 0, "19", os.SCHED_IDLE),
+    ],
+)
+def test_a_session_of_its_own_gives_way(call: str, niceness: int, of_session: str, policy: int) -> None:
+    """A child that leads a session lowers the weight of the session, since its own counts only within it."""
+    before = os.nice(0)
+    assert run(call, leads_session=True) == [str(before + niceness), of_session, str(policy)]
+
+
+def test_a_shared_session_keeps_its_weight() -> None:
+    """A child in its parent's session lowers its own priority and not that of its parent."""
+    before = AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "-"
+    assert run("children.lower_priority(7)", leads_session=False) == [str(os.nice(0) + 7), before, str(os.SCHED_OTHER)]
