@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,10 @@ import (
 
 // Size of the read-ahead buffer, which holds many small frames. The payload of a large frame bypasses it.
 const readAheadBytes = 8 << 10
+
+// After so many bytes, the reading goroutine lets others run. Go would let one whose caller floods it run for 10 ms, and each call needs several
+// goroutines in turn.
+const turnBytes = 64 << 10
 
 var errTooManyResets = errors.New("too many calls of the connection were reset")
 
@@ -39,6 +44,7 @@ type connection struct {
 	start    int    // of buffer: what grpc-go has not read
 	scanned  int    // of buffer: the end of what grpc-go may read
 	end      int    // of buffer: the end of what has arrived
+	turn     int    // bytes read since other goroutines could run
 	injected []byte // frames that grpc-go reads before the buffer
 
 	// Used by the writing goroutine only.
@@ -145,11 +151,22 @@ func (connection *connection) fill(data []byte) (int, error) {
 		// All but the frame's last byte: scan needs that to see the frame's end.
 		count, err := connection.Conn.Read(data[:min(len(data), rest-1)])
 		connection.inbound.Skip(count)
+		connection.takeTurns(count)
 		return count, err
 	}
 	count, err := connection.Conn.Read(connection.buffer)
 	connection.start, connection.scanned, connection.end = 0, 0, count
+	connection.takeTurns(count)
 	return 0, err
+}
+
+// takeTurns counts bytes that were read, and lets other goroutines run after turnBytes.
+func (connection *connection) takeTurns(count int) {
+	connection.turn += count
+	if connection.turn >= turnBytes {
+		connection.turn = 0
+		runtime.Gosched()
+	}
 }
 
 // scan examines the buffered bytes, up to the end of a call's headers.

@@ -72,7 +72,8 @@ func main() {
 	}
 	limits := &connections.limits
 	calls.bytesMax = limits.BytesInFlight
-	debug.SetMemoryLimit(int64(limits.MemoryBytes))
+	// The runtime counts the ballast, though it is not resident.
+	debug.SetMemoryLimit(int64(limits.MemoryBytes + ballastBytes))
 	ballast := make([]byte, ballastBytes)
 	inner, err := newInner(os.Args[4], limits)
 	if err != nil {

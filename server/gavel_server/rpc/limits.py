@@ -29,7 +29,7 @@ HEADER_LIST_BYTES_MAX: Final = 64 * 1024
 DECOMPRESSIONS_MAX: Final = 4
 # Calls of other methods than those of the link that the server works on at once, and large requests on the link. Others wait in the
 # front and take turns. Few, since a call waits for each call that has reached the server before it; more bring no more throughput.
-FORWARDED_CALLS_MAX: Final = 16
+FORWARDED_CALLS_MAX: Final = 8
 LARGE_REQUESTS_MAX: Final = 8
 LARGE_REQUEST_BYTES: Final = 64 * 1024
 # Calls of one connection that are reset, in RESET_SECONDS. A client that cancels all its calls at once stays far below.
