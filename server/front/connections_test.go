@@ -2,6 +2,8 @@ package main
 
 import (
 	"net"
+	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -256,5 +258,37 @@ func TestResets(t *testing.T) {
 	}
 	if connections.holds(connection) || !connection.isCalm {
 		t.Error("the connection stays open above the limit")
+	}
+}
+
+// flood is a socket whose caller always has sent more.
+type flood struct{ socket }
+
+func (flood flood) Read(data []byte) (int, error) { return len(data), nil }
+
+// A caller that floods its connection does not keep the only processor: another goroutine runs after each turnBytes.
+func TestAFloodedConnectionGivesWay(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const turns = 50
+	connection := newConnections(limitsOfTests()).admit(flood{socket{address: &net.TCPAddr{IP: net.ParseIP("10.0.0.1"), Port: 4711}}})
+	var isOver atomic.Bool
+	var ran atomic.Int32
+	go func() {
+		for !isOver.Load() {
+			ran.Add(1)
+			runtime.Gosched()
+		}
+	}()
+	data := make([]byte, readAheadBytes)
+	for bytes := 0; bytes < turns*turnBytes; {
+		count, err := connection.Read(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes += count
+	}
+	isOver.Store(true)
+	if ran.Load() < turns/2 {
+		t.Errorf("another goroutine has run %d times while %d x %d bytes were read", ran.Load(), turns, turnBytes)
 	}
 }
