@@ -20,7 +20,7 @@ _PREFIXES: Final = ("LC_", "MALLOC_")
 # Where the libraries of PostgreSQL and of object stores find addresses, credentials and trusted authorities.
 _NAMES_STORES: Final = frozenset({"HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"})
 _PREFIXES_STORES: Final = ("PG", "AWS_", "FSSPEC_")
-# On Linux the processes of a session share one weight, and niceness counts among them only: sched(7), "The autogroup feature".
+# Where Linux has autogroups, the processes of a session share one weight, and niceness counts among them only: sched(7), "The autogroup feature".
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 # Linux lets one user change one session's weight in a tenth of a second.
 _AUTOGROUP_TRIES: Final = 5
@@ -40,9 +40,8 @@ def log_reader_environment() -> dict[str, str]:
 
 
 def lower_priority(niceness: int) -> None:
-    """Lower the priority of this process by `niceness`, and that of its session if it leads one. Without permission it stays as it is."""
-    with suppress(OSError):
-        os.nice(niceness)
+    """Lower the priority of this process by `niceness`, and that of its session if it leads one."""
+    os.nice(niceness)
     _lower_session(niceness)
 
 
