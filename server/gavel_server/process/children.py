@@ -20,7 +20,7 @@ _PREFIXES: Final = ("LC_", "MALLOC_")
 # Where the libraries of PostgreSQL and of object stores find addresses, credentials and trusted authorities.
 _NAMES_STORES: Final = frozenset({"HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"})
 _PREFIXES_STORES: Final = ("PG", "AWS_", "FSSPEC_")
-# Where Linux has autogroups, the processes of a session share one weight, and niceness counts among them only: sched(7), "The autogroup feature".
+# Where Linux has autogroups, a session has one weight, and niceness counts within it only: sched(7), "The autogroup feature".
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 # Linux lets one user change one session's weight in a tenth of a second.
 _AUTOGROUP_TRIES: Final = 5
