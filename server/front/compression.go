@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"runtime"
 
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
@@ -83,7 +84,8 @@ func (compression *compression) decompress(data mem.BufferSlice, limit int, deco
 	plain := make([]byte, min(4*packed.Remaining()+512, limit+1))
 	size := 0
 	for {
-		count, err := reader.Read(plain[size:])
+		count, err := reader.Read(plain[size:min(size+turnBytes, len(plain))])
+		runtime.Gosched()
 		size += count
 		switch {
 		case size > limit:

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"compress/zlib"
 	"io"
+	"runtime"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -74,5 +75,19 @@ func TestDecompressionTakesNoMoreThanTheLimit(t *testing.T) {
 	// The buffers, and 45 kB of gzip itself.
 	if taken := result.AllocedBytesPerOp(); taken > 4*limit {
 		t.Errorf("a message of 16 MiB takes %d bytes, with a limit of %d", taken, limit)
+	}
+}
+
+// Decompressing does not keep the only processor: another goroutine runs after each turnBytes, at the latest.
+func TestDecompressionGivesWay(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const limit = 4 << 20
+	data := compressed(t, "gzip", pack(t, "gzip", limit))
+	turns := turnsOfAnother(func() {
+		request := request{limit: limit, decompressions: make(chan struct{}, 1)}
+		request.take(data)
+	})
+	if turns < limit/turnBytes/2 {
+		t.Errorf("another goroutine has run %d times while %d bytes were decompressed", turns, limit)
 	}
 }

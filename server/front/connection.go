@@ -20,8 +20,8 @@ import (
 // Size of the read-ahead buffer, which holds many small frames. The payload of a large frame bypasses it.
 const readAheadBytes = 8 << 10
 
-// After so many bytes, the reading goroutine lets others run. Go would let one whose caller floods it run for 10 ms, and each call needs several
-// goroutines in turn.
+// After so many bytes, a goroutine that reads or decompresses lets others run. Go would let it run for 10 ms, and each call needs several goroutines
+// in turn.
 const turnBytes = 64 << 10
 
 var errTooManyResets = errors.New("too many calls of the connection were reset")

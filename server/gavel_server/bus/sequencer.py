@@ -40,15 +40,15 @@ from gavel_server.history.disposal import free
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog, Head, LogError, UntimelyError
 from gavel_server.process.clock import GuardedClock
-from gavel_server.process.time_slice import TimeSlice
+from gavel_server.process.time_slice import TimeSlice, call_passes
 
 QUEUE_COMMANDS_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 # Deciding a batch while the one before is appended hides the append; several small batches hide more of it than one large batch.
 BATCH_COMMANDS_MAX: Final = 128
 # A batch is dated when it begins. Commands that are not decided by then get another batch. A caller waits for the batch under way and for
-# its own: with 0.25 s, slow decisions of others made it wait for 0.2 s. An ordinary full batch takes 10 to 20 ms.
-BATCH_SECONDS_MAX: Final = 0.06
+# its own, while the loop also reads the requests and sends the answers of others. An ordinary full batch takes 10 to 20 ms.
+BATCH_SECONDS_MAX: Final = 0.03
 # Commands that are decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
@@ -468,7 +468,7 @@ class Sequencer:
             is_created = bool(ready) and isinstance(ready[0].command, OpenBus)
             if opens and not is_created:
                 decision.decide(Request(self._opening, _ignore, "", 0))
-            time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic)
+            time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic, call_passes)
             ends_at = self._monotonic() + BATCH_SECONDS_MAX
             for _ in () if replica.accepts_loss else decision.emit_timers():
                 if not time_slice.is_over(1):

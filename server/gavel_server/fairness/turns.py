@@ -5,10 +5,10 @@ others run between two slices, a pass of the loop would take as long as the slic
 calls. A short call waits for several passes, so it would wait for several times that. Here the slices of all calls wait in one queue, which
 is fair between addresses and callers (`fair_queue`).
 
-A short call takes about ten passes of the loop, from its arrival to the end of its answer, and gRPC accepts one call in a pass. Therefore a
-few passes without a slice follow each slice; such a pass takes microseconds.
+A short call takes about ten passes of the loop, from its arrival to the end of its answer. Therefore a few passes without a slice follow each
+slice; such a pass takes microseconds.
 
-The sequencers' own work takes no turns: everybody waits for it.
+The sequencers' own work takes no turns, since everybody waits for it; it lets the loop make as many passes between two slices.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from gavel_server.fairness.fair_queue import TURN_BYTES, FairQueue
-from gavel_server.process.time_slice import TimeSlice
+from gavel_server.process.time_slice import CALL_PASSES, TimeSlice
 
 # Each waiting slice belongs to a call, and the transports limit those.
 _UNLIMITED: Final = 1 << 60
-# Passes of the loop from one slice to the next. They cost a slice of 5 ms a few percent.
-PASSES: Final = 8
 
 
 class Turns:
@@ -58,11 +56,11 @@ class Turns:
 
     def _take(self) -> None:
         self._is_taken = True
-        self._passes = PASSES
+        self._passes = CALL_PASSES
         self._call_soon(self._pass_on)
 
     def _pass_on(self) -> None:
-        """Give the next slice its turn, PASSES after the last one. Runs in each pass until then."""
+        """Give the next slice its turn, CALL_PASSES after the last one. Runs in each pass until then."""
         self._passes -= 1
         if self._passes > 0:
             self._call_soon(self._pass_on)

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
-from gavel_server.fairness.turns import PASSES, call_slice, take_turn
+from gavel_server.fairness.turns import call_slice, take_turn
+from gavel_server.process.time_slice import CALL_PASSES
 
 
 async def passes_of(work: Callable[[Callable[[], None]], Awaitable[object]]) -> list[int]:
@@ -40,7 +41,7 @@ async def test_one_slice_runs_at_a_time() -> None:
 
     passes = await passes_of(calls)
     assert 150 == len(passes)
-    assert [] == [later - earlier for earlier, later in pairwise(passes) if later - earlier < PASSES - 1]
+    assert [] == [later - earlier for earlier, later in pairwise(passes) if later - earlier < CALL_PASSES - 1]
 
 
 async def test_work_of_a_few_milliseconds_takes_turns() -> None:
