@@ -36,7 +36,7 @@ os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 
 
 # By default structlog colours the source of every frame of a traceback, which takes longer than the test that logs it. Configuring it would
-# change what the server does (gavel_server.process.logging), so its own renderer is set.
+# change what the server does (gavel_server.process.logging), so its default renderer is changed in place.
 for processor in structlog.get_config()["processors"]:
     if isinstance(processor, structlog.dev.ConsoleRenderer):
         processor.exception_formatter = structlog.dev.plain_traceback

@@ -1,7 +1,7 @@
 """The keys under which limits count callers.
 
 A caller is a connection: its peer ("HOST:PORT", or "unix:" for all Unix sockets). It belongs to an address: its host, or "unix:" for all
-callers on Unix sockets. The hosts of an IPv6 network of 64 bits are one address, because whoever has one of them usually has all. A caller
+callers on Unix sockets. The hosts of an IPv6 network of 64 bits are one address, because they usually belong to one caller. A caller
 that was authenticated belongs to its principal instead, whatever hosts the principal calls from.
 """
 

@@ -114,7 +114,7 @@ class _Proof:
     """The proof of a log's events: each is checked, then recomputed. `before` and `feed` are those of `pages`.
 
     After an event that is unlawful or recomputed differently, the rest of the log is still checked, because damage anywhere is the graver
-    verdict. An unlawful event comes before one that is recomputed differently.
+    verdict. An unlawful event takes precedence over one that is recomputed differently.
     """
 
     def __init__(self, bus: str, engine: Engine.ValueType, compare_from: int, snapshots: SnapshotFiles | None, times: ReplayTimes) -> None:

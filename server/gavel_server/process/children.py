@@ -1,6 +1,7 @@
-"""What child processes get and take: the variables that they need, and no settings, and the processor time that their server leaves.
+"""The environment and the priority of child processes.
 
-Only those that read logs get secrets.
+A child gets the variables that programs need, and none of Gavel's settings. Only children that open logs get credentials, those of stores.
+Children that compute lower their priority, so that decisions go first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NAMES_STORES: Final = frozenset({"HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"})
 _PREFIXES_STORES: Final = ("PG", "AWS_", "FSSPEC_")
 # Where Linux has autogroups, a session has one weight, and niceness counts within it only: sched(7), "The autogroup feature".
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
-# Linux lets one user change one session's weight in a tenth of a second.
+# Linux lets users without privileges change one session's weight in a tenth of a second, all users together (EAGAIN, BlockingIOError).
 _AUTOGROUP_TRIES: Final = 5
 _AUTOGROUP_PAUSE_SECONDS: Final = 0.1
 _NICENESS_MAX: Final = 19
@@ -59,6 +60,7 @@ def use_idle_time() -> None:
 
 
 def _lower_session(niceness: int) -> None:
+    """Lower the weight of the session that this process leads, if the kernel weighs sessions. It stays if the kernel is busy."""
     if os.getsid(0) != os.getpid():
         return
     for _ in range(_AUTOGROUP_TRIES):
@@ -67,6 +69,6 @@ def _lower_session(niceness: int) -> None:
         except BlockingIOError:
             time.sleep(_AUTOGROUP_PAUSE_SECONDS)
         except OSError:
-            return  # this kernel weighs processes
+            return  # this kernel weighs processes only
         else:
             return

@@ -18,15 +18,15 @@ from gavel_rules.language.cel.vocabulary import HISTORY
 def canonical_tree(environment: Environment, tree: Node, digests: Mapping[str, str] | None = None) -> Node:
     """Return a tree in which each read of a counter is a call with the tree of its key: `history.spent(params.customer)`.
 
-    The counter is called by its name, which means the same in two versions of one document only if its definition does. With the
-    `digests` of the counters by name, it is called by its digest, which has one meaning in all documents.
+    The call has the name of the counter, or its digest if `digests` maps names to digests. A name is for the versions of one document,
+    whose definitions of counters are compared elsewhere; a digest means the same in all documents.
     """
     reads = {read.variable: read for read in environment.counter_reads.all()}
-    return _Canonical(environment, reads, digests).convert(tree) if reads else tree
+    return _TreeConverter(environment, reads, digests).convert(tree) if reads else tree
 
 
-class _Canonical:
-    """Converts trees of one environment."""
+class _TreeConverter:
+    """Converts the trees of one environment."""
 
     def __init__(self, environment: Environment, reads: Mapping[str, CounterRead], digests: Mapping[str, str] | None) -> None:
         self._environment = environment

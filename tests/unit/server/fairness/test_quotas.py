@@ -158,5 +158,5 @@ def test_limits_count_authenticated_callers_by_principal() -> None:
     ],
 )
 def test_an_ipv6_network_is_one_address(host: str, address: str) -> None:
-    """Whoever has a network of 64 bits cannot evade a limit by calling from many of its hosts."""
+    """A caller with a network of 64 bits cannot evade a limit by calling from many of its hosts."""
     assert address == address_of(f"{host}:50000")

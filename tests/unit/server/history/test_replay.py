@@ -240,7 +240,7 @@ async def test_damaged() -> None:
 
 
 async def test_damage_comes_before_divergence() -> None:
-    """Damage is the verdict, also after an event that no build records, which is the verdict before one that is recomputed differently."""
+    """Damage takes precedence over an unlawful event, which takes precedence over an event that is recomputed differently."""
     changed = [Envelope.FromString(event.SerializeToString()) for event in EVENTS]
     changed[5].decision.rule_id = "heavy"
     log = await log_of(changed)
