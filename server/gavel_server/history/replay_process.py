@@ -1,4 +1,4 @@
-"""Replays and simulations of a server, each in a process of its own: the server goes on deciding, and the memory goes back at the end.
+"""Replays and simulations for callers of a server, each in a child process (`replay_worker`, ADR 0068).
 
 In the server's own process, a replay would take turns with decisions, and leave its state's memory in pieces between objects that live on.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +22,17 @@ from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
 from gavel_server.errors import GavelServerError
-from gavel_server.history.replay import ReplayRangeError
+from gavel_server.history.replay import ReplayRangeError, verdict_of
 from gavel_server.history.replay_worker import HEADER, MessageKind
 from gavel_server.history.snapshot_files import SnapshotFiles
-from gavel_server.log import EventLog, LogUnavailableError
+from gavel_server.log import EventLog, LogCorruptError, LogUnavailableError
 from gavel_server.process.children import log_reader_environment
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.history.replay_worker")
 
 
 class ReplayDiedError(GavelServerError):
-    """The process of a replay died; its errors are in the server's standard error."""
+    """The process of a replay died. What it printed is in the server's standard error."""
 
 
 class ReplayProcesses:
@@ -59,9 +59,12 @@ class ReplayProcesses:
         """
         data = "" if snapshots is None else str(self._data)
         order = {"engine": engine, "from": from_sequence_number, "to": to_sequence_number, "data": data, "document": ""}
-        async with aclosing(self._run(log.bus, order)) as responses:
-            async for response in responses:
-                yield VerifyReplayResponse.FromString(response)
+        try:
+            async with aclosing(self._run(log.bus, order)) as responses:
+                async for response in responses:
+                    yield VerifyReplayResponse.FromString(response)
+        except LogCorruptError as error:  # found when the process opened the log
+            yield VerifyReplayResponse(verdict=verdict_of(error))
 
     async def impact(
         self, log: EventLog, candidate: CompiledRuleSet, *, from_sequence_number: int = 0, to_sequence_number: int = 0
@@ -74,37 +77,43 @@ class ReplayProcesses:
 
     async def _run(self, bus: str, order: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
         """Yield the responses of a process, which ends with this generator. Raises the error that it reports."""
+        line = json.dumps({**order, "bus": bus, "store": self._store_url, "archive": self._archive}).encode() + b"\n"
+        output = asyncio.StreamReader()
+        # `subprocess` starts a child by vfork. uvloop forks, which holds the event loop for 30 ms for each GiB of this process (ADR 0047).
         # A session of its own: Ctrl-C at a terminal reaches the server, which ends its children.
-        process = await asyncio.create_subprocess_exec(
-            *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True, env=log_reader_environment()
+        process = subprocess.Popen(  # noqa: ASYNC220, S603 - vfork is short; no shell, our own arguments
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=log_reader_environment()
         )
         try:
-            if process.stdin is not None:
-                line = json.dumps({**order, "bus": bus, "store": self._store_url, "archive": self._archive})
-                with suppress(ConnectionError):  # it has died; the end of its output tells
-                    process.stdin.write(line.encode() + b"\n")
-                    await process.stdin.drain()
-            while message := await _read(process):
-                kind, content = message
-                if kind == MessageKind.END:
-                    return
-                if kind != MessageKind.RESPONSE:
-                    raise _error(kind, content)
-                yield content
-            raise ReplayDiedError(f"the replay of bus {bus} ended with status {await process.wait()}")
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)
+            # Closed here, since a transport whose reader is full does not see the end of the process.
+            with closing(transport):
+                await asyncio.to_thread(_send, process, line)
+                while message := await _read(output):
+                    kind, content = message
+                    if kind == MessageKind.END:
+                        return
+                    if kind != MessageKind.RESPONSE:
+                        raise _error(kind, content)
+                    yield content
+            raise ReplayDiedError(f"the replay of bus {bus} ended with status {await asyncio.to_thread(process.wait)}")
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
 
-async def _read(process: Process) -> tuple[int, bytes] | None:
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+    """Send a process its only line of input."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin as pipe:  # it has died; the end of its output tells
+            pipe.write(line)
+
+
+async def _read(output: asyncio.StreamReader) -> tuple[int, bytes] | None:
     """Return the next message of a process, as its kind and content; None: there is no more."""
-    if process.stdout is None:
-        return None
     try:
-        kind, size = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-        return kind, await process.stdout.readexactly(size)
+        kind, size = HEADER.unpack(await output.readexactly(HEADER.size))
+        return kind, await output.readexactly(size)
     except asyncio.IncompleteReadError:
         return None
 
@@ -116,6 +125,8 @@ def _error(kind: int, content: bytes) -> Exception:
             return ReplayRangeError(content.decode())
         case MessageKind.UNAVAILABLE:
             return LogUnavailableError(content.decode())
+        case MessageKind.CORRUPT:
+            return LogCorruptError(content.decode())
         case MessageKind.DAMAGED:
             return DamagedError(Divergence.FromString(content))
         case MessageKind.DIVERGED:

@@ -1,9 +1,9 @@
-"""The process of one replay or simulation that a caller asked a server for: it writes what it finds to its output, and ends.
+"""The process that replays a log, or simulates a rule set on it, for one call to a server.
 
     python -m gavel_server.history.replay_worker
 
 It is started by `replay_process`. The only line of its input says what to replay, in JSON. Each message of its output has a `HEADER`: its
-kind and its size in bytes.
+kind and its size in bytes. It ends after the last message, or when its server is gone.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.archives import open_archive
 from gavel_server.history.replay import ReplayRangeError, impact, verify
 from gavel_server.history.snapshot_files import SnapshotFiles
-from gavel_server.log import EventLog, LogError
+from gavel_server.log import EventLog, LogCorruptError, LogError
 from gavel_server.log.stores import connect_log
 from gavel_server.process.children import lower_priority
 from gavel_server.process.garbage_collection import collect_less
 from gavel_server.process.logging import log_to_stderr
 
 HEADER: Final = struct.Struct(">BI")
-# Decisions go first. With a lower priority a replay would not end beside a busy server.
+# Decisions go first. At a lower priority a replay beside a busy server would not end.
 _NICENESS: Final = 5
 
 
 class MessageKind(IntEnum):
-    """The kinds of messages. After any but a response the process ends."""
+    """The kinds of messages. The process ends after any other than a response."""
 
     RESPONSE = 0  # a VerifyReplayResponse, or a SimulateRuleSetResponse if the order has the document of a candidate
     END = 1  # of the responses
     OUT_OF_RANGE = 2  # the text of a ReplayRangeError
-    UNAVAILABLE = 3  # the text of a LogError
-    DAMAGED = 4  # the Divergence of a DamagedError
-    DIVERGED = 5  # the Divergence of a DivergedError
-    NOT_IMPLEMENTED = 6  # sequence number and arbiter version of a VersionNotImplementedError
+    UNAVAILABLE = 3  # the text of a LogError that is not a LogCorruptError
+    CORRUPT = 4  # the text of a LogCorruptError
+    DAMAGED = 5  # the Divergence of a DamagedError
+    DIVERGED = 6  # the Divergence of a DivergedError
+    NOT_IMPLEMENTED = 7  # sequence number and arbiter version of a VersionNotImplementedError
 
 
 async def _replay(order: dict[str, Any]) -> None:
@@ -58,20 +59,22 @@ async def _replay(order: dict[str, Any]) -> None:
             log: EventLog = ArchivedLog(stored, await open_archive(archive, order["bus"])) if archive else stored
             async with aclosing(_responses(log, order)) as responses:
                 async for response in responses:
-                    _write(MessageKind.RESPONSE, response.SerializeToString())
-            _write(MessageKind.END)
+                    await _write(MessageKind.RESPONSE, response.SerializeToString())
+            await _write(MessageKind.END)
         finally:
             await stored.close()
     except ReplayRangeError as error:
-        _write(MessageKind.OUT_OF_RANGE, str(error).encode())
+        await _write(MessageKind.OUT_OF_RANGE, str(error).encode())
+    except LogCorruptError as error:
+        await _write(MessageKind.CORRUPT, str(error).encode())
     except LogError as error:
-        _write(MessageKind.UNAVAILABLE, str(error).encode())
+        await _write(MessageKind.UNAVAILABLE, str(error).encode())
     except DamagedError as error:
-        _write(MessageKind.DAMAGED, error.divergence.SerializeToString())
+        await _write(MessageKind.DAMAGED, error.divergence.SerializeToString())
     except DivergedError as error:
-        _write(MessageKind.DIVERGED, error.divergence.SerializeToString())
+        await _write(MessageKind.DIVERGED, error.divergence.SerializeToString())
     except VersionNotImplementedError as error:
-        _write(MessageKind.NOT_IMPLEMENTED, f"{error.sequence_number} {error.arbiter_version}".encode())
+        await _write(MessageKind.NOT_IMPLEMENTED, f"{error.sequence_number} {error.arbiter_version}".encode())
 
 
 def _responses(log: EventLog, order: dict[str, Any]) -> AsyncGenerator[Message, None]:
@@ -82,9 +85,14 @@ def _responses(log: EventLog, order: dict[str, Any]) -> AsyncGenerator[Message, 
     return verify(log, engine=order["engine"], from_sequence_number=first, to_sequence_number=last, snapshots=files)
 
 
-def _write(kind: MessageKind, content: bytes = b"") -> None:
+async def _write(kind: MessageKind, content: bytes = b"") -> None:
+    """Write a message, in a thread: while the caller does not read, replies of the log's store still arrive before their timeouts."""
+    await asyncio.to_thread(_write_now, HEADER.pack(kind, len(content)) + content)
+
+
+def _write_now(message: bytes) -> None:
     try:
-        sys.stdout.buffer.write(HEADER.pack(kind, len(content)) + content)
+        sys.stdout.buffer.write(message)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(0)  # the server was killed
@@ -95,7 +103,9 @@ def main() -> None:
     log_to_stderr()
     lower_priority(_NICENESS)
     collect_less()
-    asyncio.run(_replay(json.loads(sys.stdin.readline())))
+    order = sys.stdin.readline()
+    if order:  # otherwise the server was killed
+        asyncio.run(_replay(json.loads(order)))
 
 
 if __name__ == "__main__":

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import pytest
+import uvloop
+from gavel.v1.replay_service_pb2 import REPLAY_STATUS_DAMAGED, VerifyReplayResponse
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.redis_keys import log_key
 from gavel_rules.replay import DamagedError
+from gavel_server.history import replay_process, replay_worker
 from gavel_server.history.replay import ReplayRangeError, impact, verify
 from gavel_server.history.replay_process import ReplayDiedError, ReplayProcesses
-from gavel_server.log import LogUnavailableError
+from gavel_server.log import LogCorruptError, LogUnavailableError
 from gavel_server.log.redis.log import RedisLog
 from redis.asyncio import Redis
 
@@ -32,13 +39,13 @@ async def responses_of(responses: AsyncGenerator[Response, None]) -> list[Respon
     return [response async for response in responses]
 
 
-def children() -> set[int]:
-    """Return the process ids of this process's replays."""
+def children(argument: str = "gavel_server.history.replay_worker") -> set[int]:
+    """Return the process ids of this process's children with an argument: by default its replays."""
     running = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
-            if parent == os.getpid() and b"replay_worker" in (process / "cmdline").read_bytes():
+            if parent == os.getpid() and argument.encode() in (process / "cmdline").read_bytes().split(b"\0"):
                 running.add(int(process.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -89,6 +96,24 @@ async def test_damage_allows_no_forecast(redis_url: str, bus: str, tmp_path: Pat
     await log.close()
 
 
+async def test_a_log_that_lacks_events_is_damaged(redis_url: str, bus: str, tmp_path: Path) -> None:
+    """A log that cannot even be opened gets the verdict of a replay here, and allows no forecast either."""
+    [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
+    log = await RedisLog.connect(redis_url, bus)
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        await client.xdel(log_key(bus), "20-0")
+    replays = ReplayProcesses(redis_url, tmp_path)
+    here, there = (await responses_of(verify(log)))[-1].verdict, (await responses_of(replays.verify(log)))[-1].verdict
+    assert (REPLAY_STATUS_DAMAGED, "log-corrupt") == (here.status, here.divergence.kind)
+    assert (REPLAY_STATUS_DAMAGED, "log-corrupt") == (there.status, there.divergence.kind)
+    assert "event 20 is missing" in there.message
+    with pytest.raises(LogCorruptError):
+        await responses_of(impact(log, CANDIDATE))
+    with pytest.raises(LogCorruptError, match="event 20 is missing"):
+        await responses_of(replays.impact(log, CANDIDATE))
+    await log.close()
+
+
 async def test_problems_are_those_of_a_replay_here(redis_url: str, bus: str, tmp_path: Path) -> None:
     """A range that the log does not hold, and a Redis that does not answer, raise what they raise without a process."""
     [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
@@ -117,3 +142,80 @@ async def test_a_replay_that_dies_gives_no_verdict(redis_url: str, bus: str, tmp
         assert 1 == len(children())
     assert set() == children()
     await log.close()
+
+
+# Writes responses without content for ever.
+TALKATIVE: Final = "import sys\nwhile True: sys.stdout.buffer.write(bytes(5 * 1024))"
+
+
+def bytes_written(process: int) -> int:
+    """Return how many bytes a process has written so far."""
+    return int(Path(f"/proc/{process}/io").read_text().partition("wchar: ")[2].split()[0])
+
+
+def files_of(process: int) -> dict[str, Path]:
+    """Return what each descriptor of a process leads to."""
+    return {path.name: path.readlink() for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
+
+
+async def leave_full_pipe(log: RedisLog, data: Path) -> bool:
+    """Ask for a replay that writes for ever, and leave once it must wait. Return whether its pipe is still open."""
+    async with aclosing(ReplayProcesses(log.url, data).verify(log)) as responses:
+        assert VerifyReplayResponse() == await anext(responses)
+        (process,) = children("-c")
+        pipe = files_of(process)["1"]
+        written = -1
+        while written != (written := bytes_written(process)):  # noqa: ASYNC110  # a full pipe sets no event
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(0)  # transports are closed in the next round of the event loop
+    return pipe in files_of(os.getpid()).values()
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def test_a_caller_leaves_answers_unread(
+    redis_url: str, bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """A process that waits for its caller to read ends with the call, and its pipe is closed."""
+    monkeypatch.setattr(replay_process, "_COMMAND", (sys.executable, "-c", TALKATIVE))
+    log = await RedisLog.connect(redis_url, bus)
+
+    def run() -> bool:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(asyncio.wait_for(leave_full_pipe(log, tmp_path), 30))
+
+    assert not await asyncio.to_thread(run)
+    assert set() == children("-c")
+    await log.close()
+
+
+class UnreadOutput:
+    """The output of a worker that nobody reads yet."""
+
+    def __init__(self) -> None:
+        self.is_full = threading.Event()
+        self.is_read = threading.Event()
+        self.content = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Take bytes once somebody reads."""
+        self.is_full.set()
+        assert self.is_read.wait(timeout=30), "the worker does nothing else while it waits"
+        self.content += data
+
+    def flush(self) -> None:
+        """Do nothing more."""
+
+
+async def test_a_worker_with_an_unread_output_goes_on(redis_url: str, bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose messages nobody reads still takes the replies of its log, which would otherwise seem to be late."""
+    [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
+    output = UnreadOutput()
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=output))
+    order = {"store": redis_url, "archive": "", "bus": bus, "engine": 0, "from": 0, "to": 0, "data": "", "document": ""}
+    replay = asyncio.create_task(replay_worker._replay(order))
+    while not output.is_full.is_set():  # noqa: ASYNC110  # a thread sets it
+        await asyncio.sleep(0.01)
+    output.is_read.set()
+    await replay
+    kind, _ = replay_worker.HEADER.unpack(output.content[-replay_worker.HEADER.size :])
+    assert replay_worker.MessageKind.END == kind
