@@ -49,7 +49,7 @@ PING_SECONDS_MIN: Final = 10
 KEEPALIVE_SECONDS: Final = 60
 KEEPALIVE_TIMEOUT_SECONDS: Final = 20
 # Near this, the native front collects garbage all the time. It needs BYTES_IN_FLIGHT_MAX, and some for connections and buffers.
-FRONT_MEMORY_BYTES: Final = 224 * 1024 * 1024
+FRONT_MEMORY_BYTES: Final = 200 * 1024 * 1024
 
 # A request that only reads or names things.
 READ_BYTES_MAX: Final = 64 * 1024
