@@ -162,7 +162,7 @@ async def leave_full_pipe(log: RedisLog, data: Path) -> bool:
     """Ask for a replay that writes for ever, and leave once it must wait. Return whether its pipe is still open."""
     async with aclosing(ReplayProcesses(log.url, data).verify(log)) as responses:
         assert VerifyReplayResponse() == await anext(responses)
-        (process,) = children("-c")
+        (process,) = children(TALKATIVE)
         pipe = files_of(process)["1"]
         written = -1
         while written != (written := bytes_written(process)):  # noqa: ASYNC110  # a full pipe sets no event
@@ -184,7 +184,7 @@ async def test_a_caller_leaves_answers_unread(
             return runner.run(asyncio.wait_for(leave_full_pipe(log, tmp_path), 30))
 
     assert not await asyncio.to_thread(run)
-    assert set() == children("-c")
+    assert set() == children(TALKATIVE)
     await log.close()
 
 
