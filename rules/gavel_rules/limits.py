@@ -38,7 +38,7 @@ CONDITIONS_QUOTED_MAX: Final = 32 * 1024
 
 # Fact keys and action types: parts of lower-case letters, digits, _ and -, joined by dots, e.g. "order.status".
 DOTTED_NAME: Final = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
-# Reason codes of decisions, e.g. "MISSING_EVIDENCE".
+# Reason codes of decisions, e.g. "NEED_MORE_FACTS".
 REASON_CODE: Final = r"[A-Z][A-Z0-9_]{0,127}"
 # Subjects of facts and proposals, "type/id", e.g. "order/123", as the core reads them. The server admits fewer (intake/formats.py): which
 # characters are letters depends on Python's version of Unicode, and a decision must not.

@@ -32,6 +32,7 @@ from gavel_rules.reason_codes import REASON_CODES
 from gavel_server.cli.app import app
 from gavel_server.config import FILE_ONLY, Settings
 from gavel_server.log.postgresql.schema import schema_sql
+from gavel_server.services.reads.log_reader import reason_code_violations
 
 from tests.support.paths import ROOT
 
@@ -444,3 +445,19 @@ def test_remedies_are_those_of_the_table() -> None:
     section = _text("arbitration.md").partition("## What helps")[2].partition("\n## ")[0]
     documented = {code: re.findall(r"`([A-Z_]+)`", cells[1]) for cells in _rows(section) for code in re.findall(r"`([A-Z_]+)`", cells[0])}
     assert {row.code: [Remedy.Name(one).removeprefix("REMEDY_") for one in row.remedies] for row in REASON_CODES} == documented
+
+
+def test_reason_codes_of_examples() -> None:
+    """The reason codes by which examples search the log, in operating.md, the help and the refusal, are codes of Gavel."""
+    ((_, refusal),) = reason_code_violations(["lower_case"])
+    source = (ROOT / "server/gavel_server/cli/commands/reads/log.py").read_text(encoding="utf-8")
+    examples = [
+        re.findall(pattern, text)
+        for pattern, text in (
+            (r'"([A-Z_]+)"', refusal),
+            (r"reason code, e\.g\. ([A-Z_]+)", source),
+            (r"log search .*--reason ([A-Z_]+)", _text("operating.md")),
+        )
+    ]
+    assert all(examples)
+    assert {code for codes in examples for code in codes} <= {row.code for row in REASON_CODES}

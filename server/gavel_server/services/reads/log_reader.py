@@ -129,7 +129,7 @@ def reason_code_violations(reason_codes: Sequence[str]) -> list[tuple[str, str]]
     if len(reason_codes) > REASON_CODES_MAX:
         return [("reason_codes", f"has more than {REASON_CODES_MAX} items")]
     return [
-        (f"reason_codes[{index}]", 'is not a reason code, e.g. "MISSING_EVIDENCE"')
+        (f"reason_codes[{index}]", 'is not a reason code: A-Z, 0-9 and _, e.g. "NEED_MORE_FACTS"')
         for index, reason_code in enumerate(reason_codes)
         if not re.fullmatch(REASON_CODE, reason_code)
     ]

@@ -120,9 +120,14 @@ async def test_one_screen(pair: tuple[Server, Server], clients: tuple[GavelClien
     assert len(shown.splitlines()) < 50
     short = gavel("audit", "decision", decision.event_id, "--without-recomputation", "--bus", bus, server=pair[1]).stdout
     assert "5. Recomputation: not asked for" in short
+    by_number = gavel("audit", "decision", str(decision.sequence_number), "--without-recomputation", "--bus", bus, server=pair[1])
+    assert short == by_number.stdout
     await invoke(clients[0], "bare", "model-1")
     bare = gavel("audit", "trace", "bare", "--bus", bus, server=pair[0]).stdout
     assert "5. Recomputation: there is no decision." in bare
     unknown = gavel("audit", "decision", "00000000-0000-4000-8000-000000000000", "--bus", bus, server=pair[0])
     assert (1, "") == (unknown.returncode, unknown.stdout)
     assert "DECISION_NOT_FOUND" in unknown.stderr
+    proposal = gavel("audit", "decision", str(decision.sequence_number - 1), "--bus", bus, server=pair[0])
+    assert (1, "") == (proposal.returncode, proposal.stdout)
+    assert "is not a decision" in proposal.stderr

@@ -35,7 +35,7 @@ FILTERS: Final = st.builds(
     trace_id=st.sampled_from(("", "", "trace-1", "trace-2", "none")),
     action_types=st.frozensets(st.sampled_from(("refund.create", "refund.reverse", "none")), max_size=2),
     outcomes=st.frozensets(st.integers(1, 5), max_size=2),
-    reason_codes=st.frozensets(st.sampled_from(("RULE_APPROVED", "EXPIRED", "MISSING_EVIDENCE", "CANCELLED")), max_size=2),
+    reason_codes=st.frozensets(st.sampled_from(("RULE_APPROVED", "EXPIRED", "NEED_MORE_FACTS", "CANCELLED")), max_size=2),
     recorded_from_ms=st.one_of(st.just(0), st.integers(START_MS - 1_000, START_MS + 200_000)),
     recorded_until_ms=st.one_of(st.just(0), st.integers(START_MS - 1_000, START_MS + 200_000)),
 )

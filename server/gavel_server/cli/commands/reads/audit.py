@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gavel_server.cli.commands.reads.log import read_sequence_number
 from gavel_server.cli.connection import connect
+from gavel_server.cli.errors import CommandError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def audit_trace(
 
 @audit.command("decision")
 def audit_decision(
-    decision_id: Annotated[str, typer.Argument(metavar="DECISION", help="The decision's id.")],
+    decision: Annotated[str, typer.Argument(metavar="ID_OR_NUMBER", help="The decision's id or sequence number.")],
     without_recomputation: WithoutRecomputation = False,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
@@ -43,8 +45,14 @@ def audit_decision(
     debug: Debug = False,
 ) -> None:
     """Print which models, tools, rules, facts and people led to a decision, and whether it comes out the same."""
+    number = read_sequence_number(decision)
     with connect(server, bus) as client:
-        _print(client.audit_decision(decision_id, without_recomputation=without_recomputation), as_json)
+        if number:
+            envelope = client.get_event(sequence_number=number).envelope
+            if not envelope.HasField("decision"):
+                raise CommandError(f"event {number} is not a decision; gavel log search --category decision lists the decisions")
+            decision = envelope.event_id
+        _print(client.audit_decision(decision, without_recomputation=without_recomputation), as_json)
 
 
 def _print(response: AuditTraceResponse | AuditDecisionResponse, as_json: bool) -> None:

@@ -144,6 +144,17 @@ def tail(
                 return
 
 
+def read_sequence_number(text: str) -> int:
+    """Return the sequence number that the text is, or 0 if it is an id. Raises InvalidInputError for a number outside int64."""
+    if not (text.isascii() and text.isdigit()):
+        return 0
+    # int() refuses thousands of digits, so only as many are read as show that the number is too large.
+    number = int(text[: len(str(INT64_MAX)) + 1])
+    if not 0 < number <= INT64_MAX:
+        raise InvalidInputError(f"{text[:40]} is not a sequence number; they go from 1 to 2^63 - 1")
+    return number
+
+
 def _categories(names: list[Category]) -> list[EventCategory.ValueType]:
     from gavel.v1.common_pb2 import EventCategory
 
@@ -199,11 +210,7 @@ def get_event(
     """Print one event with all its fields."""
     from gavel_server.cli.rendering import output
 
-    is_number = event.isascii() and event.isdigit()
-    # int() refuses thousands of digits, so only as many are read as show that the number is too large.
-    number = int(event[: len(str(INT64_MAX)) + 1]) if is_number else 0
-    if is_number and not 0 < number <= INT64_MAX:
-        raise InvalidInputError(f"{event[:40]} is not a sequence number; they go from 1 to 2^63 - 1")
+    number = read_sequence_number(event)
     with connect(server, bus) as client:
         response = client.get_event(sequence_number=number) if number else client.get_event(event_id=event)
     if not as_json:
@@ -247,7 +254,7 @@ def search(
     outcome: Outcomes = [],  # noqa: B006
     reason: Annotated[
         list[str],
-        typer.Option("--reason", metavar="CODE", help="Only decisions with this reason code, e.g. MISSING_EVIDENCE. May be repeated."),
+        typer.Option("--reason", metavar="CODE", help="Only decisions with this reason code, e.g. NEED_MORE_FACTS. May be repeated."),
     ] = [],  # noqa: B006
     since: Annotated[
         str,
