@@ -14,7 +14,15 @@ from gavel_rules.text import printable
 
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_NEEDS_HUMAN_REVIEW, EXIT_REJECTED
 from gavel_server.cli.rendering import output
-from gavel_server.cli.rendering.events import enum_name, format_duration, format_struct, format_time, outcome_words, policy_line
+from gavel_server.cli.rendering.events import (
+    enum_name,
+    format_delay,
+    format_duration,
+    format_struct,
+    format_time,
+    outcome_words,
+    policy_line,
+)
 
 
 def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
@@ -42,6 +50,19 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
             for fact in decision.pinned_facts
         ),
         title="Evidence",
+    )
+    output.print_table(
+        ("counter", "of", "value", "next event leaves"),
+        (
+            (
+                f"{reading.policy_id} {reading.counter}",
+                printable(reading.key) or "all",
+                f"{reading.value:.15g}",
+                format_time(reading.frees_at) if reading.HasField("frees_at") else "-",
+            )
+            for reading in decision.counters
+        ),
+        title="Counters",
     )
 
 
@@ -131,5 +152,5 @@ def _remedy_text(remedy: Remedy.ValueType, decision: Decision) -> str:
 
 
 def _delay_text(decision: Decision) -> str:
-    delay = f"after {format_duration(decision.retry_hint.retry_after_ms)}"
+    delay = f"after {format_delay(decision.retry_hint.retry_after_ms)}"
     return f"when the conflicting work has ended, or {delay}" if decision.conflict_with_proposal_ids else f"{delay} or more"

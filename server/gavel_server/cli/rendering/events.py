@@ -6,6 +6,7 @@ A line is a function of its event alone. Control characters are escaped, so that
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
@@ -27,6 +28,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 TEXT_LENGTH_MAX: Final = 200
 DIGEST_LENGTH_SHOWN: Final = len("sha256:") + 12
+# Units of durations with their milliseconds, largest first.
+DURATION_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 _STATE_WORDS: Final = {
     decision_pb2.FACT_REQUIREMENT_STATE_MISSING: "missing",
@@ -211,10 +214,22 @@ def short_digest(digest: str) -> str:
 
 def format_duration(milliseconds: int) -> str:
     """Return a duration in the largest unit that divides it, e.g. "60 s"."""
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+    for unit, size in DURATION_UNITS:
         if milliseconds >= size * 2 and milliseconds % size == 0:
             return f"{milliseconds // size} {unit}"
     return f"{milliseconds} ms"
+
+
+def format_delay(milliseconds: int) -> str:
+    """Return a minimum delay. If no unit divides it, it is rounded up, in two units or to seconds, e.g. "24 d 21 h" or "60 s"."""
+    exact = format_duration(milliseconds)
+    if milliseconds < 1000 or not exact.endswith(" ms"):
+        return exact
+    for (unit, size), (smaller_unit, smaller_size) in pairwise(DURATION_UNITS):
+        if milliseconds >= size:
+            count, rest = divmod(-(-milliseconds // smaller_size), size // smaller_size)
+            return f"{count} {unit} {rest} {smaller_unit}" if rest else f"{count} {unit}"
+    return f"{-(-milliseconds // 1000)} s"
 
 
 def enum_name(enumeration: Any, value: int) -> str:

@@ -126,6 +126,11 @@ def _print_summary(summary: SimulationSummary, candidate: CompiledRuleSet, row_c
             f"gavel: no version of {candidate.policy_id} was in force for any of them, so the candidate was added to the rule sets that "
             "were; check that its name is right"
         )
+    if summary.changed and any(action.counter_reads for action in candidate.actions.values()):
+        output.print_note(
+            "gavel: the counters hold what was recorded; a changed decision does not change them for the decisions after it, so in force "
+            "the candidate may change more or fewer"
+        )
     for transition, count in sorted(summary.transitions.items()):
         output.print_line(f"  {transition}: {count}")
     if summary.reports:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gavel.v1.decision_pb2 import OUTCOME_REJECTED, REMEDY_WAIT, Decision, RetryHint
+from gavel.v1.decision_pb2 import OUTCOME_REJECTED, REMEDY_WAIT, CounterReading, Decision, RetryHint
 from gavel_server.cli.rendering.decision import print_decision
+from google.protobuf.timestamp_pb2 import Timestamp
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,17 @@ def test_delay_before_a_retry(conflicts: list[str], text: str, capsys: pytest.Ca
     print_decision(Decision(outcome=OUTCOME_REJECTED, conflict_with_proposal_ids=conflicts, retry_hint=hint), [])
     shown = capsys.readouterr().out
     assert text in " ".join(shown.split()), shown
+
+
+def test_counters(capsys: pytest.CaptureFixture[str]) -> None:
+    """A decision shows each counter that it read, with its group, its value, and when the next event leaves it."""
+    readings = [
+        CounterReading(policy_id="refund-budgets", counter="of_day", value=100),
+        CounterReading(
+            policy_id="refund-budgets", counter="to_customer", key="c-7", value=49.99, frees_at=Timestamp(seconds=1_800_000_000)
+        ),
+    ]
+    print_decision(Decision(outcome=OUTCOME_REJECTED, counters=readings), [])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "refund-budgets of_day all 100 -" in lines
+    assert "refund-budgets to_customer c-7 49.99 2027-01-15T08:00:00.000Z" in lines

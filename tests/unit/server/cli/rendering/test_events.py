@@ -13,6 +13,7 @@ from gavel_server.cli.rendering.events import (
     describe,
     enum_name,
     evidence_lines,
+    format_delay,
     format_duration,
     format_time,
     pending_line,
@@ -251,3 +252,21 @@ def test_time() -> None:
     time = Timestamp(seconds=1_767_323_045, nanos=678_901_000)
     assert ("2026-01-02T03:04:05.678Z", "2026-01-02T03:04:05Z") == (format_time(time), format_time(time, "seconds"))
     assert "-" == format_time(Timestamp())
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"),
+    [
+        (999, "999 ms"),
+        (1500, "2 s"),
+        (59_330, "60 s"),
+        (60_000, "60 s"),
+        (61_001, "1 min 2 s"),
+        (3_599_999, "60 min"),
+        (86_399_999, "24 h"),
+        (2**31 - 1, "24 d 21 h"),
+    ],
+)
+def test_delay(milliseconds: int, expected: str) -> None:
+    """A delay is exact in one unit, or rounded up."""
+    assert expected == format_delay(milliseconds)

@@ -52,3 +52,15 @@ def test_decisions_of_people(count: int, line: str, capsys: pytest.CaptureFixtur
 
     asyncio.run(simulation.print_simulation(responses(), compile_rule_set(shipped_rule_set("refunds")), False))
     assert line == "".join(capsys.readouterr().out.splitlines()[1:])
+
+
+@pytest.mark.parametrize(("name", "is_noted"), [("refunds", False), ("refund-budgets", True)])
+def test_counters(name: str, is_noted: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """If the candidate reads counters, a note says that they hold what was recorded."""
+
+    async def responses() -> AsyncGenerator[SimulateRuleSetResponse, None]:
+        yield SimulateRuleSetResponse(summary=SimulationSummary(decisions=3, changed=2, replaced=3))
+
+    with pytest.raises(Exit):
+        asyncio.run(simulation.print_simulation(responses(), compile_rule_set(shipped_rule_set(name)), False))
+    assert is_noted == ("gavel: the counters hold what was recorded;" in capsys.readouterr().err)
