@@ -231,6 +231,15 @@ def select_commands(arguments: Sequence[str] = ()) -> typer.Typer:
     return _select(app, arguments)
 
 
+def groups_with_command(name: str) -> list[str]:
+    """Return the groups of `app` that have a command of this name, e.g. "rules" and "grants" for "explain"."""
+    return [
+        str(group.name)
+        for group in app.registered_groups
+        if group.typer_instance is not None and any(command.name == name for command in group.typer_instance.registered_commands)
+    ]
+
+
 def _select(group: typer.Typer, arguments: Sequence[str]) -> typer.Typer:
     first = next(iter(arguments), None)
     commands = [command for command in group.registered_commands if command.name == first]

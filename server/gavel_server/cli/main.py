@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -11,7 +12,7 @@ from typing import Final, NoReturn
 import typer
 
 from gavel_server.cli import options
-from gavel_server.cli.app import PROGRAM, select_commands
+from gavel_server.cli.app import PROGRAM, groups_with_command, select_commands
 from gavel_server.cli.commands.completion import COMPLETION_VARIABLE
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, OutputClosedError
 from gavel_server.cli.rendering import output
@@ -93,6 +94,9 @@ def _usage_message(error: typer.TyperException) -> str:
     if not message:
         return ""
     context = getattr(error, "ctx", None)
+    unknown = re.match(r"No such command '([^']+)'\.", message)
+    if unknown and getattr(context, "parent", None) is None and (groups := groups_with_command(unknown[1])):
+        message = unknown[0] + " Did you mean " + " or ".join(f"'{group} {unknown[1]}'" for group in groups) + "?"
     if hasattr(error, "option_name") and hasattr(getattr(context, "command", None), "commands"):
         message += "; a command's options follow it"
     return f"{message} (see {context.command_path if context else PROGRAM} --help)"

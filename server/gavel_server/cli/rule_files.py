@@ -82,7 +82,9 @@ def find_files(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
         if not path:
             raise InvalidInputError("an empty path names no file; name a file, or . for everything below this folder")
         if suites_only and not is_suite(path) and Path(path).is_file():
-            raise InvalidInputError(f"{path} does not have the name of a test suite; suites are named *{SUITE_SUFFIXES[0]}")
+            suite = Path(path).with_name(Path(path).stem + SUITE_SUFFIXES[0])
+            near = f"did you mean {suite}?" if suite.is_file() else f"suites are named *{SUITE_SUFFIXES[0]}"
+            raise InvalidInputError(f"{path} does not have the name of a test suite; {near}")
         if path == STANDARD_INPUT or not Path(path).is_dir():
             files[path] = None
             continue

@@ -404,7 +404,7 @@ def test_wrong_paths(folder: Path) -> None:
         (("graph", suite), in_place_of_rules),
         (("diff", rules, suite), in_place_of_rules),
         (("deploy", suite), in_place_of_rules),
-        (("test", rules), f"gavel: {rules} does not have the name of a test suite; suites are named *_test.yaml\n"),
+        (("test", rules), f"gavel: {rules} does not have the name of a test suite; did you mean {suite}?\n"),
     ):
         result = gavel("rules", *arguments)
         assert (2, "", sentence) == (result.returncode, result.stdout, result.stderr)

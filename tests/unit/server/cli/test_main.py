@@ -184,6 +184,12 @@ def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"Did you mean '{likely}'?" in capsys.readouterr().err
 
 
+def test_commands_of_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that only groups have is suggested with its groups, in place of one that is only spelt alike."""
+    assert 2 == run(["explain", "--json"])
+    assert "gavel: No such command 'explain'. Did you mean 'rules explain' or 'grants explain'? (see" in capsys.readouterr().err
+
+
 def test_imports_at_start() -> None:
     """Starting the program imports no library that only commands need."""
     script = "import sys, gavel_server.cli.main; print(*sys.modules)"
