@@ -18,7 +18,7 @@ from gavel_server.errors import invalid
 from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.replay import ReplayRangeError, verify
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.services.reads.log_reader import range_violations
+from gavel_server.services.reads.log_reader import range_beyond_log, range_violations
 
 if TYPE_CHECKING:
     from gavel_server.bus.registry import BusRegistry
@@ -72,4 +72,4 @@ class ReplayServicer:
                     async for item in items:
                         yield item
             except ReplayRangeError as error:
-                raise invalid([("to_sequence_number", str(error))]) from error
+                raise range_beyond_log(last, error) from error

@@ -49,7 +49,7 @@ from gavel_server.intake.human_commands import reason_violations
 from gavel_server.process.threads import run_in_thread
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
-from gavel_server.services.reads.log_reader import range_violations
+from gavel_server.services.reads.log_reader import range_beyond_log, range_violations
 from gavel_server.services.reads.paging import fill, page_of
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class RuleSetServicer:
                     async for item in items:
                         yield item
             except ReplayRangeError as error:
-                raise invalid([("to_sequence_number", str(error))]) from error
+                raise range_beyond_log(last, error) from error
             except VersionNotImplementedError as error:
                 raise ServiceError(error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED, str(error)) from error
             except (DamagedError, DivergedError) as error:

@@ -20,9 +20,10 @@ from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, ACTION_TYPES_MAX, CATEGOR
 from google.protobuf.message import DecodeError
 
 from gavel_server.bus.request import CommittedAnswer
-from gavel_server.errors import ServiceError
+from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.byte_budget import Reservation
 from gavel_server.fairness.turns import take_turn
+from gavel_server.history.replay import ReplayRangeError
 from gavel_server.index.event_filter import undecodable_error
 from gavel_server.intake.formats import is_dotted_name
 from gavel_server.log import EventLog, Record
@@ -138,3 +139,8 @@ def reason_code_violations(reason_codes: Sequence[str]) -> list[tuple[str, str]]
 def range_violations(**numbers: int) -> list[tuple[str, str]]:
     """Return a violation for each negative sequence number, given by field name."""
     return [(name, "is negative") for name, number in numbers.items() if number < 0]
+
+
+def range_beyond_log(to_sequence_number: int, error: ReplayRangeError) -> ServiceError:
+    """Return the refusal of a replay of events that the log does not hold. Without an end, the range begins beyond the log."""
+    return invalid([("to_sequence_number" if to_sequence_number else "from_sequence_number", f"is out of range: {error}")])

@@ -70,7 +70,8 @@ async def test_changed_byte_is_damage(world_with_rules: World) -> None:
         ({"from_sequence_number": -1, "to_sequence_number": -1}, ["from_sequence_number", "to_sequence_number"]),
         ({"engine": 9}, ["engine"]),
         ({"to_sequence_number": 99}, ["to_sequence_number"]),
-        ({"from_sequence_number": 99}, ["to_sequence_number"]),
+        ({"from_sequence_number": 99}, ["from_sequence_number"]),
+        ({"from_sequence_number": 2, "to_sequence_number": 1}, ["to_sequence_number"]),
     ],
 )
 async def test_malformed_replays(world: World, fields: dict[str, int], violated: list[str]) -> None:
