@@ -13,6 +13,7 @@ from gavel.v1.replay_service_pb2 import ReplayStatus
 from gavel_rules.text import printable
 
 from gavel_server.cli.rendering import output
+from gavel_server.cli.rendering.decision import counter_row
 from gavel_server.cli.rendering.events import enum_name, format_duration, format_struct, format_value, short_digest
 
 
@@ -55,6 +56,11 @@ def print_audit(audit: Audit) -> None:
         ("decision", "fact", "value", "tier", "age", "event", "stated by"),
         (row for decision in audit.decisions for row in _fact_rows(decision)),
         title="Facts",
+    )
+    output.print_table(
+        ("decision", "counter", "of", "value", "next event leaves"),
+        ((f"#{decision.sequence_number}", *counter_row(reading)) for decision in audit.decisions for reading in decision.counters),
+        title="Counters",
     )
     output.print_table(
         ("decision", "person", "event", "act"),

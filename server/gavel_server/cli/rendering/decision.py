@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
-from gavel.v1.decision_pb2 import Decision, FactRequirementState, Remedy
+from gavel.v1.decision_pb2 import CounterReading, Decision, FactRequirementState, Remedy
 from gavel_client.meanings import REASON_CODE_MEANINGS, REMEDY_MEANINGS
 from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.events.kinds import GAVEL
@@ -51,18 +51,16 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
         ),
         title="Evidence",
     )
-    output.print_table(
-        ("counter", "of", "value", "next event leaves"),
-        (
-            (
-                f"{reading.policy_id} {reading.counter}",
-                printable(reading.key) or "all",
-                f"{reading.value:.15g}",
-                format_time(reading.frees_at) if reading.HasField("frees_at") else "-",
-            )
-            for reading in decision.counters
-        ),
-        title="Counters",
+    output.print_table(("counter", "of", "value", "next event leaves"), map(counter_row, decision.counters), title="Counters")
+
+
+def counter_row(reading: CounterReading) -> tuple[str, ...]:
+    """Return the cells of a counter: its name, the group that was read, its value, and when the next event stops counting."""
+    return (
+        printable(f"{reading.policy_id} {reading.counter}"),
+        printable(reading.key) or "all",
+        f"{reading.value:.15g}",
+        format_time(reading.frees_at) if reading.HasField("frees_at") else "-",
     )
 
 

@@ -87,7 +87,7 @@ def tools(events: Sequence[Envelope]) -> list[ToolUse]:
 
 
 def decision_audit(event: Envelope, record: TraceRecord) -> DecisionAudit:
-    """Return a decision with its proposer, executor and people; its facts are in the log."""
+    """Return a decision with its proposer, executor, people and counters; its facts are in the log."""
     decision = event.decision
     audit = DecisionAudit(
         sequence_number=event.sequence_number,
@@ -104,6 +104,7 @@ def decision_audit(event: Envelope, record: TraceRecord) -> DecisionAudit:
         evaluated_at=decision.evaluated_at,
         active_rule_sets=decision.active_rule_sets,
         people=[_person_act(act) for act in record.acts.get(decision.decision_id, ())],
+        counters=decision.counters,
     )
     proposal = record.proposals.get(decision.proposal_id)
     if proposal is not None:

@@ -13,6 +13,7 @@ from gavel.v1.audit_service_pb2 import Audit, AuditDecisionRequest, AuditTraceRe
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import BatchPublishEventsRequest, PublishEventRequest
+from gavel.v1.rule_set_service_pb2 import ActivateRuleSetRequest
 from gavel_rules.identity.principal import Principal
 from gavel_server.history.audit.findings import MODELS_MAX
 from gavel_server.log import Record
@@ -22,6 +23,14 @@ from tests.integration.services.world import AGENT, EXECUTOR, RULE_SET, World, f
 from tests.support.hashes import sha256_of
 
 DAY_MS = 24 * 60 * 60 * 1000
+WITH_BUDGET = RULE_SET.replace("gavel: v1", "gavel: v2").replace(
+    "rules:\n",
+    """counters:
+  of_day: {of: approvals, action: refund.create, sum: params.amount, window_ms: 86400000}
+rules:
+  - {id: budget, action: refund.create, priority: 8, when: history.of_day() + params.amount > 100.0, effect: reject, reason_code: BUDGET}
+""",
+)
 CONTESTED = RULE_SET.replace("decision_ttl_ms", "contest_window_ms: 1000\n    decision_ttl_ms")
 
 
@@ -62,6 +71,20 @@ async def test_a_rejection_shows_what_its_proposal_cited(world_with_rules: World
     audit = await audit_decision(world, await world.propose(proposal("order/1", cites=[event])))
     (use,) = audit.decisions[0].facts
     assert ("cancelled", 1_500, event.event_id) == (use.value.string_value, use.age_ms, use.event_id)
+
+
+async def test_counters(world: World) -> None:
+    """A decision shows the counters that its rules read, with their values at the time."""
+    await world.deploy(WITH_BUDGET)
+    await world.rule_sets.ActivateRuleSet(ActivateRuleSetRequest(policy_id="refunds", version=1))
+    decisions = []
+    for order in ("order/1", "order/2"):
+        event = await world.publish(fact(order, "order.status", "delivered"))
+        decisions.append(await world.propose(proposal(order, amount=60, cites=[event], trace_id=order)))
+    assert ["", "BUDGET"] == [one.decision.reason_code for one in decisions]
+    for decision, value in zip(decisions, (0.0, 60.0), strict=True):
+        ((reading,),) = [one.counters for one in (await audit_decision(world, decision)).decisions]
+        assert ("refunds", "of_day", "", value) == (reading.policy_id, reading.counter, reading.key, reading.value)
 
 
 async def test_a_decision_whose_id_is_forgotten(world_with_rules: World) -> None:

@@ -319,6 +319,7 @@ class DecisionAudit(_message.Message):
     EXECUTOR_PRINCIPAL_FIELD_NUMBER: _builtins.int
     TODAY_FIELD_NUMBER: _builtins.int
     RECOMPUTATION_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
     """Sequence number of the decision."""
     decision_id: _builtins.str
@@ -381,6 +382,10 @@ class DecisionAudit(_message.Message):
     def recomputation(self) -> Global___DecisionRecomputation:
         """Whether this server decides alike again. Absent if it was not asked for."""
 
+    @_builtins.property
+    def counters(self) -> _containers.RepeatedCompositeFieldContainer[_decision_pb2.CounterReading]:
+        """The counters that the rules could read, with their values at the time of the decision."""
+
     def __init__(
         self,
         *,
@@ -405,10 +410,11 @@ class DecisionAudit(_message.Message):
         executor_principal: _builtins.str = ...,
         today: Global___DecisionToday | None = ...,
         recomputation: Global___DecisionRecomputation | None = ...,
+        counters: _abc.Iterable[_decision_pb2.CounterReading] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated_at", b"evaluated_at", "executor", b"executor", "proposer", b"proposer", "recomputation", b"recomputation", "today", b"today"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "active_rule_sets", b"active_rule_sets", "decision_id", b"decision_id", "evaluated_at", b"evaluated_at", "executor", b"executor", "executor_principal", b"executor_principal", "facts", b"facts", "outcome", b"outcome", "people", b"people", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "proposer", b"proposer", "proposer_principals", b"proposer_principals", "reason_code", b"reason_code", "recomputation", b"recomputation", "rule_id", b"rule_id", "sequence_number", b"sequence_number", "subject", b"subject", "today", b"today"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "active_rule_sets", b"active_rule_sets", "counters", b"counters", "decision_id", b"decision_id", "evaluated_at", b"evaluated_at", "executor", b"executor", "executor_principal", b"executor_principal", "facts", b"facts", "outcome", b"outcome", "people", b"people", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "proposer", b"proposer", "proposer_principals", b"proposer_principals", "reason_code", b"reason_code", "recomputation", b"recomputation", "rule_id", b"rule_id", "sequence_number", b"sequence_number", "subject", b"subject", "today", b"today"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
