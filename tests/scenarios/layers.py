@@ -256,7 +256,7 @@ class CoreLayer:
 
     async def pending(self) -> list[PendingDecision]:
         """See Layer."""
-        return list(views.pending_decisions(self.core.state.pending_decisions()))
+        return list(map(views.pending_decision, self.core.state.pending_decisions()))
 
     async def reviews(self) -> list[PendingReview]:
         """See Layer."""

@@ -103,13 +103,12 @@ class ProjectionServicer:
         state = await sequencer.confirmed_state()
         covered = state.head
         live = await sort_in_turns(state.decisions.values(), lambda one: one.sequence_number, _after(page), context.caller)
-        pending = views.pending_decisions(live, phases)
-        passes = (lambda item: item.action_type in action_types) if action_types else None
-        decisions, token = await fill(page, pending, _place, context.caller, passes)
+        if phases:
+            live = (one for one in live if one.phase in phases)
         if request.lost_work:
-            still_live = [one for decision in decisions if (one := state.decisions.get(decision.decision_id)) is not None]
-            lost = await find_lost(sequencer.log.work, still_live)
-            decisions = [decision for decision in decisions if decision.decision_id in lost]
+            live = iter(await find_lost(sequencer.log.work, live, state.decisions))
+        passes = (lambda item: item.action_type in action_types) if action_types else None
+        decisions, token = await fill(page, map(views.pending_decision, live), _place, context.caller, passes)
         return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
     async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: CallContext) -> ListPendingReviewsResponse:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final
 
 from gavel.v1.projection_service_pb2 import (
@@ -14,7 +15,8 @@ from gavel_rules.state.records import LiveDecision
 
 from gavel_server.log.work.protocol import QUEUES, QueueName, WorkQueues
 
-# Numbers of a queue that are read in one step.
+# Decisions that are looked up in one step, and numbers of a queue that are read in one.
+STEP_DECISIONS = 500  # not Final: tests change it
 STEP_NUMBERS: Final = 1_000
 
 
@@ -23,25 +25,30 @@ def decision_number(live: LiveDecision) -> int:
     return live.sequence_number if live.grant is None else live.grant.sequence_number
 
 
-async def find_lost(work: WorkQueues, decisions: Sequence[LiveDecision]) -> set[str]:
-    """Return the decision_ids of those decisions whose items the queues do not hold. Raises LogError.
+async def find_lost(work: WorkQueues, decisions: Iterable[LiveDecision], current: Mapping[str, LiveDecision]) -> list[LiveDecision]:
+    """Return those of the decisions whose items the queues do not hold, as they are in `current`, by decision_id. Raises LogError.
 
     An item is added in the same step as its event, and removed when its work has ended: one that is missing was lost with its queue.
+    A bus may have hundreds of thousands of live decisions, so that they are looked up in steps. One that has ended meanwhile is left out.
     """
-    lost: set[str] = set()
-    for queue in QUEUES:
-        missing: dict[int, str] = {}
-        for live in decisions:
-            missing |= dict.fromkeys(_numbers(live, queue), live.decision_id)
-        if not missing:
-            continue
+    lost: list[LiveDecision] = []
+    remaining = iter(decisions)
+    while step := list(islice(remaining, STEP_DECISIONS)):
+        live = [now for one in step if (now := current.get(one.decision_id)) is not None]
+        missing = {queue: await _missing(work, queue, live) for queue in QUEUES}
+        lost += [one for one in live if any(not missing[queue].isdisjoint(_numbers(one, queue)) for queue in QUEUES)]
+    return lost
+
+
+async def _missing(work: WorkQueues, queue: QueueName, decisions: Iterable[LiveDecision]) -> set[int]:
+    """Return the numbers of those items of decisions that a queue does not hold."""
+    missing = {number for live in decisions for number in _numbers(live, queue)}
+    if missing:
         after, last = min(missing) - 1, max(missing)
         while after < last and (page := await work.numbers(queue, after, STEP_NUMBERS)):
-            for number in page:
-                missing.pop(number, None)
+            missing.difference_update(page)
             after = page[-1]
-        lost.update(missing.values())
-    return lost
+    return missing
 
 
 def _numbers(live: LiveDecision, queue: QueueName) -> list[int]:

@@ -6,9 +6,17 @@ import pytest
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_PARTIAL, EXECUTION_STATUS_SUCCESS
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
-from gavel.v1.projection_service_pb2 import ListPendingDecisionsRequest, ListPendingReviewsRequest
+from gavel.v1.projection_service_pb2 import (
+    PENDING_PHASE_APPROVED,
+    PENDING_PHASE_AWAITING_FACTS,
+    PENDING_PHASE_EXECUTING,
+    ListPendingDecisionsRequest,
+    ListPendingReviewsRequest,
+    PendingPhase,
+)
 from gavel_server.log.work.protocol import ParkedEntry
 from gavel_server.process import time_slice
+from gavel_server.work import items
 from gavel_server.work.trimming import trim
 
 from tests.integration.services.world import World, report
@@ -59,8 +67,10 @@ async def test_other_tasks_run_while_a_queue_is_trimmed(world_with_rules: World,
     assert len(approvals) == len(await sequencer.log.work.numbers("decisions", 0, 99))
 
 
-async def test_lost_work(world_with_rules: World) -> None:
-    """Only an item that its queue does not hold is lost: not one that is held, parked or discarded."""
+@pytest.mark.parametrize("step", [2, items.STEP_DECISIONS])
+async def test_lost_work(world_with_rules: World, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Only an item that its queue does not hold is lost: not one that is held, parked or discarded. A phase without lost items has none."""
+    monkeypatch.setattr(items, "STEP_DECISIONS", step)
     world = world_with_rules
     work = (await world.buses.open("")).log.work
     approvals = [await world.approve(f"order/{number}") for number in range(5)]
@@ -80,12 +90,17 @@ async def test_lost_work(world_with_rules: World) -> None:
     assert [approvals[3].event_id] == await lost_of(world)
     await work.remove("executions", await work.numbers("executions", 0, 9))
     assert [approvals[0].event_id, approvals[3].event_id] == await lost_of(world)
+    assert [approvals[0].event_id] == await lost_of(world, PENDING_PHASE_AWAITING_FACTS)
+    await work.remove("decisions", await work.numbers("decisions", 0, 9))
+    assert [one.event_id for one in approvals] == await lost_of(world)
+    assert [one.event_id for one in approvals[1:]] == await lost_of(world, PENDING_PHASE_APPROVED)
+    assert [] == await lost_of(world, PENDING_PHASE_EXECUTING)
 
 
-async def lost_of(world: World) -> list[str]:
+async def lost_of(world: World, *phases: PendingPhase.ValueType) -> list[str]:
     """Return the decisions whose work is lost, page by page."""
     decision_ids: list[str] = []
-    request = ListPendingDecisionsRequest(lost_work=True, page_size=2)
+    request = ListPendingDecisionsRequest(lost_work=True, page_size=2, phases=phases)
     while True:
         page = await world.projections.ListPendingDecisions(request)
         decision_ids += [decision.decision_id for decision in page.decisions]

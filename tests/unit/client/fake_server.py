@@ -307,7 +307,7 @@ class FakeExecutions:
         self.reports[envelope.event_id] = recorded
         return ReportExecutionResponse(envelope=recorded)
 
-    def pending(self, _: ListPendingDecisionsRequest) -> ListPendingDecisionsResponse:
+    def pending(self, request: ListPendingDecisionsRequest) -> ListPendingDecisionsResponse:
         """Handle ListPendingDecisions."""
         pending = [decision for decision in self.decisions.values() if not decision.ended]
         pending.sort(key=lambda decision: decision.envelope.sequence_number)
@@ -321,6 +321,7 @@ class FakeExecutions:
             )
             for decision in pending
         ]
+        decisions = [decision for decision in decisions if not request.phases or decision.phase in request.phases]
         return ListPendingDecisionsResponse(decisions=decisions, projection_version=head)
 
     def event(self, request: GetEventRequest) -> GetEventResponse | ScriptedError:

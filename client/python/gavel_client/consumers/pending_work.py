@@ -1,8 +1,8 @@
 """Pending work whose queue entry is lost.
 
 A queue may lose entries: its Redis restarts without them, or an operator trims it. A consumer whose queue has no new entry
-therefore asks the server from time to time for pending decisions. A decision that was already pending at the scan before, and whose
-entry the queue does not hold, is lost. An entry that is parked, or that an operator has discarded, is not: it waits for that operator.
+therefore asks the server from time to time for pending decisions whose entry the queue does not hold. One of them is lost if nothing
+has happened to it since the scan before. An entry that is parked, or that an operator has discarded, is not: it waits for that operator.
 Several consumers may find the same decision; that is harmless, because only the server decides what is to be done.
 """
 
@@ -46,14 +46,13 @@ async def scan_pending(
     A scan finds nothing lost while the server is unavailable or the consumer's queue has new entries. A bus that nobody has written
     to has no pending decisions.
     """
-    pending_before: set[str] = set()
+    covered_before = 0
     is_opened = True
     while True:
         await asyncio.sleep(interval_ms * random.uniform(0.5, 1.0) / 1000)
         try:
-            first, pending = await _list_pending(client, phase)
-            may_be_lost = pending_before & {one.decision_id for one in pending} if consumer.is_drained else set()
-            lost = [one for one in await _list_lost(client, phase) if one.decision_id in may_be_lost] if may_be_lost else []
+            oldest = await client.list_pending_decisions(page_size=1)
+            missing = await _list_missing(client, phase) if consumer.is_drained else []
         except GavelError as error:
             if not is_unopened_bus(error):
                 _logger.info("pending decisions cannot be read: %s", describe_error(error))
@@ -62,22 +61,13 @@ async def scan_pending(
                 _logger.info("bus=%s does not exist yet; waiting for the first write to it", client.bus)
             continue
         is_opened = True
+        lost = [one for one in missing if one.last_sequence_number <= covered_before]
         random.shuffle(lost)
-        pending_before = {one.decision_id for one in pending}
-        yield PendingScan(first, lost)
+        covered_before = oldest.projection_version
+        yield PendingScan(oldest.decisions[0].sequence_number if oldest.decisions else covered_before + 1, lost)
 
 
-async def _list_pending(client: GavelClient, phase: PendingPhase.ValueType) -> tuple[int, list[PendingDecision]]:
-    first = 0
-    pending: list[PendingDecision] = []
-    async for page in pages(client.list_pending_decisions, page_size=_PAGE_SIZE):
-        if page.decisions and not first:
-            first = page.decisions[0].sequence_number
-        pending.extend(one for one in page.decisions if one.phase == phase)
-        covered = page.projection_version
-    return first or covered + 1, pending
-
-
-async def _list_lost(client: GavelClient, phase: PendingPhase.ValueType) -> list[PendingDecision]:
+async def _list_missing(client: GavelClient, phase: PendingPhase.ValueType) -> list[PendingDecision]:
+    """Return the pending decisions in `phase` whose entry the queue does not hold."""
     decision_pages = pages(client.list_pending_decisions, phases=[phase], lost_work=True, page_size=_PAGE_SIZE)
     return [one async for page in decision_pages for one in page.decisions]

@@ -7,7 +7,7 @@ from records that never change. A subject's own view is in `subject_projection`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gavel.v1 import fact_pb2, projection_service_pb2
@@ -38,11 +38,6 @@ class ReviewedWork(NamedTuple):
 def reviewed_work(state: State) -> list[ReviewedWork]:
     """Return all open reviews, in any order."""
     return [ReviewedWork(review, state.decisions.get(review.approved_decision_id)) for review in state.reviews.values()]
-
-
-def pending_decisions(decisions: Iterable[LiveDecision], phases: Collection[int] = ()) -> Iterator[PendingDecision]:
-    """Yield live decisions; those of some phases, if any are given."""
-    return (pending_decision(live) for live in decisions if not phases or live.phase in phases)
 
 
 def pending_decision(live: LiveDecision) -> PendingDecision:

@@ -104,7 +104,9 @@ async def test_lost_reports_are_derived(server: FakeServer, queue: Queue, client
         phase=PENDING_PHASE_AWAITING_FACTS,
     )
     begun = PendingDecision(decision_id=other.execution.decision_id, sequence_number=5, phase=PENDING_PHASE_EXECUTING)
-    server.answers["ListPendingDecisions"] = lambda _: ListPendingDecisionsResponse(decisions=[begun, waiting])
+    server.answers["ListPendingDecisions"] = lambda request: ListPendingDecisionsResponse(
+        decisions=[one for one in (begun, waiting) if not request.phases or one.phase in request.phases], projection_version=12
+    )
     server.answers["GetEvent"] = lambda _: GetEventResponse(envelope=decision)
     pages = [[executed(decision, 8, EXECUTION_STATUS_STARTED), failed, other], [done]]
     server.script(
