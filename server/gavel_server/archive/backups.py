@@ -29,7 +29,7 @@ from gavel_server.log.entries import Work
 from gavel_server.log.protocol import DAY_MS
 from gavel_server.log.work.protocol import REQUEST_KINDS
 
-READ_EVENTS_MAX: Final = 512
+READ_EVENTS_MAX: Final = 128  # as in history/read_ahead
 # Events in one append of a restore.
 APPENDED_EVENTS_MAX: Final = 256
 _NAME: Final = re.compile(r"(\d{12})\.json")

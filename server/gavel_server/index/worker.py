@@ -34,9 +34,9 @@ from gavel_server.process.logging import log_to_stderr
 
 POLL_SECONDS: Final = 0.2
 RETRY_SECONDS: Final = 2.0
-READ_EVENTS_MAX: Final = 512
+READ_EVENTS_MAX: Final = 128  # as in history/read_ahead
 # Reads that one transaction takes in: rows are cheaper by the thousand, and readers see none before its end.
-READS_PER_TRANSACTION: Final = 8
+READS_PER_TRANSACTION: Final = 32
 
 
 class IndexWriter:
