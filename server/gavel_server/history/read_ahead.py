@@ -8,8 +8,8 @@ from typing import Final
 
 from gavel_server.log import EventLog, Record
 
-# Redis does nothing else while it reads a page, and a loop nothing else while it parses one; decisions wait for both. With 512 events, that
-# is 5 to 10 ms, and a replay is no faster.
+# Redis does nothing else while it reads a page, and a loop nothing else while it parses one; decisions wait for both. With 512 events, the
+# slowest proposal in a hundred took 8 ms longer beside a fill of counters, and a replay was no faster.
 PAGE_EVENTS_MAX: Final = 128
 
 

@@ -29,12 +29,13 @@ async def find_lost(work: WorkQueues, decisions: Iterable[LiveDecision], current
     """Return those of the decisions whose items the queues do not hold, as they are in `current`, by decision_id. Raises LogError.
 
     An item is added in the same step as its event, and removed when its work has ended: one that is missing was lost with its queue.
-    A bus may have hundreds of thousands of live decisions, so that they are looked up in steps. One that has ended meanwhile is left out.
+    A bus may have hundreds of thousands of live decisions, so that they are looked up in steps. One that has ended or reached another
+    phase meanwhile is left out.
     """
     lost: list[LiveDecision] = []
     remaining = iter(decisions)
     while step := list(islice(remaining, STEP_DECISIONS)):
-        live = [now for one in step if (now := current.get(one.decision_id)) is not None]
+        live = [now for one in step if (now := current.get(one.decision_id)) is not None and now.phase == one.phase]
         missing = {queue: await _missing(work, queue, live) for queue in QUEUES}
         lost += [one for one in live if any(not missing[queue].isdisjoint(_numbers(one, queue)) for queue in QUEUES)]
     return lost

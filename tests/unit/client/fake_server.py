@@ -316,6 +316,7 @@ class FakeExecutions:
             PendingDecision(
                 decision_id=decision.envelope.event_id,
                 sequence_number=decision.envelope.sequence_number,
+                last_sequence_number=decision.envelope.sequence_number,
                 action_type=decision.envelope.decision.action_type,
                 phase=PENDING_PHASE_EXECUTING if decision.attempt else PENDING_PHASE_APPROVED,
             )
