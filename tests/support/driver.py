@@ -55,7 +55,7 @@ from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
-from gavel_rules.events.timestamps import timestamp
+from gavel_rules.events.timestamps import milliseconds, timestamp
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set
 from gavel_rules.replay import Integrity, Recomputation
@@ -139,8 +139,9 @@ class Core:
         bus: str = BUS,
         mode: fact_pb2.CrossCheckMode.ValueType = fact_pb2.CROSS_CHECK_MODE_ALWAYS,
         arbiter_version: int = ARBITER_VERSION,
+        records: Sequence[Record] = (),
     ) -> None:
-        """Open a bus; with `text`, deploy and activate that rule set."""
+        """Open a bus; with `text`, deploy and activate that rule set. With `records`, go on after this log instead, at its last time."""
         self.bus = bus
         self.state = State(bus)
         self.now_ms = START_MS
@@ -152,6 +153,9 @@ class Core:
         self.chain_hash = genesis_hash(bus)
         self._ids = 0
         self._cited_events: dict[int, CitedEvent] = {}
+        if records:
+            self._resume(records)
+            return
         self.run(OpenBus(self.new_id(), CrossCheck(mode=mode, sample_every=3), WEEK_MS, arbiter_version))
         if text is not None:
             self.activate(text)
@@ -375,16 +379,27 @@ class Core:
         assert len(self.records) == recomputation.events
         return recomputation
 
+    def _resume(self, records: Sequence[Record]) -> None:
+        self.state = replay_log(self.bus, records).state
+        for record in records:
+            self._append(record)
+        self.now_ms = milliseconds(self.events[-1].recorded_at)
+        self._ids = 1_000_000  # recorded events have lower ones
+
     def _record(self, event: RecordedEvent) -> None:
         content = event.envelope.SerializeToString(deterministic=True)
-        self.chain_hash = chain(self.chain_hash, content)
-        self.records.append(Record(event.sequence_number, content, self.chain_hash))
         event.pack(content)
-        self.events.append(Envelope.FromString(content))
-        self.by_id[event.event_id] = self.events[-1]
-        cited = cited_event(event.envelope)
+        self._append(Record(event.sequence_number, content, chain(self.chain_hash, content)))
+
+    def _append(self, record: Record) -> None:
+        self.records.append(record)
+        self.chain_hash = record.chain_hash
+        event = Envelope.FromString(record.envelope)
+        self.events.append(event)
+        self.by_id[event.event_id] = event
+        cited = cited_event(event)
         if cited.keys:
-            self._cited_events[event.sequence_number] = cited
+            self._cited_events[record.sequence_number] = cited
 
 
 def copy_command(command: Command) -> Command:

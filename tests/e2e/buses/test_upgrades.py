@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, fact_envelope
 from gavel_rules.events.hash_chain import chain
 from gavel_rules.events.timestamps import milliseconds
-from gavel_server.log import Entry, Head
+from gavel_server.log import Entry, Head, Record
 from gavel_server.log.redis.log import RedisLog
 
 from tests.e2e.buses import older_build
@@ -148,12 +149,18 @@ async def test_a_log_that_is_not_proved_is_not_upgraded(core: Core, redis_url: s
             assert 2 == (await client.get_status()).arbiter_version
 
 
+def longest_logs() -> dict[str, list[Record]]:
+    """Return the longest recorded log of each kind of scenario by bus. The unit tests of the core upgrade all of them."""
+    logs = [log for path in sorted(DATA.glob("*_arbiter_version_2.jsonl.gz")) for log in read_logs(path).items()]
+    by_kind = groupby(sorted(logs), lambda log: log[0].rpartition("-")[0])
+    return dict(max(kind, key=lambda log: len(log[1])) for _, kind in by_kind)
+
+
 @pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", [path.name for path in sorted(DATA.glob("*_arbiter_version_2.jsonl.gz"))])
-async def test_recorded_buses_are_upgraded(file: str, tmp_path: Path) -> None:
-    """Every bus that an earlier build recorded is upgraded, whatever is open on it; it then takes events by version 3 and is proved."""
-    logs = read_logs(DATA / file)
+async def test_recorded_buses_are_upgraded(tmp_path: Path) -> None:
+    """A bus that an earlier build recorded is upgraded, whatever is open on it; it then takes events by version 3 and is proved."""
+    logs = longest_logs()
+    assert len(logs) > 10
     async with redis_on_tcp(tmp_path / "redis", *DURABLE) as store:
         for bus, records in logs.items():
             await write_log(store.url, bus, [record.envelope for record in records])

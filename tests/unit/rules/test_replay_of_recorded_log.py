@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import EventAnswer, UpgradeBus
 from gavel_rules.events.hash_chain import chain, genesis_hash
 from gavel_rules.replay import DamagedError, DivergedError
 from gavel_server.log import Record
 
-from tests.support.driver import BUS, Core, replay_log
+from tests.support.driver import BUS, WEEK_MS, Core, replay_log
 from tests.support.histories.record_log import read_logs
 from tests.support.histories.shared_trace import play_shared_traces
 from tests.support.paths import ROOT
@@ -29,6 +30,16 @@ def test_every_decision_recomputes(bus: str) -> None:
     """The hash chain is valid, and every decision and derived fact is recomputed equal."""
     recomputation = replay_log(bus, LOGS[bus])
     assert len(LOGS[bus]) == recomputation.events
+
+
+@pytest.mark.parametrize("bus", LOGS)
+def test_every_bus_is_upgraded(bus: str) -> None:
+    """Whatever is open on a recorded bus of version 2, it becomes one of version 3, takes events, fires its timers, and is proved."""
+    core = Core(bus=bus, records=LOGS[bus])
+    assert isinstance(core.run(UpgradeBus(core.new_id(), 2, 3, "ada", "remedies")), EventAnswer)
+    core.fact("parcel.status", "ready", subject="parcel/last", source="depot")
+    core.tick(WEEK_MS)
+    assert 3 == core.prove().state.arbiter_version
 
 
 def test_shared_traces_recompute() -> None:
