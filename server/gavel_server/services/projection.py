@@ -102,13 +102,16 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, query, (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        live = await sort_in_turns(state.decisions.values(), lambda one: one.sequence_number, _after(page), context.caller)
-        if phases:
-            live = (one for one in live if one.phase in phases)
+        in_phase = (lambda one: one.phase in phases) if phases else None
+        live = await sort_in_turns(state.decisions.values(), lambda one: one.sequence_number, _after(page), context.caller, in_phase)
+        examined = 0
         if request.lost_work:
-            live = iter(await find_lost(sequencer.log.work, live, state.decisions))
+            lost, examined = await find_lost(sequencer.log.work, live, state.decisions, page.size)
+            live = iter(lost)
         passes = (lambda item: item.action_type in action_types) if action_types else None
         decisions, token = await fill(page, map(views.pending_decision, live), _place, context.caller, passes)
+        if examined and not token:
+            token = page.token((examined,))
         return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
     async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: CallContext) -> ListPendingReviewsResponse:

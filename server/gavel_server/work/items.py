@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from gavel.v1.projection_service_pb2 import (
     PENDING_PHASE_APPROVED,
@@ -15,9 +15,18 @@ from gavel_rules.state.records import LiveDecision
 
 from gavel_server.log.work.protocol import QUEUES, QueueName, WorkQueues
 
-# Decisions that are looked up in one step, and numbers of a queue that are read in one.
+# Decisions that are looked up in one step, and in one call; numbers of a queue that are read in one.
 STEP_DECISIONS = 500  # not Final: tests change it
+CALL_STEPS = 20  # not Final: tests change it
 STEP_NUMBERS: Final = 1_000
+
+
+class LostWork(NamedTuple):
+    """Decisions whose items the queues do not hold."""
+
+    decisions: list[LiveDecision]
+    examined: int
+    """Sequence number of the last decision that was looked up, if others follow it, else 0."""
 
 
 def decision_number(live: LiveDecision) -> int:
@@ -25,20 +34,28 @@ def decision_number(live: LiveDecision) -> int:
     return live.sequence_number if live.grant is None else live.grant.sequence_number
 
 
-async def find_lost(work: WorkQueues, decisions: Iterable[LiveDecision], current: Mapping[str, LiveDecision]) -> list[LiveDecision]:
-    """Return those of the decisions whose items the queues do not hold, as they are in `current`, by decision_id. Raises LogError.
+async def find_lost(work: WorkQueues, decisions: Iterable[LiveDecision], current: Mapping[str, LiveDecision], count: int) -> LostWork:
+    """Return those of the first decisions whose items the queues do not hold, at least `count` if there are as many. Raises LogError.
 
     An item is added in the same step as its event, and removed when its work has ended: one that is missing was lost with its queue.
-    A bus may have hundreds of thousands of live decisions, so that they are looked up in steps. One that has ended or reached another
-    phase meanwhile is left out.
+    A decision that differs in `current`, by decision_id, after the queues were read has changed meanwhile, and is left out. A bus may
+    have hundreds of thousands of live decisions: they are looked up in steps, and in one call only so many.
     """
     lost: list[LiveDecision] = []
     remaining = iter(decisions)
-    while step := list(islice(remaining, STEP_DECISIONS)):
-        live = [now for one in step if (now := current.get(one.decision_id)) is not None and now.phase == one.phase]
-        missing = {queue: await _missing(work, queue, live) for queue in QUEUES}
-        lost += [one for one in live if any(not missing[queue].isdisjoint(_numbers(one, queue)) for queue in QUEUES)]
-    return lost
+    for _ in range(CALL_STEPS):
+        step = list(islice(remaining, STEP_DECISIONS))
+        missing = {queue: await _missing(work, queue, step) for queue in QUEUES}
+        lost += [
+            one
+            for one in step
+            if current.get(one.decision_id) is one and any(not missing[queue].isdisjoint(_numbers(one, queue)) for queue in QUEUES)
+        ]
+        if len(step) < STEP_DECISIONS:
+            return LostWork(lost, 0)
+        if len(lost) >= count:
+            break
+    return LostWork(lost, step[-1].sequence_number)
 
 
 async def _missing(work: WorkQueues, queue: QueueName, decisions: Iterable[LiveDecision]) -> set[int]:

@@ -14,7 +14,7 @@ from gavel.v1.projection_service_pb2 import (
     ListPendingReviewsRequest,
     PendingPhase,
 )
-from gavel_server.log.work.protocol import ParkedEntry
+from gavel_server.log.work.protocol import ParkedEntry, QueueName
 from gavel_server.process import time_slice
 from gavel_server.work import items
 from gavel_server.work.trimming import trim
@@ -67,10 +67,11 @@ async def test_other_tasks_run_while_a_queue_is_trimmed(world_with_rules: World,
     assert len(approvals) == len(await sequencer.log.work.numbers("decisions", 0, 99))
 
 
-@pytest.mark.parametrize("step", [2, items.STEP_DECISIONS])
-async def test_lost_work(world_with_rules: World, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+@pytest.mark.parametrize(("decisions", "steps"), [(2, 1), (2, 20), (items.STEP_DECISIONS, items.CALL_STEPS)])
+async def test_lost_work(world_with_rules: World, monkeypatch: pytest.MonkeyPatch, decisions: int, steps: int) -> None:
     """Only an item that its queue does not hold is lost: not one that is held, parked or discarded. A phase without lost items has none."""
-    monkeypatch.setattr(items, "STEP_DECISIONS", step)
+    monkeypatch.setattr(items, "STEP_DECISIONS", decisions)
+    monkeypatch.setattr(items, "CALL_STEPS", steps)
     world = world_with_rules
     work = (await world.buses.open("")).log.work
     approvals = [await world.approve(f"order/{number}") for number in range(5)]
@@ -95,6 +96,46 @@ async def test_lost_work(world_with_rules: World, monkeypatch: pytest.MonkeyPatc
     assert [one.event_id for one in approvals] == await lost_of(world)
     assert [one.event_id for one in approvals[1:]] == await lost_of(world, PENDING_PHASE_APPROVED)
     assert [] == await lost_of(world, PENDING_PHASE_EXECUTING)
+
+
+async def test_what_changes_while_its_queue_is_read_is_not_lost(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that begins to execute between the read of the state and that of its queue is left out, although its item is missing."""
+    world = world_with_rules
+    work = (await world.buses.open("")).log.work
+    beginning, lost = [await world.approve(f"order/{number}") for number in range(2)]
+    await work.remove("decisions", [beginning.sequence_number, lost.sequence_number])
+    read, begun = work.numbers, False
+
+    async def begin_and_read(queue: QueueName, after: int, count: int) -> list[int]:
+        nonlocal begun
+        if not begun:
+            begun = True
+            await world.begin(beginning)
+        return await read(queue, after, count)
+
+    monkeypatch.setattr(work, "numbers", begin_and_read)
+    assert [lost.event_id] == await lost_of(world)
+    assert begun
+
+
+async def test_a_page_of_lost_work_reads_no_more_of_the_queue_than_it_needs(
+    world_with_rules: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that is lost whole is looked up once for all pages together, not once for each."""
+    monkeypatch.setattr(items, "STEP_DECISIONS", 2)
+    approvals = [await world_with_rules.approve(f"order/{number}") for number in range(10)]
+    work = (await world_with_rules.buses.open("")).log.work
+    await work.remove("decisions", await work.numbers("decisions", 0, 99))
+    read, reads = work.numbers, 0
+
+    async def count_reads(queue: QueueName, after: int, count: int) -> list[int]:
+        nonlocal reads
+        reads += 1
+        return await read(queue, after, count)
+
+    monkeypatch.setattr(work, "numbers", count_reads)
+    assert [one.event_id for one in approvals] == await lost_of(world_with_rules)
+    assert len(approvals) / 2 == reads
 
 
 async def lost_of(world: World, *phases: PendingPhase.ValueType) -> list[str]:

@@ -86,8 +86,10 @@ async def fill(
     return page_items, ""
 
 
-async def sort_in_turns(records: Iterable[Record], place: Callable[[Record], int], after: int, caller: str) -> Iterator[Record]:
-    """Return the records after a place, in order. Other tasks may run while they are sorted: the state may have a million.
+async def sort_in_turns(
+    records: Iterable[Record], place: Callable[[Record], int], after: int, caller: str, passes: Callable[[Record], bool] | None = None
+) -> Iterator[Record]:
+    """Return the records after a place that pass, in order. Other tasks may run while they are sorted: the state may have a million.
 
     Which records there are is settled before this waits for the first time.
     """
@@ -97,7 +99,8 @@ async def sort_in_turns(records: Iterable[Record], place: Callable[[Record], int
     for first in range(0, len(unsorted), SORTED_RECORDS):
         if first:
             await time_slice.spend(SORTED_RECORDS)
-        parts.append(sorted((one for one in unsorted[first : first + SORTED_RECORDS] if place(one) > after), key=place))
+        part = unsorted[first : first + SORTED_RECORDS]
+        parts.append(sorted((one for one in part if place(one) > after and (passes is None or passes(one))), key=place))
     return merge(*parts, key=place)
 
 
