@@ -22,7 +22,7 @@ from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
 from gavel_rules.authoring.samples.seeds import Seed
-from gavel_rules.language.cel.syntax_tree import Constant, Node, children
+from gavel_rules.language.cel.syntax_tree import Constant, Identifier, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import COUNTER_READS
 from gavel_rules.language.counters.canonical_tree import canonical_tree
@@ -199,6 +199,7 @@ class _ActionVersions:
         self._new = new.actions.get(name)
         old_action, new_action = before.get(name, {}), after.get(name, {})
         self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
+        self._old_reads, self._new_reads = _counter_meanings(self._old), _counter_meanings(self._new)
         self._same_declarations = is_same(old_action, new_action)
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
         self.not_analysed: list[str] = []  # complete when `case_changes` has ended
@@ -241,7 +242,8 @@ class _ActionVersions:
         """Yield samples on which the two versions decide differently: one for each edited rule and pair of decisions."""
         for sample in samples:
             evidence = {self._evidence_key(name, version): value for name, value in sample.facts.items()}
-            histories = [_numbers(one, sample, version) for one in (self._old, self._new)]
+            own = self._new_reads if version is self._new else self._old_reads
+            histories = [_numbers(reads, sample, own) for reads in (self._old_reads, self._new_reads)]
             before = _decide(self._old, self._old_keys, sample, evidence, histories[0])
             after = _decide(self._new, self._new_keys, sample, evidence, histories[1])
             if before != after and (rule_id, before, after) not in self._seen:
@@ -271,21 +273,27 @@ class _ActionVersions:
         return dict(sorted(context.items()))
 
 
-def _numbers(version: CompiledAction | None, sample: SampleCase, own: CompiledAction) -> dict[str, float]:
-    """Return what counters give a version in a sample of the version `own`, by variable.
+def _counter_meanings(version: CompiledAction | None) -> dict[str, Node]:
+    """Return the meanings of the reads of counters by variable, whatever the layout of their keys."""
+    if version is None:
+        return {}
+    return {read.variable: canonical_tree(version.environment, Identifier(read.variable)) for read in version.counter_reads}
 
-    A read has the number of the read in `own` with the same key. One that `own` lacks has a number if the search for the sample gave it
-    one, and that of an empty group otherwise.
+
+def _numbers(reads: Mapping[str, Node], sample: SampleCase, own: Mapping[str, Node]) -> dict[str, float]:
+    """Return what counters give the version of some reads in a sample of the version of the reads `own`, by variable.
+
+    A read has the number of the read in `own` with the same meaning. One that `own` lacks has a number if the search for the sample gave
+    it one, and that of an empty group otherwise.
     """
-    variables = {(read.counter, read.key): read.variable for read in own.counter_reads}
-    known = {*variables.values()}
+    variables = {meaning: variable for variable, meaning in own.items()}
     numbers: dict[str, float] = {}
-    for read in version.counter_reads if version is not None else ():
-        variable = variables.get((read.counter, read.key), read.variable if read.variable not in known else "")
+    for read, meaning in reads.items():
+        variable = variables.get(meaning, read if read not in own else "")
         if variable in sample.case.history:
-            numbers[read.variable] = sample.case.history[variable]
-        elif variable not in known:
-            numbers[read.variable] = 0
+            numbers[read] = sample.case.history[variable]
+        elif variable not in own:
+            numbers[read] = 0
     return numbers
 
 

@@ -10,6 +10,7 @@ import structlog
 
 from gavel_server.archive.archive import Archive
 from gavel_server.archive.archive_run import archive_log
+from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.segments import check_packages
 from gavel_server.archive.storage import ArchiveError, open_storage
 from gavel_server.log import EventLog, LogError, LogUnavailableError
@@ -82,6 +83,11 @@ class Archives:
             return
         if done.segments:
             _LOG.info("archive.written", bus=bus, segments=done.segments, last=done.last, first_in_log=done.first_in_log)
+
+
+async def join_archive(log: EventLog, url: str) -> EventLog:
+    """Return a log with the events of its archive; `url` "": the log alone. Raises LogUnavailableError."""
+    return ArchivedLog(log, await open_archive(url, log.bus)) if url else log
 
 
 async def open_archive(url: str, bus: str) -> Archive:

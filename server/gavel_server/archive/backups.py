@@ -26,10 +26,9 @@ from gavel_server.archive.segments import BACKUPS_FOLDER, FORMAT, Manifest, deco
 from gavel_server.archive.storage import ArchiveError
 from gavel_server.log import Entry, EventLog, Head, Record
 from gavel_server.log.entries import Work
-from gavel_server.log.protocol import DAY_MS
+from gavel_server.log.protocol import DAY_MS, PAGE_EVENTS_MAX
 from gavel_server.log.work.protocol import REQUEST_KINDS
 
-READ_EVENTS_MAX: Final = 128  # as in history/read_ahead
 # Events in one append of a restore.
 APPENDED_EVENTS_MAX: Final = 256
 _NAME: Final = re.compile(r"(\d{12})\.json")
@@ -59,7 +58,7 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
     records: list[Record] = []
     first = archive.end.sequence_number + 1
     while first <= head.sequence_number:
-        read = await log.read(first, head.sequence_number, READ_EVENTS_MAX)
+        read = await log.read(first, head.sequence_number, PAGE_EVENTS_MAX)
         if not read or read[0].sequence_number != first:
             raise ArchiveError(f"bus {log.bus} has lost event {first}; restore the log")
         records += read
@@ -150,7 +149,7 @@ async def _records_of(archive: Archive, backup: Backup) -> AsyncGenerator[list[R
     end = archive.end if backup.tail is None else Head(backup.tail.first - 1, backup.tail.chain_hash_before)
     number = 1
     while number <= end.sequence_number:
-        records = await archive.read(number, end.sequence_number, READ_EVENTS_MAX, 1 << 24)
+        records = await archive.read(number, end.sequence_number, PAGE_EVENTS_MAX, 1 << 24)
         if not records:
             raise ArchiveError(f"the archive {archive.storage.place} lacks event {number}; restore its segment from a copy")
         yield records

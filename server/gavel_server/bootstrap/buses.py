@@ -9,7 +9,7 @@ import structlog
 from gavel_client.supervision import Supervisor
 
 from gavel_server.archive.archived_log import ArchivedLog
-from gavel_server.archive.archives import open_archive
+from gavel_server.archive.archives import join_archive
 from gavel_server.bootstrap.errors import ServeError
 from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
@@ -20,7 +20,7 @@ from gavel_server.bus.watcher import BusWatcher
 from gavel_server.config import Settings
 from gavel_server.errors import ServiceError
 from gavel_server.history.snapshot_files import SnapshotFiles
-from gavel_server.log import EventLog, Head, LogError
+from gavel_server.log import Head, LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
 from gavel_server.log.stores import LogStore, StoredLog
 from gavel_server.process.clock import GuardedClock
@@ -101,9 +101,7 @@ async def open_sequencer(
     `opens`: open the bus if it is new. `is_observed`: measure and trace its batches.
     """
     live = await store.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledgement=settings.acknowledgement)
-    log: EventLog = live
-    if settings.archive:
-        log = ArchivedLog(live, await open_archive(settings.archive, bus))
+    log = await join_archive(live, settings.archive)
     sequencer = Sequencer(
         log,
         clock,

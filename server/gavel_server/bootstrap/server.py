@@ -101,7 +101,7 @@ class Server:
         envelope = store.envelope if self._archives is None else self._archives.envelope
         self._access: Final = AccessControl(self._buses, settings.admins, closed_grants=ClosedGrants(store.grants_number, envelope))
         self._index: Final = EventIndex(settings.data, url, settings.index_from, settings.archive)
-        replays = ReplayProcesses(url, settings.data, settings.archive)
+        replays = ReplayProcesses(url, settings.archive)
         proofs = settings.data / "proofs"
         self._methods: Final = register_services(
             self._listener, self._interceptor, self._buses, supervisor, self._access, proofs, self._index, replays

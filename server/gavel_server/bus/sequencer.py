@@ -40,15 +40,15 @@ from gavel_server.history.disposal import free
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog, Head, LogError, UntimelyError
 from gavel_server.process.clock import GuardedClock
-from gavel_server.process.time_slice import TimeSlice, call_passes
+from gavel_server.process.time_slice import TimeSlice, run_call_passes
 
 QUEUE_COMMANDS_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
-# Deciding a batch while the one before is appended hides the append; several small batches hide more of it than one large batch. With twice
-# as many, a caller beside greedy ones waits a third longer. With far fewer, a remote log would take fewer commands than are decided.
+# Deciding a batch while the one before is appended hides the append; several small batches hide more of it than one large batch. With 128,
+# a caller beside greedy ones waits a third longer. With far fewer, round trips to a remote log would limit the throughput.
 BATCH_COMMANDS_MAX: Final = 64
-# A batch is dated when it begins. Commands that are not decided by then get another batch. A caller waits for the batch under way and for
-# its own, while the loop also reads the requests and sends the answers of others. An ordinary full batch takes 10 ms.
+# A batch is dated when it begins, and ends after this time; the other commands go into the next one. A caller waits for the batch under
+# way and for its own, while the loop also reads the requests and sends the answers of others. An ordinary full batch takes 10 ms.
 BATCH_SECONDS_MAX: Final = 0.03
 # Commands that are decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_COMMANDS: Final = 16
@@ -469,7 +469,7 @@ class Sequencer:
             is_created = bool(ready) and isinstance(ready[0].command, OpenBus)
             if opens and not is_created:
                 decision.decide(Request(self._opening, _ignore, "", 0))
-            time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic, call_passes)
+            time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic, run_call_passes)
             ends_at = self._monotonic() + BATCH_SECONDS_MAX
             for _ in () if replica.accepts_loss else decision.emit_timers():
                 if not time_slice.is_over(1):

@@ -43,10 +43,9 @@ async def open_log(
         if not archive:
             yield log
             return
-        from gavel_server.archive.archived_log import ArchivedLog
-        from gavel_server.archive.archives import open_archive
+        from gavel_server.archive.archives import join_archive
 
-        yield ArchivedLog(log, await open_archive(archive, bus))
+        yield await join_archive(log, archive)
 
 
 @asynccontextmanager

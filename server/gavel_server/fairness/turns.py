@@ -5,8 +5,8 @@ others run between two slices, a pass of the loop would take as long as the slic
 calls. A short call waits for several passes, so it would wait for several times that. Here the slices of all calls wait in one queue, which
 is fair between addresses and callers (`fair_queue`).
 
-A short call takes about ten passes of the loop, from its arrival to the end of its answer. Therefore a few passes without a slice follow
-each slice; such a pass takes microseconds.
+A short call takes several passes of the loop from its arrival to its answer. Therefore a few passes without a slice follow each slice;
+such a pass takes microseconds.
 
 The sequencers' own work takes no turns, since everybody waits for it; it lets the loop make as many passes between two slices.
 """

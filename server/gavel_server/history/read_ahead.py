@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Final
 
 from gavel_server.log import EventLog, Record
-
-# Redis does nothing else while it reads a page, and a loop nothing else while it parses one; decisions wait for both. With 512 events, the
-# slowest proposal in a hundred took 8 ms longer beside a fill of counters, and a replay was no faster.
-PAGE_EVENTS_MAX: Final = 128
+from gavel_server.log.protocol import PAGE_EVENTS_MAX
 
 
 async def read_ahead(log: EventLog, first: int, last: int) -> AsyncGenerator[list[Record], None]:

@@ -1,6 +1,6 @@
 """Replays and simulations for callers of a server, each in a child process (`replay_worker`, ADR 0068).
 
-In the server's own process, a replay would take turns with decisions, and leave its state's memory in pieces between objects that live on.
+In the server's own process a replay would take turns with decisions, and the memory of its state would stay fragmented after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, closing, suppress
-from pathlib import Path
 from typing import Final
 
 from gavel.v1 import decision_pb2
@@ -36,12 +35,11 @@ class ReplayDiedError(GavelServerError):
 
 
 class ReplayProcesses:
-    """Replays logs of the store at a URL, with the snapshots in a data directory."""
+    """Replays logs of the store at a URL."""
 
-    def __init__(self, store_url: str, data: Path, archive: str = "") -> None:
+    def __init__(self, store_url: str, archive: str = "") -> None:
         """`archive` is where the logs' old events are; "": in the logs."""
         self._store_url = store_url
-        self._data = data
         self._archive = archive
 
     async def verify(
@@ -53,11 +51,11 @@ class ReplayProcesses:
         to_sequence_number: int = 0,
         snapshots: SnapshotFiles | None = None,
     ) -> AsyncGenerator[VerifyReplayResponse, None]:
-        """Replay the log of a bus as `replay.verify` does, and compare the snapshots of its data directory unless `snapshots` is None.
+        """Replay the log of a bus as `replay.verify` does.
 
         Raises ReplayRangeError, LogUnavailableError, ReplayDiedError.
         """
-        data = "" if snapshots is None else str(self._data)
+        data = "" if snapshots is None else str(snapshots.data)
         order = {"engine": engine, "from": from_sequence_number, "to": to_sequence_number, "data": data, "document": ""}
         try:
             async with aclosing(self._run(log.bus, order)) as responses:

@@ -23,8 +23,7 @@ from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 from google.protobuf.message import Message
 
-from gavel_server.archive.archived_log import ArchivedLog
-from gavel_server.archive.archives import open_archive
+from gavel_server.archive.archives import join_archive
 from gavel_server.history.replay import ReplayRangeError, impact, verify
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogCorruptError, LogError
@@ -39,7 +38,7 @@ _NICENESS: Final = 5
 
 
 class MessageKind(IntEnum):
-    """The kinds of messages. The process ends after any other than a response."""
+    """The kinds of messages. Every message but a response is the last."""
 
     RESPONSE = 0  # a VerifyReplayResponse, or a SimulateRuleSetResponse if the order has the document of a candidate
     END = 1  # of the responses
@@ -55,8 +54,7 @@ async def _replay(order: dict[str, Any]) -> None:
     try:
         stored = await connect_log(order["store"], order["bus"])
         try:
-            archive = order["archive"]
-            log: EventLog = ArchivedLog(stored, await open_archive(archive, order["bus"])) if archive else stored
+            log = await join_archive(stored, order["archive"])
             async with aclosing(_responses(log, order)) as responses:
                 async for response in responses:
                     await _write(MessageKind.RESPONSE, response.SerializeToString())

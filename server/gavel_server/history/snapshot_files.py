@@ -40,10 +40,11 @@ DECODING_ERRORS: Final = (DocumentError, DecodeError, LookupError, TypeError, Va
 
 
 class SnapshotFiles:
-    """The snapshots of one bus. Use them from one process at a time."""
+    """The snapshots of one bus. Write them from one process at a time; others may read them meanwhile."""
 
     def __init__(self, data: Path, bus: str) -> None:
         """`data` is the data directory of a server."""
+        self.data: Final = data
         self.bus: Final = bus
         self.directory: Final = data / "snapshots" / bus
 

@@ -23,18 +23,16 @@ from typing import Final
 
 from gavel_rules.events.hash_chain import chain
 
-from gavel_server.archive.archived_log import ArchivedLog
-from gavel_server.archive.archives import open_archive
+from gavel_server.archive.archives import join_archive
 from gavel_server.index.database import IndexDatabase, index_path, remove
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
-from gavel_server.log.protocol import empty_head, has_event
+from gavel_server.log.protocol import PAGE_EVENTS_MAX, empty_head, has_event
 from gavel_server.log.stores import LogStore, open_store
 from gavel_server.process.children import use_idle_time
 from gavel_server.process.logging import log_to_stderr
 
 POLL_SECONDS: Final = 0.2
 RETRY_SECONDS: Final = 2.0
-READ_EVENTS_MAX: Final = 128  # as in history/read_ahead
 # Reads that one transaction takes in: rows are cheaper by the thousand, and readers see none before its end.
 READS_PER_TRANSACTION: Final = 32
 
@@ -78,7 +76,7 @@ class IndexWriter:
         head = database.head
         records: list[Record] = []
         for _ in range(READS_PER_TRANSACTION):
-            more = await self.log.read(head.sequence_number + 1, last, READ_EVENTS_MAX)
+            more = await self.log.read(head.sequence_number + 1, last, PAGE_EVENTS_MAX)
             for record in more:
                 head = _follow(self.log.bus, head, record)
             records += more
@@ -162,8 +160,7 @@ class _Worker:
 
     async def _open(self, bus: str) -> EventLog:
         """Return the log of a bus, across the seam with its archive. Raises LogError."""
-        log = await self._store.open(bus)
-        return ArchivedLog(log, await open_archive(self._archive, bus)) if self._archive else log
+        return await join_archive(await self._store.open(bus), self._archive)
 
     async def _write_forever(self, writer: IndexWriter) -> None:
         bus = writer.log.bus

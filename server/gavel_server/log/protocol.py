@@ -23,6 +23,9 @@ from gavel_server.log.work.protocol import WorkQueues
 READ_LIMIT: Final = 1000
 # The bytes of envelopes at which one read stops. The event that reaches them is still in the reply.
 CHUNK_BYTES: Final = 1024 * 1024
+# Events that are read at a time for long work. While Redis reads them, or the event loop parses them, decisions wait: with 512, the 99th
+# percentile of proposals was 8 ms higher while counters were filled, and a replay was no faster.
+PAGE_EVENTS_MAX: Final = 128
 DAY_MS: Final = 24 * 60 * 60 * 1000
 # The accepted losses that a log remembers: those of the highest numbers. A report of an earlier event counts as accepted.
 ACCEPTED_LOSSES_MAX: Final = 32

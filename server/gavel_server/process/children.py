@@ -18,9 +18,10 @@ _NAMES: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "LANG"})
 _NAMES_PYTHON: Final = frozenset({"PYTHONPATH", "PYTHONMALLOC", "PYTHONFAULTHANDLER", "PYTHONHASHSEED"})
 _NAMES_GO: Final = frozenset({"GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK", "GODEBUG"})
 _PREFIXES: Final = ("LC_", "MALLOC_")
-# Where the libraries of PostgreSQL and of object stores find addresses, credentials and trusted authorities.
-_NAMES_STORES: Final = frozenset({"HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"})
-_PREFIXES_STORES: Final = ("PG", "AWS_", "FSSPEC_")
+# Where the libraries of PostgreSQL and of object stores find addresses, proxies, credentials and trusted authorities.
+_NAMES_PROXIES: Final = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})  # in either case
+_NAMES_STORES: Final = frozenset({"HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"})
+_PREFIXES_STORES: Final = ("PG", "KRB5", "AWS_", "FSSPEC_")
 # Where Linux has autogroups, a session has one weight, and niceness counts within it only: sched(7), "The autogroup feature".
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 # Linux lets users without privileges change one session's weight in a tenth of a second, all users together (EAGAIN, BlockingIOError).
@@ -36,8 +37,7 @@ def child_environment() -> dict[str, str]:
 
 def log_reader_environment() -> dict[str, str]:
     """Return the environment for a child process that opens the log and its archive as its server does."""
-    stores = {name: value for name, value in os.environ.items() if name in _NAMES_STORES or name.startswith(_PREFIXES_STORES)}
-    return {**child_environment(), **stores}
+    return {**child_environment(), **{name: value for name, value in os.environ.items() if _is_of_stores(name)}}
 
 
 def lower_priority(niceness: int) -> None:
@@ -49,7 +49,7 @@ def lower_priority(niceness: int) -> None:
 def use_idle_time() -> None:
     """Let this process run only while no other one wants the processor; elsewhere than on Linux, with the lowest priority.
 
-    Beside a process that is merely nice, Linux takes a processor for busy, and lets the server or Redis wait for another one.
+    Linux counts a processor that runs a merely nice process as busy, and lets the server or Redis wait for another one.
     """
     _lower_session(_NICENESS_MAX)
     if sys.platform == "linux":
@@ -59,8 +59,12 @@ def use_idle_time() -> None:
     os.nice(_NICENESS_MAX)
 
 
+def _is_of_stores(name: str) -> bool:
+    return name in _NAMES_STORES or name.upper() in _NAMES_PROXIES or name.startswith(_PREFIXES_STORES)
+
+
 def _lower_session(niceness: int) -> None:
-    """Lower the weight of the session that this process leads, if the kernel weighs sessions. It stays if the kernel is busy."""
+    """Lower the weight of the session that this process leads, if the kernel weighs sessions; not if it refuses again and again."""
     if os.getsid(0) != os.getpid():
         return
     for _ in range(_AUTOGROUP_TRIES):

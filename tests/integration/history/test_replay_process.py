@@ -52,30 +52,30 @@ def children(argument: str = "gavel_server.history.replay_worker") -> set[int]:
     return running
 
 
-async def test_same_verdict(redis_url: str, bus: str, tmp_path: Path) -> None:
+async def test_same_verdict(redis_url: str, bus: str) -> None:
     """A process reports the progress and the verdict that a replay here reports, and ends."""
     [_ async for _ in write_log(redis_url, bus, 300, 1.0)]
     log = await RedisLog.connect(redis_url, bus)
     here = await responses_of(verify(log))
-    there = await responses_of(ReplayProcesses(redis_url, tmp_path).verify(log))
+    there = await responses_of(ReplayProcesses(redis_url).verify(log))
     assert here[-1].verdict.proved
     assert (here[-1], here[-2]) == (there[-1], there[-2])
     assert set() == children()
     await log.close()
 
 
-async def test_same_impact(redis_url: str, bus: str, tmp_path: Path) -> None:
+async def test_same_impact(redis_url: str, bus: str) -> None:
     """A process finds the impact of a candidate that a simulation here finds."""
     [_ async for _ in write_log(redis_url, bus, 300, 1.0)]
     log = await RedisLog.connect(redis_url, bus)
     here = await responses_of(impact(log, CANDIDATE, from_sequence_number=100))
-    there = await responses_of(ReplayProcesses(redis_url, tmp_path).impact(log, CANDIDATE, from_sequence_number=100))
+    there = await responses_of(ReplayProcesses(redis_url).impact(log, CANDIDATE, from_sequence_number=100))
     assert here[-1].summary.decisions > 10
     assert [one for one in here if not one.HasField("progress")] == [one for one in there if not one.HasField("progress")]
     await log.close()
 
 
-async def test_damage_allows_no_forecast(redis_url: str, bus: str, tmp_path: Path) -> None:
+async def test_damage_allows_no_forecast(redis_url: str, bus: str) -> None:
     """A simulation reports a changed event with the error of a simulation here, and a replay the same verdict."""
     [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
     async with Redis.from_url(redis_url, protocol=2) as client:
@@ -86,7 +86,7 @@ async def test_damage_allows_no_forecast(redis_url: str, bus: str, tmp_path: Pat
                 fields[b"e"] = fields[b"e"].replace(b"order/", b"other/")
             await client.xadd(log_key(bus), fields, id=f"{number}-0")
     log = await RedisLog.connect(redis_url, bus)
-    replays = ReplayProcesses(redis_url, tmp_path)
+    replays = ReplayProcesses(redis_url)
     with pytest.raises(DamagedError) as here:
         await responses_of(impact(log, CANDIDATE))
     with pytest.raises(DamagedError) as there:
@@ -96,13 +96,13 @@ async def test_damage_allows_no_forecast(redis_url: str, bus: str, tmp_path: Pat
     await log.close()
 
 
-async def test_a_log_that_lacks_events_is_damaged(redis_url: str, bus: str, tmp_path: Path) -> None:
+async def test_a_log_that_lacks_events_is_damaged(redis_url: str, bus: str) -> None:
     """A log that cannot even be opened gets the verdict of a replay here, and allows no forecast either."""
     [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
     log = await RedisLog.connect(redis_url, bus)
     async with Redis.from_url(redis_url, protocol=2) as client:
         await client.xdel(log_key(bus), "20-0")
-    replays = ReplayProcesses(redis_url, tmp_path)
+    replays = ReplayProcesses(redis_url)
     here, there = (await responses_of(verify(log)))[-1].verdict, (await responses_of(replays.verify(log)))[-1].verdict
     assert (REPLAY_STATUS_DAMAGED, "log-corrupt") == (here.status, here.divergence.kind)
     assert (REPLAY_STATUS_DAMAGED, "log-corrupt") == (there.status, there.divergence.kind)
@@ -119,17 +119,17 @@ async def test_problems_are_those_of_a_replay_here(redis_url: str, bus: str, tmp
     [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
     log = await RedisLog.connect(redis_url, bus)
     with pytest.raises(ReplayRangeError, match="holds events 1 to"):
-        await responses_of(ReplayProcesses(redis_url, tmp_path).verify(log, to_sequence_number=10_000))
+        await responses_of(ReplayProcesses(redis_url).verify(log, to_sequence_number=10_000))
     with pytest.raises(LogUnavailableError, match="nowhere"):
-        await responses_of(ReplayProcesses(f"unix://{tmp_path}/nowhere", tmp_path).verify(log))
+        await responses_of(ReplayProcesses(f"unix://{tmp_path}/nowhere").verify(log))
     await log.close()
 
 
-async def test_a_replay_that_dies_gives_no_verdict(redis_url: str, bus: str, tmp_path: Path) -> None:
+async def test_a_replay_that_dies_gives_no_verdict(redis_url: str, bus: str) -> None:
     """A process that is killed is an error, and one whose caller leaves is ended."""
     [_ async for _ in write_log(redis_url, bus, 3_000, 1.0)]
     log = await RedisLog.connect(redis_url, bus)
-    replays = ReplayProcesses(redis_url, tmp_path)
+    replays = ReplayProcesses(redis_url)
     async with aclosing(replays.verify(log)) as responses:
         await anext(responses)
         (process,) = children()
@@ -158,9 +158,9 @@ def files_of(process: int) -> dict[str, Path]:
     return {path.name: path.readlink() for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
 
 
-async def leave_full_pipe(log: RedisLog, data: Path) -> bool:
+async def leave_full_pipe(log: RedisLog) -> bool:
     """Ask for a replay that writes for ever, and leave once it must wait. Return whether its pipe is still open."""
-    async with aclosing(ReplayProcesses(log.url, data).verify(log)) as responses:
+    async with aclosing(ReplayProcesses(log.url).verify(log)) as responses:
         assert VerifyReplayResponse() == await anext(responses)
         (process,) = children(TALKATIVE)
         pipe = files_of(process)["1"]
@@ -173,7 +173,7 @@ async def leave_full_pipe(log: RedisLog, data: Path) -> bool:
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 async def test_a_caller_leaves_answers_unread(
-    redis_url: str, bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+    redis_url: str, bus: str, monkeypatch: pytest.MonkeyPatch, loop_factory: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """A process that waits for its caller to read ends with the call, and its pipe is closed."""
     monkeypatch.setattr(replay_process, "_COMMAND", (sys.executable, "-c", TALKATIVE))
@@ -181,7 +181,7 @@ async def test_a_caller_leaves_answers_unread(
 
     def run() -> bool:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(asyncio.wait_for(leave_full_pipe(log, tmp_path), 30))
+            return runner.run(asyncio.wait_for(leave_full_pipe(log), 30))
 
     assert not await asyncio.to_thread(run)
     assert set() == children(TALKATIVE)

@@ -2,7 +2,7 @@
 
 A queue may lose entries: its Redis restarts without them, or an operator trims it. A consumer whose queue has no new entry
 therefore asks the server from time to time for pending decisions whose entry the queue does not hold. One of them is lost if nothing
-has happened to it since the scan before. An entry that is parked, or that an operator has discarded, is not: it waits for that operator.
+has happened to it since the scan before. The queue still holds parked and discarded entries: they wait for an operator.
 Several consumers may find the same decision; that is harmless, because only the server decides what is to be done.
 """
 

@@ -20,7 +20,7 @@ SENTINEL_PORT_DEFAULT: Final = 26379
 
 # The parts of RFC 3986, appendix B. Newer releases of `urllib.parse` refuse an IPv6 address after another host.
 _URL: Final = re.compile(r"(?i:(rediss?)\+(sentinel|cluster))://([^/?#]*)([^?#]*)(\?[^#]*)?(?:#.*)?", re.DOTALL)
-_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+)(?::([0-9]{1,5}))?")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/\s]+)(?::([0-9]{1,5}))?")
 
 
 class RedisUrlError(ValueError):
@@ -46,7 +46,7 @@ class RedisTarget(NamedTuple):
 
 def parse_target(url: str) -> RedisTarget:
     """Return the target of a URL. The form of a URL of one Redis is not checked. Raises RedisUrlError."""
-    match = _URL.fullmatch(url)
+    match = _URL.fullmatch(url.strip())
     if match is None:
         return RedisTarget("redis", (), "", url)
     scheme, kind = match[1].lower(), match[2].lower()

@@ -17,6 +17,7 @@ from gavel_client.consumers.redis_urls import RedisTarget, RedisUrlError, parse_
         ),
         ("rediss+sentinel://h/m", RedisTarget("sentinel", (("h", 26379),), "m", "rediss://h:26379/0")),
         ("rediss+cluster://h1:1,h2/", RedisTarget("cluster", (("h1", 1), ("h2", 6379)), "", "rediss://h1:1/0")),
+        (" redis+cluster://h1\n", RedisTarget("cluster", (("h1", 6379),), "", "redis://h1:6379/0")),
         ("REDIS+CLUSTER://h1#part", RedisTarget("cluster", (("h1", 6379),), "", "redis://h1:6379/0")),
         ("redis+cluster://:p%40@h1", RedisTarget("cluster", (("h1", 6379),), "", "redis://:p%40@h1:6379/0")),
     ],
@@ -35,6 +36,7 @@ def test_targets(url: str, expected: RedisTarget) -> None:
         ("redis+cluster://h1/1", "no database but 0"),
         ("redis+cluster://h1,,h2/", "not HOST or HOST:PORT"),
         ("redis+cluster://h1:99999/", "not HOST or HOST:PORT"),
+        ("redis+cluster://h\n1/", "not HOST or HOST:PORT"),
         ("redis+cluster:///", "not HOST or HOST:PORT"),
     ],
 )

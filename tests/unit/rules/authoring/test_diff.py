@@ -269,10 +269,13 @@ def test_the_key_of_a_counter() -> None:
 
 
 def test_the_layout_of_the_key_of_a_counter() -> None:
-    """Spaces and parentheses in the key of a counter are no edit of the rule."""
+    """Spaces and parentheses in the key of a counter are no edit of the rule, and it is read with one number in both versions."""
     laid_out = COUNTED.replace("history.spent(params.customer)", "history.spent( (params . customer) )")
     diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(laid_out))
     assert ((), (), ()) == (diff.changed, diff.edits, diff.cases)
+    stricter = laid_out.replace("> 1000.0", "> 1000.0 || params.amount > 500.0")
+    cases = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(stricter)).cases
+    assert [("", "OVER")] == [(case.before.reason_code, case.after.reason_code) for case in cases]
 
 
 def test_a_renamed_counter() -> None:

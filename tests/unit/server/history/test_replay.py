@@ -20,11 +20,11 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.replay import DamagedError, VersionNotImplementedError
 from gavel_rules.state.state import State
-from gavel_server.history.read_ahead import PAGE_EVENTS_MAX
 from gavel_server.history.replay import SLICE_EVENTS, ReplayRangeError, impact, verify
 from gavel_server.history.replay_times import ReplayTimes
 from gavel_server.log import Entry, Head, LogCorruptError, Record, chain, empty_head
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.protocol import PAGE_EVENTS_MAX
 from google.protobuf.json_format import ParseDict
 
 from tests.support.turns import other_turns

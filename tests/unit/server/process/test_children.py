@@ -34,8 +34,15 @@ def test_children_get_no_settings_and_secrets(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_readers_of_logs_get_the_variables_of_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that opens the log and its archive gets the variables of PostgreSQL and of object stores, and no settings of Gavel."""
-    variables = {"PGPASSWORD": "for PostgreSQL", "AWS_SECRET_ACCESS_KEY": "for S3", "HOME": "/home/gavel"}
+    """A child that opens the log and its archive gets the variables of PostgreSQL, object stores and proxies, and no settings of Gavel."""
+    variables = {
+        "PGPASSWORD": "for PostgreSQL",
+        "AWS_SECRET_ACCESS_KEY": "for S3",
+        "HOME": "/home/gavel",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "no_proxy": "localhost",
+        "REQUESTS_CA_BUNDLE": "/etc/authorities.pem",
+    }
     for name, value in {**variables, "GAVEL_REDIS": "redis://:secret@host"}.items():
         monkeypatch.setenv(name, value)
     environment = log_reader_environment()
