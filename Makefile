@@ -40,7 +40,8 @@ export REQUIRED
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
 
-.PHONY: setup demo test test-long test-compiled serve serve-compiled compiled front check bench soak proto methods schemas image wheels lock
+.PHONY: setup demo test test-long test-compiled serve serve-compiled compiled front check lint types other-types lint-front contract bench soak \
+	proto methods schemas image wheels lock
 
 setup: $(STAMP)
 
@@ -92,19 +93,32 @@ COMPILED_TESTS := tests/compiled \
 test-compiled: compiled front
 	TEST_BUILD=compiled $(COMPILED) .ci/pytest -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(COMPILED_TESTS)
 
+# Checks that use one processor each run two at a time, beside the compiler; then the tests, which use all of them.
 check: $(STAMP)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.12 rules/gavel_rules server/gavel_server client/python/gavel_client
-	$(BIN)/mypy --python-version 3.10 client/python/gavel_client
-	$(BIN)/lint-imports --no-logo
-	server/front/tool check
-	server/front/tool check-monitoring
-	.ci/contract
+	$(MAKE) --no-print-directory --jobs=2 lint compiled types other-types lint-front front contract
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-long
 	$(MAKE) --no-print-directory test-compiled
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+# What users install, on the other Pythons that it supports.
+other-types: $(STAMP)
+	$(BIN)/mypy --python-version 3.12 rules/gavel_rules server/gavel_server client/python/gavel_client
+	$(BIN)/mypy --python-version 3.10 client/python/gavel_client
+
+lint-front: $(STAMP)
+	server/front/tool check
+	server/front/tool check-monitoring
+
+contract: $(STAMP)
+	.ci/contract
 
 # Compares the two rule engines on random documents and cases. FUZZ="--seed 123" repeats a run. `make test` includes a few thousand
 # evaluations.
