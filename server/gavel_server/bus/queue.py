@@ -67,7 +67,7 @@ class CommandQueue:
         return batch
 
     def put_back(self, batch: Sequence[Request]) -> None:
-        """Return requests to the front, in order, except those that have been answered."""
+        """Return requests to the front of their callers' requests, in order, except those that have been answered."""
         for request in reversed(batch):
             if not request.is_answered:
                 self._requests.put_back(request.caller, request, request.size_bytes)

@@ -134,7 +134,6 @@ class FairQueue(Generic[Item]):
         self._addresses: dict[str, _WaitingAddress] = {}  # of the lines that wait for their turn
         self._ring: deque[_WaitingAddress] = deque()
         self._waiting_lines = 0
-        self._returned: deque[tuple[_Line, object, int]] = deque()  # lines, items and sizes, before all others
 
     @property
     def count(self) -> int:
@@ -156,8 +155,6 @@ class FairQueue(Generic[Item]):
         if largest is None:
             return None
         line = self._lines[largest]
-        if not line.items:
-            return None
         displaced: list[Item] = []
         # Several at once, so that a search serves several newcomers; at most half of the line.
         for _ in range(min(DISPLACED_MAX, 1 + self.items_max // 100, (len(line.items) + 1) // 2)):
@@ -176,8 +173,11 @@ class FairQueue(Generic[Item]):
             self._enter(line)
 
     def put_back(self, caller: str, item: Item, size_bytes: int) -> None:
-        """Return an item to the front of the queue, before the items of all callers."""
-        self._returned.appendleft((self._count(caller, size_bytes), item, size_bytes))
+        """Return an item to the front of its caller's items. If the caller has no others, its turn is the next one."""
+        line = self._count(caller, size_bytes)
+        line.items.appendleft((item, size_bytes))
+        if len(line.items) == 1:
+            self._enter(line, at_front=True)
 
     def remove(self, caller: str, item: Item) -> None:
         """Remove an item that was added, if it still waits. Goes through all items of the caller: for short queues."""
@@ -194,14 +194,11 @@ class FairQueue(Generic[Item]):
 
     def take(self) -> Item:
         """Remove the next item. Raises IndexError if the queue is empty."""
-        if self._returned:
-            line, item, size_bytes = self._returned.popleft()
-        else:
-            line = self._next_line()
-            item, size_bytes = line.items.popleft()
-            line.deficit = max(0, line.deficit - _cost(size_bytes))  # a lone caller takes more than its turn
-            if not line.items:
-                self._leave(line)
+        line = self._next_line()
+        item, size_bytes = line.items.popleft()
+        line.deficit = max(0, line.deficit - _cost(size_bytes))  # a lone caller takes more than its turn
+        if not line.items:
+            self._leave(line)
         self._discount(line, size_bytes)
         return item  # type: ignore[return-value]  # only items are added
 
@@ -219,16 +216,23 @@ class FairQueue(Generic[Item]):
     def _begin_turn(self) -> None:
         self._ring[0].lines[0].deficit += QUANTUM
 
-    def _enter(self, line: _Line) -> None:
-        """Let a line that was empty wait for its turn."""
+    def _enter(self, line: _Line, at_front: bool = False) -> None:
+        """Let a line that was empty wait for its turn: the last one, or the first one of its address."""
         address = address_of(line.usage.name)
         waiting = self._addresses.get(address)
         if waiting is None:
             waiting = self._addresses[address] = _WaitingAddress()
-            self._ring.append(waiting)
-        waiting.lines.append(line)
+            if at_front:
+                self._ring.appendleft(waiting)
+            else:
+                self._ring.append(waiting)
+        if at_front:
+            waiting.lines.appendleft(line)
+        else:
+            waiting.lines.append(line)
         self._waiting_lines += 1
-        line.deficit = QUANTUM if self._waiting_lines == 1 else 0  # alone, its turn begins at once
+        has_turn = self._ring[0] is waiting and waiting.lines[0] is line
+        line.deficit = QUANTUM if has_turn else 0
 
     def _leave(self, line: _Line) -> None:
         """Let an empty line wait no longer. If it had its turn, the next one begins."""

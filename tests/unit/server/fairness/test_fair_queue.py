@@ -99,6 +99,32 @@ def test_lone_caller_owes_nothing() -> None:
     assert {"a": 10 * QUANTUM, "b": 10 * QUANTUM} == dict(turns)
 
 
+def test_what_was_put_back_has_no_turn_before_others() -> None:
+    """A caller that joins after a batch of another one waits for a turn of it, not for all that comes back from the batch."""
+    queue: FairQueue[str] = FairQueue(10_000, BYTES_MAX)
+    for _ in range(100):
+        queue.add("a:1", "a", 0)
+    batch = [queue.take() for _ in range(64)]
+    queue.add("b:1", "b", 0)
+    for item in batch:
+        queue.put_back("a:1", item, 0)
+    assert "b" in [queue.take() for _ in range(QUANTUM + 1)]
+
+
+def test_a_caller_that_comes_back_has_the_next_turn() -> None:
+    """Addresses whose only items come back are served before those that joined meanwhile, in their order."""
+    queue: FairQueue[str] = FairQueue(10_000, BYTES_MAX)
+    callers = ["a:1", "b:1", "d:1"]
+    for caller in callers:
+        queue.add(caller, caller, 0)
+    batch = [queue.take() for _ in callers]
+    for _ in range(100):
+        queue.add("c:1", "c:1", 0)
+    for caller in reversed(batch):
+        queue.put_back(caller, caller, 0)
+    assert [*batch, "c:1"] == [queue.take() for _ in range(4)]
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.sampled_from(CALLERS), st.integers(0, 10 * UNIT_BYTES)),
