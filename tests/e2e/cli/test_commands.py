@@ -401,6 +401,8 @@ def test_search_of_the_log(tmp_path: Path) -> None:
         assert [last.sequence_number] == numbers("--subject", "parcel/new")
         wrong = gavel("log", "search", "--since", "yesterday", server=server)
         assert (2, "gavel: --since: 'yesterday' is not a time") == (wrong.returncode, wrong.stderr.split(";")[0])
+        wrong = gavel("log", "search", "--since", "2h", "--until", "3h", server=server)
+        assert (2, "gavel: --until is not after --since\n") == (wrong.returncode, wrong.stderr)
 
 
 def _await_index(server: Server, number: int) -> None:

@@ -86,14 +86,16 @@ def test_open_review(shop: Server, bus: str, reviewing: SyncGavelClient) -> None
 
 
 def test_revoke(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
-    """An approval is revoked once; revoking it again, or an unknown one, is exit status 1."""
+    """An approval is revoked once, by its number too; revoking it again, or an unknown one, is exit status 1."""
     approval = decide(reviewing, "parcel/1", 5)
     result = gavel("revoke", approval.event_id, "--reason", "recalled", "--by", "ada", "--bus", bus, server=shop)
     assert (0, "") == (result.returncode, result.stderr)
     assert result.stdout.startswith(f"{approval.event_id} is revoked at event ")
-    next_proposal = gavel("revoke", approval.event_id, "--reason", "recalled", "--bus", bus, server=shop)
+    next_proposal = gavel("revoke", str(approval.sequence_number), "--reason", "recalled", "--bus", bus, server=shop)
     assert (1, "") == (next_proposal.returncode, next_proposal.stdout)
     assert "it has been revoked (WRONG_STATE)" in next_proposal.stderr
+    proposal = gavel("revoke", str(approval.sequence_number - 1), "--reason", "recalled", "--bus", bus, server=shop)
+    assert (1, True) == (proposal.returncode, "is not a decision; gavel log search" in proposal.stderr)
     unknown = gavel("review", "approve", approval.causation_id, "--reason", "seen", "--bus", bus, server=shop)
     assert (1, True) == (unknown.returncode, "DECISION_NOT_FOUND" in unknown.stderr)
 

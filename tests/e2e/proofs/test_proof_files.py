@@ -34,6 +34,14 @@ def test_verified(notarized: Notarized, proof_file: Path) -> None:
     assert "checkpoint 13 events, signed by gavel/default" == lines[-1]
 
 
+def test_the_number_of_a_decision(notarized: Notarized) -> None:
+    """A decision may be named by its number; another event has no proof of a decision."""
+    number = notarized.decisions["light"].sequence_number
+    assert notarized.proof() == gavel("proof", str(number), server=notarized.server).stdout
+    proposal = gavel("proof", str(number - 1), server=notarized.server)
+    assert (1, True) == (proposal.returncode, "is not a decision; gavel log search" in proposal.stderr)
+
+
 def test_key_in_a_file(notarized: Notarized, proof_file: Path, tmp_path: Path) -> None:
     """--key takes a file with the public key, and the proof comes from standard input."""
     (tmp_path / "notary.vkey").write_text(notarized.vkey + "\n", encoding="utf-8")

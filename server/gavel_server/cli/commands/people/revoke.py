@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from gavel_server.cli.connection import as_person, connect
+from gavel_server.cli.event_names import find_decision_id
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Json, Reason, Server, check_reason
 
 
 def revoke(
-    decision_id: Annotated[str, typer.Argument(metavar="DECISION_ID", help="An approved decision whose execution has not begun.")],
+    decision: Annotated[
+        str, typer.Argument(metavar="ID_OR_NUMBER", help="The id or sequence number of an approved decision whose execution has not begun.")
+    ],
     reason: Reason,
     by: By = None,
     server: Server = SERVER_DEFAULT,
@@ -24,6 +27,7 @@ def revoke(
 
     checked_reason = check_reason(reason)
     with connect(server, bus) as client:
+        decision_id = find_decision_id(client, decision)
         response = as_person(by, lambda revoked_by: client.revoke_decision(decision_id, revoked_by=revoked_by, reason=checked_reason))
     if as_json:
         output.print_json(response)

@@ -8,6 +8,7 @@ import typer
 
 from gavel_server.cli.connection import connect
 from gavel_server.cli.errors import CommandError
+from gavel_server.cli.event_names import find_decision_id
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def proof(
-    decision_id: Annotated[str, typer.Argument(metavar="DECISION", help="The decision's id.")],
+    decision: Annotated[str, typer.Argument(metavar="ID_OR_NUMBER", help="The decision's id or sequence number.")],
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
@@ -34,15 +35,15 @@ def proof(
 
     try:
         with connect(server, bus) as client:
+            decision_id = find_decision_id(client, decision)
             answer = client.get_checkpoint()
             checkpoint = parse_checkpoint(answer.checkpoint)
             decided = _prove_decision(client, checkpoint.size, decision_id)
             envelope = Envelope.FromString(decided.envelope)
             if not envelope.HasField("decision"):
-                raise CommandError(f"event {decision_id} is not a decision; give an id that gavel propose or gavel log prints")
-            decision = envelope.decision
-            events = [decided, _prove(client, checkpoint.size, event_id=decision.proposal_id)]
-            facts = sorted({fact.sequence_number for fact in decision.pinned_facts})
+                raise CommandError(f"event {decision_id} is not a decision; gavel log search --category decision lists the decisions")
+            events = [decided, _prove(client, checkpoint.size, event_id=envelope.decision.proposal_id)]
+            facts = sorted({fact.sequence_number for fact in envelope.decision.pinned_facts})
             events += (_prove(client, checkpoint.size, sequence_number=number) for number in facts)
         document = Proof(decision_id, tuple(events), checkpoint)
         check_events(document)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gavel_server.cli.commands.reads.log import read_sequence_number
 from gavel_server.cli.connection import connect
-from gavel_server.cli.errors import CommandError
+from gavel_server.cli.event_names import find_decision_id
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server
 
 if TYPE_CHECKING:
@@ -45,14 +44,8 @@ def audit_decision(
     debug: Debug = False,
 ) -> None:
     """Print which models, tools, rules, facts and people led to a decision, and whether it comes out the same."""
-    number = read_sequence_number(decision)
     with connect(server, bus) as client:
-        if number:
-            envelope = client.get_event(sequence_number=number).envelope
-            if not envelope.HasField("decision"):
-                raise CommandError(f"event {number} is not a decision; gavel log search --category decision lists the decisions")
-            decision = envelope.event_id
-        _print(client.audit_decision(decision, without_recomputation=without_recomputation), as_json)
+        _print(client.audit_decision(find_decision_id(client, decision), without_recomputation=without_recomputation), as_json)
 
 
 def _print(response: AuditTraceResponse | AuditDecisionResponse, as_json: bool) -> None:

@@ -13,7 +13,8 @@ import typer
 
 from gavel_server.cli.connection import connect
 from gavel_server.cli.errors import InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, INT64_MAX, SERVER_DEFAULT, Bus, Debug, Json, Server, check_int64
+from gavel_server.cli.event_names import read_sequence_number
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, check_int64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,17 +145,6 @@ def tail(
                 return
 
 
-def read_sequence_number(text: str) -> int:
-    """Return the sequence number that the text is, or 0 if it is an id. Raises InvalidInputError for a number outside int64."""
-    if not (text.isascii() and text.isdigit()):
-        return 0
-    # int() refuses thousands of digits, so only as many are read as show that the number is too large.
-    number = int(text[: len(str(INT64_MAX)) + 1])
-    if not 0 < number <= INT64_MAX:
-        raise InvalidInputError(f"{text[:40]} is not a sequence number; they go from 1 to 2^63 - 1")
-    return number
-
-
 def _categories(names: list[Category]) -> list[EventCategory.ValueType]:
     from gavel.v1.common_pb2 import EventCategory
 
@@ -276,6 +266,9 @@ def search(
     An event must pass every filter. A repeated option accepts each of its values.
     """
     now = datetime.now(UTC)
+    recorded_from, recorded_until = _time("--since", since, now), _time("--until", until, now)
+    if recorded_from and recorded_until and recorded_until.ToNanoseconds() <= recorded_from.ToNanoseconds():
+        raise InvalidInputError("--until is not after --since")
     print_events(
         server,
         bus,
@@ -287,8 +280,8 @@ def search(
         action_types=action,
         outcomes=_outcomes(outcome),
         reason_codes=reason,
-        recorded_from=_time("--since", since, now),
-        recorded_until=_time("--until", until, now),
+        recorded_from=recorded_from,
+        recorded_until=recorded_until,
         from_sequence_number=from_sequence_number,
         to_sequence_number=to_sequence_number,
     )
