@@ -89,9 +89,10 @@ COMPILED_TESTS := tests/compiled \
 	tests/simulation tests/scenarios tests/contract \
 	$(addprefix tests/unit/,rules server client/consumers test_cookbook.py test_hashing_vectors.py)
 
-# Runs these tests on the compiled build, which tests/conftest.py verifies, and those that compare both builds.
+# Runs these tests on the compiled build, which tests/conftest.py verifies, and those that compare both builds. One transport is enough, the one
+# with compiled modules of its own: `test-long` runs on both.
 test-compiled: compiled front
-	TEST_BUILD=compiled $(COMPILED) .ci/pytest -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(COMPILED_TESTS)
+	TEST_BUILD=compiled TEST_FRONTS=native $(COMPILED) .ci/pytest -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(COMPILED_TESTS)
 
 # Checks that use one processor each run two at a time, beside the compiler; then the tests, which use all of them.
 check: $(STAMP)

@@ -31,6 +31,7 @@ RELAY: Final = Path(__file__).with_name("relay.py")
 # The worker programs of a server, by the module whose `_COMMAND` starts each.
 WORKERS: Final = {
     "gavel_server.compile.compiler": "gavel_server.compile.worker",
+    "gavel_server.history.replay_process": "gavel_server.history.replay_worker",
     "gavel_server.index.event_index": "gavel_server.index.worker",
 }
 # Python's exit status if it cannot flush the standard streams.
@@ -176,6 +177,8 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))  # for programs of the tests
     for name in PRELOADED:
         importlib.import_module(name)
+    # Tests leave no processor idle, so an index that is written in idle time would not be written.
+    vars(sys.modules["gavel_server.index.worker"])["use_idle_time"] = lambda: None
     # Keep collections in a run from touching, and so copying, the pages that all runs share.
     gc.collect()
     gc.freeze()
