@@ -104,6 +104,25 @@ def workers(state: str = "") -> list[int]:
     return processes
 
 
+async def test_a_child_gives_way_to_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that compiles has a lower priority than this process."""
+    program = (
+        "import os, signal, gavel_server.compile.worker as w\n"
+        "real = w.report_on\n"
+        "def report_on(text, with_analysis):\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    return real(text, with_analysis)\n"
+        "w.report_on = report_on\n"
+        "w.main()"
+    )
+    monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-P", "-c", program))
+    checking = asyncio.create_task(Compiler().check(RULE_SET))
+    (child,) = await wait_until_stopped()
+    assert os.getpriority(os.PRIO_PROCESS, child) > os.nice(0)
+    os.kill(child, signal.SIGCONT)
+    assert (await checking).valid
+
+
 async def wait_until_stopped(count: int = 1) -> list[int]:
     """Wait until `count` compiler children of this process have stopped, and return their process ids."""
     while len(processes := workers("T")) < count:  # noqa: ASYNC110  # a process table sets no event
