@@ -64,6 +64,8 @@ def diff(
     else:
         for line in (*_lines(changes), *_history_lines(histories), *_suite_lines(of_suites)):
             output.print_line(line)
+        if older.policy_id != newer.policy_id:
+            output.print_note(f"gavel: these are versions of different rule sets, {older.policy_id} and {newer.policy_id}")
         output.print_note(f"gavel: {_summary(changes, histories, of_suites)}")
     if changes or of_suites:
         raise typer.Exit(EXIT_DIFFERENT)
@@ -116,6 +118,8 @@ def _history_json(change: HistoryChange) -> dict[str, Any]:
 
 
 def _history_lines(histories: HistoryDiff) -> Iterator[str]:
+    from gavel_server.cli.rendering.events import format_duration
+
     for change in histories.changes:
         yield f"history of {change.action}:"
         earlier = change.earlier
@@ -123,11 +127,12 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
             result = f" with result {_value(earlier.result)}" if earlier.result else ""
             report = f", each reported as {earlier.status}{result}" if earlier.status else ", not carried out"
             parts = [f"params {_value(earlier.params)}", f"subject {earlier.subject}", f"producer.id {earlier.producer}"]
-            yield f"  {earlier.age_ms} ms before, {earlier.proposals} x {', '.join(parts)}{report}"
+            yield f"  {format_duration(earlier.age_ms)} before, {earlier.proposals} x {', '.join(parts)}{report}"
         for group in change.earlier_facts:
             kind = "observation" if group.tier > 1 else "fact"
             source = "" if group.tier > 1 else f" from {group.source}"
-            yield f"  {group.age_ms} ms before, {group.facts} x {kind} {group.key} = {_value(group.value)} of {group.subject}{source}"
+            what = f"{group.facts} x {kind} {group.key} = {_value(group.value)} of {group.subject}{source}"
+            yield f"  {format_duration(group.age_ms)} before, {what}"
         facts = [f"facts {_value(change.facts)}"] if change.facts else []
         report = f", reported as {_value(change.execution)}" if change.execution is not None else ""
         parts = [f"params {_value(change.params)}", *facts, f"subject {change.subject}", f"producer.id {change.producer}"]

@@ -75,6 +75,15 @@ def test_histories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [] == output["not_analysed"]
 
 
+def test_versions_of_different_rule_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A note tells that the two documents have different names, which is easily a mistake."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text(BUDGET)
+    new.write_text(BUDGET.replace("rule_set: ", "rule_set: other-"))
+    run(["rules", "diff", str(old), str(new)])
+    assert "gavel: these are versions of different rule sets, " in capsys.readouterr().err
+
+
 def test_histories_of_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An edited counter of facts shows with earlier facts, as text and as JSON; one without a history has a reason."""
     text = BUDGET.replace("of: approvals, action: mail.send", "of: facts, fact: mail.bounced, where: value == true")
@@ -83,7 +92,7 @@ def test_histories_of_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     new.write_text(text.replace("value == true", "value == false"))
     assert 1 == run(["rules", "diff", str(old), str(new)])
     out, _ = capsys.readouterr()
-    assert "  1800000 ms before, 1 x fact mail.bounced = false of subject/1 from test-source\n  then params " in out
+    assert "  30 min before, 1 x fact mail.bounced = false of subject/1 from test-source\n  then params " in out
     assert "  before: APPROVED by rest\n  after:  REJECTED OFTEN by often\n" in out
     assert 1 == run(["rules", "diff", str(old), str(new), "--json"])
     output = json.loads(capsys.readouterr().out)
