@@ -155,10 +155,10 @@ func (call *call) passRequests(caller grpc.ServerStream, server grpc.ClientStrea
 
 // passResponses passes on the server's messages, and returns the status with which the call ended.
 func (call *call) passResponses(server grpc.ClientStream, caller grpc.ServerStream, turn *turn) error {
-	// Some methods send headers before the first message: they tell a caller that it is subscribed.
+	// Some methods send headers before the first message: they tell a caller that it is subscribed, or the front that the call waits.
 	header, err := server.Header()
 	turn.end() // the first work is done; what follows takes turns at the server
-	if err == nil && header != nil {
+	if err == nil && header != nil && len(header.Get(headers.WaitsKey)) == 0 {
 		if err := caller.SendHeader(headers.Own(header)); err != nil {
 			return err
 		}

@@ -2,8 +2,14 @@ package main
 
 import (
 	"context"
+	"io"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"gavel/front/internal/headers"
 )
 
 // order lets calls of connections wait in turn, passes the places on one by one, and returns whose call each place went to.
@@ -89,5 +95,52 @@ func TestATurnEndsOnce(t *testing.T) {
 	defer turns.mutex.Unlock()
 	if turns.free != 1 || len(turns.occupied) != 0 {
 		t.Errorf("%d places are free, %v are occupied", turns.free, turns.occupied)
+	}
+}
+
+// waiting is a forwarded call of a server that answers with headers, and then with nothing until it is told to.
+type waiting struct {
+	grpc.ClientStream
+	header metadata.MD
+	answer chan struct{}
+}
+
+func (call waiting) Header() (metadata.MD, error) { return call.header, nil }
+
+func (call waiting) RecvMsg(any) error {
+	<-call.answer
+	return io.EOF
+}
+
+// headerless is a caller that gets no headers before its answer.
+type headerless struct {
+	grpc.ServerStream
+	t *testing.T
+}
+
+func (caller headerless) SendHeader(metadata.MD) error {
+	caller.t.Error("the caller gets headers, after which it would not repeat the call")
+	return nil
+}
+
+// A call that waits at the server leaves its place at once, and its caller does not see that.
+func TestACallThatWaitsLeavesItsPlace(t *testing.T) {
+	connections := newConnections(limitsOfTests())
+	turns := newTurns(1, time.Hour)
+	place, err := turns.begin(context.Background(), connections.admitFrom(t, "10.0.0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := waiting{header: metadata.Pairs(headers.WaitsKey, "1"), answer: make(chan struct{})}
+	ended := make(chan error)
+	go func() { ended <- callOf(t, limitsOfTests()).passResponses(server, headerless{t: t}, place) }()
+	next, err := turns.begin(context.Background(), connections.admitFrom(t, "10.0.0.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.end()
+	close(server.answer)
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

@@ -36,6 +36,7 @@ from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.watcher import BusWatcher
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import INTERNAL
+from gavel_server.fairness.waiting import announce_wait
 from gavel_server.history.disposal import free
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog, Head, LogError, UntimelyError
@@ -314,6 +315,7 @@ class Sequencer:
             return
         self.replica.is_behind = True
         self._pacing.wake()
+        await announce_wait()
         try:
             await asyncio.wait_for(self.wait_beyond(sequence_number - 1), timeout_ms / 1000)
         except TimeoutError:

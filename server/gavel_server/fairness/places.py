@@ -15,6 +15,7 @@ from gavel.v1 import error_pb2
 
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.fair_queue import TURN_BYTES, FairQueue
+from gavel_server.fairness.waiting import announce_wait
 
 Result = TypeVar("Result")
 
@@ -69,9 +70,10 @@ class Places:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(caller, turn, TURN_BYTES)
         try:
+            await announce_wait()
             await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
+        except BaseException:
+            if not turn.done() or turn.cancelled():
                 self._waiting.remove(caller, turn)
             elif turn.exception() is None:
                 self._leave()  # the place came at the same moment

@@ -14,6 +14,7 @@ from typing import Final
 from gavel.v1 import error_pb2
 
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.waiting import announce_wait
 
 # Replays and simulations. Each takes a processor as long as it runs.
 REPLAYS_MAX: Final = 2
@@ -69,6 +70,7 @@ class Slots:
         self._waiting.append(place)
         try:
             async with asyncio.timeout(self._wait_seconds_max):
+                await announce_wait()
                 await turn
         except TimeoutError:
             self._give_up(place)

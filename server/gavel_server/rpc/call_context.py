@@ -29,6 +29,8 @@ PEER_KEY: Final = "gavel-peer"
 RECEIVED_KEY: Final = "gavel-received"
 # The peer of a caller on a unix socket, which has no address of its own.
 UNIX_PEER: Final = "unix:"
+# The server answers with it, before everything else, if a forwarded call waits. The front does not pass these headers on.
+WAITS_KEY: Final = "gavel-waits"
 # The one key of Gavel's that is a caller's own metadata: the request is refused if its bus has another incarnation.
 BUS_INCARNATION_KEY: Final = "gavel-bus-incarnation"
 _GRPC_KEYS: Final = frozenset({"user-agent", "te", "content-type", "authorization"})
@@ -51,13 +53,24 @@ class Caller(NamedTuple):
 class CallContext:
     """The context of one call, for interceptor and methods."""
 
-    __slots__ = ("_caller", "_decode", "_has_metadata", "_peer", "_principal", "_send_headers", "cancellation", "method", "session")
+    __slots__ = (
+        "_caller",
+        "_decode",
+        "_has_metadata",
+        "_has_sent_headers",
+        "_peer",
+        "_principal",
+        "_send_headers",
+        "cancellation",
+        "method",
+        "session",
+    )
 
     def __init__(
         self,
         method: str,
         decode: Callable[[], Caller],
-        send_headers: Callable[[], Awaitable[None]] | None = None,
+        send_headers: Callable[[Metadata], Awaitable[None]] | None = None,
         peer: str | None = None,
         *,
         has_metadata: bool = True,
@@ -76,6 +89,7 @@ class CallContext:
         self.method: Final = method
         self._decode: Final = decode
         self._send_headers: Final = send_headers
+        self._has_sent_headers = False
         self._caller: Caller | None = None
         # The transport cancels it when the caller has gone.
         self.cancellation: Final = Cancellation()
@@ -140,8 +154,16 @@ class CallContext:
 
     async def send_headers(self) -> None:
         """Send the response headers now, before the first message. Does nothing where the transport sends no headers by themselves."""
-        if self._send_headers is not None:
-            await self._send_headers()
+        await self._send_once(())
+
+    async def announce_wait(self) -> None:
+        """Tell the native front that the call waits, so that another one may have its place."""
+        await self._send_once(((WAITS_KEY, "1"),))
+
+    async def _send_once(self, headers: Metadata) -> None:
+        if self._send_headers is not None and not self._has_sent_headers:
+            self._has_sent_headers = True
+            await self._send_headers(headers)
 
     def _decode_caller(self) -> Caller:
         if self._caller is None:
@@ -178,7 +200,7 @@ def grpc_call_context(
             return Caller("native", forwarded[PEER_KEY], own_metadata(pairs), deadline_seconds, received_ns)
         return Caller("grpc.aio", peer_address(call.peer()), own_metadata(pairs), deadline_seconds)
 
-    return CallContext(method, decode, lambda: call.send_initial_metadata(()), session=session)
+    return CallContext(method, decode, call.send_initial_metadata, session=session)
 
 
 def peer_address(name: str) -> str:

@@ -26,6 +26,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gavel_server.errors import ServiceError, abort
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
+from gavel_server.fairness.waiting import announce_by, announce_wait
 from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
@@ -154,7 +155,10 @@ class Interceptor:
                     if error.reason == error_pb2.ERROR_REASON_UNAUTHENTICATED:
                         self.note_unauthenticated(name)
                     raise
-        return grpc_call_context(name, context, behind_front=self._behind_front, session=session)
+        call_context = grpc_call_context(name, context, behind_front=self._behind_front, session=session)
+        if self._behind_front:
+            announce_by(call_context.announce_wait)
+        return call_context
 
     @contextmanager
     def _observed(self, call_context: CallContext, context: GrpcContext, *, is_traced: bool = True) -> Iterator[None]:
@@ -187,7 +191,7 @@ class Interceptor:
     def _plain_stream(self, name: str, method: Method) -> _Handler:
         async def behaviour(requests: AsyncIterator[bytes], context: GrpcContext) -> None:
             call_context = await self._begin(name, context)
-
+            await announce_wait()
             async with abort_on_error(name, context):
                 with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
                     stream = stream_answers(requests, lambda data: call(method, data, call_context), self._closing)
@@ -207,6 +211,7 @@ class Interceptor:
         async def bidirectional(_: object, context: GrpcContext) -> None:
             call_context = await self._begin(name, context)
             first = await receive_request(name, context)
+            await announce_wait()
             opening: Any = None
 
             async def requests(call: OpenCall | None) -> AsyncGenerator[Any, None]:
@@ -257,6 +262,8 @@ class Interceptor:
                 with self._observed(call_context, context):
                     self.quotas.charge(call_context.address, len(data), call_context.principal)
                     is_subscription = method.name == _SUBSCRIBE
+                    if not is_subscription:  # it sends headers
+                        await announce_wait()
                     with self.quotas.stream(call_context.address, is_subscription=is_subscription, principal=call_context.principal):
                         request = await decode(data, call_context)
                         await authorize(access, name, request, call_context)
@@ -291,6 +298,8 @@ class Interceptor:
                 # Also streams that need no credentials: a stranger could open them until the memory is full.
                 address, principal = call_context.address, call_context.principal
                 is_stream = method.server_streaming
+                if is_stream:
+                    await announce_wait()
                 streams = self.quotas.stream(address, is_subscription=False, principal=principal) if is_stream else nullcontext()
                 with streams, self._observed(call_context, context, is_traced=False):
                     request = decoded(requests) if method.client_streaming else decode(data)

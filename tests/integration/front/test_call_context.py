@@ -11,10 +11,11 @@ import pytest
 from gavel.v1 import execution_service_pb2
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, BeginExecutionResponse
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest, VerifyReplayResponse
+from gavel_server.fairness.waiting import announce_wait
 from gavel_server.front.frames import METHODS
 from gavel_server.front.programs import FrontSetting, native_program
 from gavel_server.front.supervisor import FrontSupervisor
-from gavel_server.rpc.call_context import CallContext, Metadata
+from gavel_server.rpc.call_context import WAITS_KEY, CallContext, Metadata
 from gavel_server.rpc.callback_methods import Respond
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.rpc.service_descriptors import ARBITRATION, EXECUTION, REPLAY
@@ -36,6 +37,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.contexts: list[tuple[str, str, str, Metadata, int | None]] = []
+        self.waits = False
 
     def note(self, context: CallContext) -> None:
         """Read a context."""
@@ -51,6 +53,9 @@ class Probe:
     ) -> BeginExecutionResponse:
         """Answer a unary call."""
         self.note(context)
+        if self.waits:
+            await announce_wait()
+            await announce_wait()
         return BeginExecutionResponse()
 
     async def VerifyReplay(  # noqa: N802  # the contract's name
@@ -184,6 +189,18 @@ async def test_client_on_the_private_socket(world: World) -> None:
     """A client on the server's private socket has a unix socket's address and the transport grpc.aio."""
     await world.start("127.0.0.1:0")
     assert ("grpc.aio", "unix:") == (await world.call(UNARY, world.inner))[1:3]
+
+
+async def test_a_wait_is_between_server_and_front(world: World) -> None:
+    """The server tells the front that a call waits; the caller gets no headers of it."""
+    await world.start("127.0.0.1:0")
+    world.probe.waits = True
+    for address in (world.address, world.inner if world.transport == "native" else world.address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            call: Any = channel.unary_unary(f"/{UNARY}")(EMPTY)
+            assert b"" == await call
+            is_inner = address == world.inner
+            assert is_inner == (WAITS_KEY in {key for key, _ in await call.initial_metadata()})
 
 
 @pytest.mark.parametrize("world", FRONTS, indirect=True)

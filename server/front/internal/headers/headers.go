@@ -22,6 +22,9 @@ const (
 	HandleKey = "gavel-handle"
 	SecretKey = "gavel-secret"
 
+	// The server answers with it, before everything else, if the call waits and needs no place among those that it works on.
+	WaitsKey = "gavel-waits"
+
 	// The time at which the front received the call, in nanoseconds since the epoch.
 	ReceivedKey = "gavel-received"
 
