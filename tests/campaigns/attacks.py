@@ -200,6 +200,19 @@ async def rapid_resets(target: Target) -> None:
                     await connection.drain()
 
 
+async def calls_that_wait(target: Target) -> None:
+    """Wait for an event that never comes, from several addresses, and wait again as soon as the calls could have left their places."""
+    request = message(projection.GetProjectionRequest(subject="parcel/wide", min_sequence_number=1 << 40).SerializeToString())
+    async with connections(target, 4, local_hosts=[f"127.0.1.{number}" for number in range(1, 5)]) as opened:
+        for _ in range(30):
+            streams = [(connection, connection.start_call(PROJECTION)) for connection in opened for _ in range(5)]
+            for connection, stream in streams:
+                connection.send_data(stream, request)
+            await asyncio.sleep(0.12)
+            for connection, stream in streams:
+                connection.reset(stream)
+
+
 async def calls_without_messages(target: Target) -> None:
     """End calls before their message, and call methods that do not exist, with malformed metadata."""
     odd = ((b"grpc-timeout", b"-1x"), (b"x-odd", b"\xff\xfe"), (b"x-bin-bin", b"!!"))
@@ -427,6 +440,7 @@ ATTACKS: Final[Sequence[Attack]] = (
     busy_connections,
     idle_connections,
     rapid_resets,
+    calls_that_wait,
     calls_without_messages,
     large_headers,
     streams_not_read,

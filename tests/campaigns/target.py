@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import cycle
 from typing import Final, NamedTuple
 
 from gavel.v1 import arbitration_service_pb2 as arbitration
@@ -55,13 +56,15 @@ class Target(NamedTuple):
 
 
 @asynccontextmanager
-async def connections(target: Target, count: int, *, window_bytes: int = 65_535) -> AsyncIterator[list[Http2Connection]]:
-    """Open connections, as many as the server lets in; close them at the end."""
+async def connections(
+    target: Target, count: int, *, window_bytes: int = 65_535, local_hosts: Sequence[str | None] = (None,)
+) -> AsyncIterator[list[Http2Connection]]:
+    """Open connections, as many as the server lets in; close them at the end. They come from these addresses in turn."""
     opened: list[Http2Connection] = []
     try:
-        for _ in range(count):
+        for _, local_host in zip(range(count), cycle(local_hosts), strict=False):
             with suppress(OSError):
-                opened.append(await Http2Connection.open(target.host, target.port, window_bytes=window_bytes))
+                opened.append(await Http2Connection.open(target.host, target.port, window_bytes=window_bytes, local_host=local_host))
         yield opened
     finally:
         for connection in opened:

@@ -78,9 +78,10 @@ class Http2Connection:
         """Frames read, as (type, flags, stream, payload), without DATA of more than one frame's worth."""
 
     @classmethod
-    async def open(cls, host: str, port: int, *, window_bytes: int = 65_535) -> Http2Connection:
-        """Connect. `window_bytes` is how much of an answer the server may send on one stream."""
-        connection = cls(*await asyncio.open_connection(host, port))
+    async def open(cls, host: str, port: int, *, window_bytes: int = 65_535, local_host: str | None = None) -> Http2Connection:
+        """Connect, from another address than usual if one is given. `window_bytes`: of an answer the server may send on one stream."""
+        local_address = (local_host, 0) if local_host is not None else None
+        connection = cls(*await asyncio.open_connection(host, port, local_addr=local_address))
         connection.send(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window_bytes)))
         return connection
 

@@ -106,7 +106,7 @@ class ProjectionServicer:
         live = await sort_in_turns(state.decisions.values(), lambda one: one.sequence_number, _after(page), context.caller, in_phase)
         examined = 0
         if request.lost_work:
-            lost, examined = await find_lost(sequencer.log.work, live, state.decisions, page.size)
+            lost, examined = await find_lost(sequencer.log.work, live, state.decisions, page.size, context.caller)
             live = iter(lost)
         passes = (lambda item: item.action_type in action_types) if action_types else None
         decisions, token = await fill(page, map(views.pending_decision, live), _place, context.caller, passes)

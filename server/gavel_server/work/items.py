@@ -13,6 +13,7 @@ from gavel.v1.projection_service_pb2 import (
 )
 from gavel_rules.state.records import LiveDecision
 
+from gavel_server.fairness.turns import call_slice
 from gavel_server.log.work.protocol import QUEUES, QueueName, WorkQueues
 
 # Decisions that are looked up in one step, and in one call; numbers of a queue that are read in one.
@@ -34,13 +35,17 @@ def decision_number(live: LiveDecision) -> int:
     return live.sequence_number if live.grant is None else live.grant.sequence_number
 
 
-async def find_lost(work: WorkQueues, decisions: Iterable[LiveDecision], current: Mapping[str, LiveDecision], count: int) -> LostWork:
+async def find_lost(
+    work: WorkQueues, decisions: Iterable[LiveDecision], current: Mapping[str, LiveDecision], count: int, caller: str
+) -> LostWork:
     """Return those of the first decisions whose items the queues do not hold, at least `count` if there are as many. Raises LogError.
 
     An item is added in the same step as its event, and removed when its work has ended: one that is missing was lost with its queue.
     A decision that differs in `current`, by decision_id, after the queues were read has changed meanwhile, and is left out. A bus may
-    have hundreds of thousands of live decisions: they are looked up in steps, and in one call only so many.
+    have hundreds of thousands of live decisions: they are looked up in steps, and in one call only so many. The steps of all callers
+    take turns.
     """
+    time_slice = call_slice(STEP_DECISIONS, caller)
     lost: list[LiveDecision] = []
     remaining = iter(decisions)
     for _ in range(CALL_STEPS):
@@ -55,6 +60,7 @@ async def find_lost(work: WorkQueues, decisions: Iterable[LiveDecision], current
             return LostWork(lost, 0)
         if len(lost) >= count:
             break
+        await time_slice.spend(len(step))
     return LostWork(lost, step[-1].sequence_number)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from gavel.v1 import decision_pb2
@@ -18,6 +19,7 @@ from gavel_server.cli.rendering.events import (
     enum_name,
     format_delay,
     format_duration,
+    format_number,
     format_struct,
     format_time,
     outcome_words,
@@ -58,8 +60,8 @@ def counter_row(reading: CounterReading) -> tuple[str, ...]:
     """Return the cells of a counter: its name, the group that was read, its value, and when the next event stops counting."""
     return (
         printable(f"{reading.policy_id} {reading.counter}"),
-        printable(reading.key) or "all",
-        f"{reading.value:.15g}",
+        printable(json.dumps(reading.key, ensure_ascii=False)) if reading.key else "all",
+        format_number(reading.value),
         format_time(reading.frees_at) if reading.HasField("frees_at") else "-",
     )
 

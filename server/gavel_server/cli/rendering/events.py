@@ -232,6 +232,11 @@ def format_delay(milliseconds: int) -> str:
     return f"{-(-milliseconds // 1000)} s"
 
 
+def format_number(value: float) -> str:
+    """Return a number with all its digits, e.g. "1000000000000001" or "0.1"."""
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
 def enum_name(enumeration: Any, value: int) -> str:
     """Return an enum value's name without the enum's prefix, e.g. "APPROVED"; the number of a value that only a newer server knows."""
     if value not in enumeration.values():
@@ -352,7 +357,7 @@ def _execution(execution: Execution) -> str:
         parts.append(f"done: {', '.join(execution.completed_steps)}")
     if execution.will_retry:
         parts.append("another attempt follows")
-    parts.extend(f"{one.counter}({one.key}) is {one.value:.15g}" for one in execution.counters)
+    parts.extend(f"{one.counter}({one.key}) is {format_number(one.value)}" for one in execution.counters)
     return printable(", ".join(parts))
 
 

@@ -17,6 +17,7 @@ from gavel_server.log import Record
 MODELS_MAX: Final = 200
 TOOLS_MAX: Final = 200
 DECISIONS_MAX: Final = 100
+COUNTERS_MAX: Final = 500
 FACTS_MAX: Final = 500
 # Different versions of one kind that are compared with what holds now.
 VERSIONS_MAX: Final = 128
@@ -28,13 +29,19 @@ def collect(record: TraceRecord, events: Sequence[Envelope], decisions: Sequence
     for event in events:
         versions = versions.with_event(event, str(event.WhichOneof("payload")), VERSIONS_MAX)
     model_uses, tool_uses = models(events), tools(events)
+    decision_audits = [decision_audit(event, record) for event in decisions[:DECISIONS_MAX]]
+    omits_counters = _limit_counters(decision_audits)
     audit = Audit(
         trace_id=record.trace_id,
         version_binding=VersionBinding(**{bound.field: bound.version for bound in versions.bound}) if versions.bound else None,
         models=model_uses[:MODELS_MAX],
         tools=tool_uses[:TOOLS_MAX],
-        decisions=[decision_audit(event, record) for event in decisions[:DECISIONS_MAX]],
-        truncated=record.truncated or len(model_uses) > MODELS_MAX or len(tool_uses) > TOOLS_MAX or len(decisions) > DECISIONS_MAX,
+        decisions=decision_audits,
+        truncated=record.truncated
+        or len(model_uses) > MODELS_MAX
+        or len(tool_uses) > TOOLS_MAX
+        or len(decisions) > DECISIONS_MAX
+        or omits_counters,
     )
     return audit, versions
 
@@ -116,6 +123,16 @@ def decision_audit(event: Envelope, record: TraceRecord) -> DecisionAudit:
         audit.executor.CopyFrom(started.producer)
         audit.executor_principal = started.attestation.principal
     return audit
+
+
+def _limit_counters(audits: Iterable[DecisionAudit]) -> bool:
+    """Remove the counters beyond COUNTERS_MAX, the latest first; return whether there were any."""
+    left = COUNTERS_MAX
+    for audit in audits:
+        count = len(audit.counters)
+        del audit.counters[max(left, 0) :]
+        left -= count
+    return left < 0
 
 
 def cited_numbers(event: Envelope, record: TraceRecord) -> list[int]:

@@ -15,6 +15,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import BatchPublishEventsRequest, PublishEventRequest
 from gavel.v1.rule_set_service_pb2 import ActivateRuleSetRequest
 from gavel_rules.identity.principal import Principal
+from gavel_server.history.audit import findings
 from gavel_server.history.audit.findings import MODELS_MAX
 from gavel_server.log import Record
 
@@ -137,6 +138,27 @@ async def test_an_audit_is_cut_at_its_limits(world_with_rules: World) -> None:
     await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=[envelope] * (MODELS_MAX + 1)))
     audit = (await world.audits.AuditTrace(AuditTraceRequest(trace_id="long"))).audit
     assert (MODELS_MAX, True) == (len(audit.models), audit.truncated)
+
+
+async def test_counters_are_cut_at_their_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the counters of all decisions an audit has the first ones up to its limit, and says that there are more."""
+    counted = RULE_SET.replace("gavel: v1", "gavel: v2") + (
+        "  - {id: often, action: refund.create, priority: 900, when: 'history.times() > 99', effect: reject, reason_code: OFTEN}\n"
+        "counters:\n  times: {of: proposals, action: refund.create, window_ms: 60000}\n"
+    )
+    await world.deploy(counted)
+    await world.rule_sets.ActivateRuleSet(ActivateRuleSetRequest(policy_id="refunds", version=1))  # it gives the counter its past
+    for subject in ("order/1", "order/2"):
+        event = await world.publish(fact(subject, "order.status", "delivered"))
+        await world.propose(proposal(subject, cites=[event], trace_id="counted"))
+
+    async def audited() -> tuple[list[int], bool]:
+        audit = (await world.audits.AuditTrace(AuditTraceRequest(trace_id="counted"))).audit
+        return [len(one.counters) for one in audit.decisions], audit.truncated
+
+    assert ([1, 1], False) == await audited()
+    monkeypatch.setattr(findings, "COUNTERS_MAX", 1)
+    assert ([1, 0], True) == await audited()
 
 
 async def test_tools_by_what_they_recorded(world_with_rules: World) -> None:

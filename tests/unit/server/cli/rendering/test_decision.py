@@ -27,8 +27,12 @@ def test_counters(capsys: pytest.CaptureFixture[str]) -> None:
         CounterReading(
             policy_id="refund-budgets", counter="to_customer", key="c-7", value=49.99, frees_at=Timestamp(seconds=1_800_000_000)
         ),
+        CounterReading(policy_id="refund-budgets", counter="to_customer", key="all", value=9_007_199_254_740_991),
+        CounterReading(policy_id="refund-budgets", counter="to_customer", key="\n", value=9_999_999_999_999.999),
     ]
     print_decision(Decision(outcome=OUTCOME_REJECTED, counters=readings), [])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "refund-budgets of_day all 100 -" in lines
-    assert "refund-budgets to_customer c-7 49.99 2027-01-15T08:00:00.000Z" in lines
+    assert 'refund-budgets to_customer "c-7" 49.99 2027-01-15T08:00:00.000Z' in lines
+    assert 'refund-budgets to_customer "all" 9007199254740991 -' in lines
+    assert 'refund-budgets to_customer "\\n" 9999999999999.998 -' in lines
