@@ -29,7 +29,7 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 
-from gavel_server.process.children import lower_priority
+from gavel_server.process.children import be_killed_first, lower_priority
 
 ANALYSED: Final = "with_analysis"
 PROCESSOR_SECONDS_MAX: Final = 10
@@ -49,6 +49,7 @@ _NICENESS: Final = 5
 def main() -> int:
     """Report on the document on standard input; return the exit status."""
     lower_priority(_NICENESS)
+    be_killed_first()
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS_MAX, PROCESSOR_SECONDS_MAX + 1))  # SIGXCPU first
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

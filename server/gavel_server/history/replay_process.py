@@ -13,14 +13,15 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, closing, suppress
 from typing import Final
 
-from gavel.v1 import decision_pb2
+from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.decision_pb2 import Engine
 from gavel.v1.replay_service_pb2 import Divergence, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import SimulateRuleSetResponse
 from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
-from gavel_server.errors import GavelServerError
+from gavel_server.errors import GavelServerError, ServiceError
+from gavel_server.fairness.work_slots import REPLAY_RETRY_AFTER_MS
 from gavel_server.history.replay import ReplayRangeError, verdict_of
 from gavel_server.history.replay_worker import HEADER, MessageKind
 from gavel_server.history.snapshot_files import SnapshotFiles
@@ -31,7 +32,7 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.history.replay_work
 
 
 class ReplayDiedError(GavelServerError):
-    """The process of a replay died. What it printed is in the server's standard error."""
+    """The process of a replay failed. What it printed is in the server's standard error."""
 
 
 class ReplayProcesses:
@@ -53,7 +54,7 @@ class ReplayProcesses:
     ) -> AsyncGenerator[VerifyReplayResponse, None]:
         """Replay the log of a bus as `replay.verify` does.
 
-        Raises ReplayRangeError, LogUnavailableError, ReplayDiedError.
+        Raises ReplayRangeError, LogUnavailableError, ReplayDiedError, and ServiceError QUEUE_FULL if the machine lacks what it needs.
         """
         data = "" if snapshots is None else str(snapshots.data)
         order = {"engine": engine, "from": from_sequence_number, "to": to_sequence_number, "data": data, "document": ""}
@@ -67,7 +68,7 @@ class ReplayProcesses:
     async def impact(
         self, log: EventLog, candidate: CompiledRuleSet, *, from_sequence_number: int = 0, to_sequence_number: int = 0
     ) -> AsyncGenerator[SimulateRuleSetResponse, None]:
-        """Decide the proposals of a bus under a candidate as `replay.impact` does. Raises its errors, and ReplayDiedError."""
+        """Decide the proposals of a bus under a candidate as `replay.impact` does. Raises its errors, and those of `verify`."""
         order = {"from": from_sequence_number, "to": to_sequence_number, "document": candidate.document}
         async with aclosing(self._run(log.bus, order)) as responses:
             async for response in responses:
@@ -79,9 +80,12 @@ class ReplayProcesses:
         output = asyncio.StreamReader()
         # `subprocess` starts a child by vfork. uvloop forks, which holds the event loop for 30 ms for each GiB of this process (ADR 0047).
         # A session of its own: Ctrl-C at a terminal reaches the server, which ends its children.
-        process = subprocess.Popen(  # noqa: ASYNC220, S603 - vfork is short; no shell, our own arguments
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=log_reader_environment()
-        )
+        try:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - vfork is short; no shell, our own arguments
+                _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=log_reader_environment()
+            )
+        except OSError as error:
+            raise _lack(f"the process of a replay cannot be started: {error.strerror}") from error
         try:
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)
             # Closed here, since a transport whose reader is full does not see the end of the process.
@@ -94,10 +98,19 @@ class ReplayProcesses:
                     if kind != MessageKind.RESPONSE:
                         raise _error(kind, content)
                     yield content
-            raise ReplayDiedError(f"the replay of bus {bus} ended with status {await asyncio.to_thread(process.wait)}")
+            status = await asyncio.to_thread(process.wait)
+            if status < 0:  # a signal, such as that of a kernel without memory
+                raise _lack(f"the process of the replay was ended by signal {-status}")
+            raise ReplayDiedError(f"the replay of bus {bus} ended with status {status}")
         finally:
             process.kill()
             await asyncio.to_thread(process.wait)
+
+
+def _lack(problem: str) -> ServiceError:
+    """Return the caller's error if the machine lacks what a replay needs."""
+    message = f"{problem}; try again, or replay offline with gavel replay"
+    return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=REPLAY_RETRY_AFTER_MS)
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:

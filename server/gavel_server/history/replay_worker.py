@@ -28,7 +28,7 @@ from gavel_server.history.replay import ReplayRangeError, impact, verify
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import EventLog, LogCorruptError, LogError
 from gavel_server.log.stores import connect_log
-from gavel_server.process.children import lower_priority
+from gavel_server.process.children import be_killed_first, lower_priority
 from gavel_server.process.garbage_collection import collect_less
 from gavel_server.process.logging import log_to_stderr
 
@@ -100,6 +100,7 @@ def main() -> None:
     """Replay what the input says."""
     log_to_stderr()
     lower_priority(_NICENESS)
+    be_killed_first()
     collect_less()
     order = sys.stdin.readline()
     if order:  # otherwise the server was killed

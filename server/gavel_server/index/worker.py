@@ -28,7 +28,7 @@ from gavel_server.index.database import IndexDatabase, index_path, remove
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.protocol import PAGE_EVENTS_MAX, empty_head, has_event
 from gavel_server.log.stores import LogStore, open_store
-from gavel_server.process.children import use_idle_time
+from gavel_server.process.children import be_killed_first, use_idle_time
 from gavel_server.process.logging import log_to_stderr
 
 POLL_SECONDS: Final = 0.2
@@ -222,6 +222,7 @@ def main() -> None:
     """Run until the input ends."""
     log_to_stderr()
     use_idle_time()
+    be_killed_first()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run())
 

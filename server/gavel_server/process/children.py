@@ -1,7 +1,7 @@
-"""The environment and the priority of child processes.
+"""The environment and the priorities of child processes.
 
 A child gets the variables that programs need, and none of Gavel's settings. Only children that open logs get credentials, those of stores.
-Children that compute lower their priority, so that decisions go first.
+Children that compute lower their priority, so that decisions go first, and offer themselves if memory runs out.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _AUTOGROUP_TRIES: Final = 5
 _AUTOGROUP_PAUSE_SECONDS: Final = 0.1
 _NICENESS_MAX: Final = 19
+# proc_pid_oom_score_adj(5): from -1000 to 1000; a process of half the machine's memory has 500 without it.
+_OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
+_OOM_SCORE_OF_CHILDREN: Final = 500
 
 
 def child_environment() -> dict[str, str]:
@@ -57,6 +60,12 @@ def use_idle_time() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             return
     os.nice(_NICENESS_MAX)
+
+
+def be_killed_first() -> None:
+    """Let the kernel kill this process rather than the server if memory runs out."""
+    with suppress(OSError):  # only Linux has the file
+        _OOM_SCORE.write_text(str(_OOM_SCORE_OF_CHILDREN))
 
 
 def _is_of_stores(name: str) -> bool:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import pytest
 import uvloop
+from gavel.v1 import error_pb2
 from gavel.v1.replay_service_pb2 import REPLAY_STATUS_DAMAGED, VerifyReplayResponse
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.redis_keys import log_key
 from gavel_rules.replay import DamagedError
+from gavel_server.errors import ServiceError
 from gavel_server.history import replay_process, replay_worker
 from gavel_server.history.replay import ReplayRangeError, impact, verify
 from gavel_server.history.replay_process import ReplayDiedError, ReplayProcesses
@@ -52,6 +55,14 @@ def children(argument: str = "gavel_server.history.replay_worker") -> set[int]:
     return running
 
 
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays keep their priority: beside many other tests they would take minutes."""
+    program = "import gavel_server.history.replay_worker as w; w.lower_priority = lambda _: None; w.main()"
+    monkeypatch.setattr(replay_process, "_COMMAND", (sys.executable, "-P", "-c", program, "gavel_server.history.replay_worker"))
+
+
+@pytest.mark.usefixtures("eager")
 async def test_same_verdict(redis_url: str, bus: str) -> None:
     """A process reports the progress and the verdict that a replay here reports, and ends."""
     [_ async for _ in write_log(redis_url, bus, 300, 1.0)]
@@ -64,6 +75,7 @@ async def test_same_verdict(redis_url: str, bus: str) -> None:
     await log.close()
 
 
+@pytest.mark.usefixtures("eager")
 async def test_same_impact(redis_url: str, bus: str) -> None:
     """A process finds the impact of a candidate that a simulation here finds."""
     [_ async for _ in write_log(redis_url, bus, 300, 1.0)]
@@ -75,6 +87,7 @@ async def test_same_impact(redis_url: str, bus: str) -> None:
     await log.close()
 
 
+@pytest.mark.usefixtures("eager")
 async def test_damage_allows_no_forecast(redis_url: str, bus: str) -> None:
     """A simulation reports a changed event with the error of a simulation here, and a replay the same verdict."""
     [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
@@ -96,6 +109,7 @@ async def test_damage_allows_no_forecast(redis_url: str, bus: str) -> None:
     await log.close()
 
 
+@pytest.mark.usefixtures("eager")
 async def test_a_log_that_lacks_events_is_damaged(redis_url: str, bus: str) -> None:
     """A log that cannot even be opened gets the verdict of a replay here, and allows no forecast either."""
     [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
@@ -114,6 +128,7 @@ async def test_a_log_that_lacks_events_is_damaged(redis_url: str, bus: str) -> N
     await log.close()
 
 
+@pytest.mark.usefixtures("eager")
 async def test_problems_are_those_of_a_replay_here(redis_url: str, bus: str, tmp_path: Path) -> None:
     """A range that the log does not hold, and a Redis that does not answer, raise what they raise without a process."""
     [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
@@ -135,9 +150,11 @@ async def test_a_replay_that_dies_gives_no_verdict(redis_url: str, bus: str) -> 
         (process,) = children()
         os.kill(process, signal.SIGSTOP)  # it may have written some more
         assert os.getpriority(os.PRIO_PROCESS, process) > os.nice(0)
+        assert oom_score(process) > oom_score(os.getpid())
         os.kill(process, signal.SIGKILL)
-        with pytest.raises(ReplayDiedError, match=f"bus {bus} ended with status -9"):
+        with pytest.raises(ServiceError, match="ended by signal 9; try again") as error_info:
             await responses_of(responses)
+        assert (error_pb2.ERROR_REASON_QUEUE_FULL, True) == (error_info.value.reason, error_info.value.retry_after_ms > 0)
     async with aclosing(replays.verify(log)) as responses:
         await anext(responses)
         assert 1 == len(children())
@@ -145,8 +162,37 @@ async def test_a_replay_that_dies_gives_no_verdict(redis_url: str, bus: str) -> 
     await log.close()
 
 
+async def test_a_replay_that_cannot_start(redis_url: str, bus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without descriptors for its process a replay is refused for now; one whose program fails is an error of the server."""
+    [_ async for _ in write_log(redis_url, bus, 30, 1.0)]
+    log = await RedisLog.connect(redis_url, bus)
+    replays = ReplayProcesses(redis_url)
+    with limited_descriptors(), pytest.raises(ServiceError, match="Too many open files; try again"):
+        await responses_of(replays.verify(log))
+    monkeypatch.setattr(replay_process, "_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    with pytest.raises(ReplayDiedError, match=f"bus {bus} ended with status 3"):
+        await responses_of(replays.verify(log))
+    await log.close()
+
+
+@contextmanager
+def limited_descriptors() -> Iterator[None]:
+    """Within the block this process can open no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 # Writes responses without content for ever.
 TALKATIVE: Final = "import sys\nwhile True: sys.stdout.buffer.write(bytes(5 * 1024))"
+
+
+def oom_score(process: int) -> int:
+    """Return how much rather than others the kernel kills a process if memory runs out."""
+    return int(Path(f"/proc/{process}/oom_score_adj").read_text())
 
 
 def bytes_written(process: int) -> int:
