@@ -197,7 +197,8 @@ async def test_a_wait_is_between_server_and_front(world: World) -> None:
     world.probe.waits = True
     for address in (world.address, world.inner if world.transport == "native" else world.address):
         async with grpc.aio.insecure_channel(address) as channel:
-            call: Any = channel.unary_unary(f"/{UNARY}")(EMPTY)
+            unary: Any = channel.unary_unary(f"/{UNARY}")
+            call = unary(EMPTY)
             assert b"" == await call
             is_inner = address == world.inner
             assert is_inner == (WAITS_KEY in {key for key, _ in await call.initial_metadata()})
