@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
-from gavel_server.cli import options, rule_files
+from gavel_server.cli import options
 from gavel_server.cli.app import select_commands
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.main import run
@@ -119,7 +120,8 @@ def test_unexpected_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def broken(name: str) -> str:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(rule_files, "read_document", broken)
+    import_module("gavel_server.cli.rule_files")  # if it were imported meanwhile, it would keep `broken`
+    monkeypatch.setattr("gavel_server.cli.documents.read_document", broken)
     assert 1 == run(["rules", "lint", "file"])
     assert (
         "gavel: failed unexpectedly: ZeroDivisionError: by zero; this is a bug, repeat the command with --debug" in capsys.readouterr().err
