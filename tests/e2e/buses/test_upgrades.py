@@ -157,6 +157,7 @@ def longest_logs() -> dict[str, list[Record]]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 async def test_recorded_buses_are_upgraded(tmp_path: Path) -> None:
     """A bus that an earlier build recorded is upgraded, whatever is open on it; it then takes events by version 3 and is proved."""
     logs = longest_logs()
