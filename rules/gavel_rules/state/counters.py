@@ -132,17 +132,17 @@ class CounterTable:
         self.faults: Final[dict[str, int]] = {}
         # Reserved approvals from before `opened_at` that ended before the fill brought their entries: the entry as it is then, or None.
         self.early_ends: Final[dict[str, CounterEntry | None]] = {}
-        self.flags: Final[dict[str, bool]] = {}  # "filled", "in force", "pinned"
+        self.flags: Final[dict[str, bool]] = {}  # "filled", "in force" and "pinned": True, or not there
 
     @property
     def is_filled(self) -> bool:
         """Whether the counter has the entries of the events before it was opened."""
-        return self.flags.get("filled", False)
+        return "filled" in self.flags
 
     @property
     def is_pinned(self) -> bool:
         """Whether the counter counts a log from its beginning, and ignores events that open, fill or drop counters."""
-        return self.flags.get("pinned", False)
+        return "pinned" in self.flags
 
     def add(self, entry: CounterEntry) -> None:
         """Add an entry, as the undo log and `transitions` do."""

@@ -5,7 +5,8 @@ server whose tables are full, each new object replaces an old one, so that hundr
 difference reaches any threshold. Freezing the survivors (`collect_less`) also resets the counts by which Python decides to collect the
 oldest generation, so that it never would. Two tasks therefore collect by time and by work.
 
-A collection of the oldest generation looks at the whole state and holds the event loop meanwhile, so it waits until nobody calls.
+A collection of the oldest generation looks at the whole state and holds the event loop meanwhile, so it waits until nobody has called for
+a while.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ YOUNG_SECONDS = 0.1  # not Final: tests change it
 MIDDLE_ROUNDS: Final = 2
 # Young objects are also collected when so many more were created than freed.
 YOUNG_OBJECTS: Final = 5_000
-# How often the server looks whether the oldest generation is due. It is idle if there was no call since the last look, and the process took
-# less than this share of a processor.
+# How often the server looks whether the oldest generation is due. It has been idle between two looks if there was no call, and the process
+# took less than this share of a processor.
 OLDEST_SECONDS = 1.0  # not Final: tests change it
 IDLE_SHARE: Final = 0.1
+# A caller that comes back during a collection waits for it, so a server must have been idle for so many times the time of the last one.
+IDLE_TIME: Final = 20
 # The oldest generation is due once the process has taken so many times the processor time of its last collection. A collection holds the
 # event loop for about a tenth of a second for each 200 MB of state. A server that is never idle spends 0.01 % of its time on them.
 IDLE_WORK: Final = 100
@@ -65,22 +68,26 @@ async def collect_oldest_forever(count_calls: Callable[[], int]) -> None:
     cost = COLLECTION_SECONDS
     calls = count_calls()
     collected_at = checked_at = time.process_time()
+    idle_seconds = 0.0
     while True:
         await asyncio.sleep(OLDEST_SECONDS)
         now = time.process_time()
         is_idle = count_calls() == calls and now - checked_at < IDLE_SHARE * OLDEST_SECONDS
+        idle_seconds = idle_seconds + OLDEST_SECONDS if is_idle else 0.0
         calls, checked_at = count_calls(), now
-        if is_due(now - collected_at, cost, is_idle=is_idle):
+        if is_due(now - collected_at, cost, idle_seconds):
             cost = _collect_all()
             collected_at = checked_at = time.process_time()
 
 
-def is_due(seconds: float, cost: float, *, is_idle: bool) -> bool:
+def is_due(work_seconds: float, cost: float, idle_seconds: float) -> bool:
     """Return whether to collect the oldest generation.
 
-    `seconds` is the processor time of the process since the last such collection, which took `cost`.
+    `work_seconds` is the processor time of the process since the last such collection, which took `cost`; `idle_seconds` is for how long
+    the server has been idle.
     """
-    return seconds >= (IDLE_WORK if is_idle else BUSY_WORK) * cost
+    is_idle = idle_seconds >= max(IDLE_TIME * cost, OLDEST_SECONDS)
+    return work_seconds >= (IDLE_WORK if is_idle else BUSY_WORK) * cost
 
 
 def _collect_all() -> float:

@@ -135,9 +135,9 @@ def keep_counters(store: Store) -> None:
     }
     for digest, table in list(store.counters.items()):
         if digest in in_force:
-            if not table.flags.get("in force"):
+            if "in force" not in table.flags:
                 store.put(table.flags, "in force", True)
-        elif table.flags.get("in force") and not table.is_pinned:
+        elif "in force" in table.flags and not table.is_pinned:
             store.dispose(store.counters, digest)
     store.set("counters_by_event", index_counters(store.counters.values()))
 

@@ -137,9 +137,13 @@ def test_old_garbage_is_collected() -> None:
 
 
 def test_when_the_oldest_generation_is_due() -> None:
-    """A collection is due after work in proportion to the time of the last one, and after a hundred times as much with callers."""
-    assert [False, True] == [is_due(seconds, 0.5, is_idle=True) for seconds in (49.0, 50.0)]
-    assert [False, True] == [is_due(seconds, 0.5, is_idle=False) for seconds in (4_999.0, 5_000.0)]
+    """A collection is due after work in proportion to the time of the last one, and after a hundred times as much with callers.
+
+    The longer the last one took, the longer must no caller have come.
+    """
+    assert [False, True] == [is_due(seconds, 0.5, 10.0) for seconds in (49.0, 50.0)]
+    assert [False, True] == [is_due(seconds, 0.5, 9.0) for seconds in (4_999.0, 5_000.0)]
+    assert [False, True] == [is_due(1.0, 0.01, seconds) for seconds in (0.0, 1.0)]
 
 
 def test_the_oldest_generation_waits_for_an_idle_moment() -> None:
