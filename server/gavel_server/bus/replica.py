@@ -29,6 +29,7 @@ from gavel_server.bus.answers.confirmed_answers import ConfirmedAnswers
 from gavel_server.bus.answers.contest_waiters import ContestWaiters
 from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.checkpoint import Checkpoint
+from gavel_server.bus.log_tail import LogTail
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.trace_owners import TraceOwners, TraceParty
@@ -86,6 +87,7 @@ class Replica:
         self.head = empty_head(log.bus)
         self.incarnation = ""  # the event_id of the first event, once it is read
         self.recent_events = RecentEvents(log)
+        self.tail = LogTail()
         self.trace_owners = TraceOwners()
         self.answers = ConfirmedAnswers(log, self.confirm)
         self.contest_waiters = ContestWaiters(self.answers)
@@ -197,6 +199,7 @@ class Replica:
                 self.incarnation = batch.entries[0].event_id
             self.acknowledged.note(self.head, self.incarnation)
             self.recent_events.add_batch(batch.entries, batch.trace_ids)
+            self.tail.add(batch.entries)
             for request, answer in batch.answers:
                 command = request.command
                 if isinstance(command, SubmitProposal) and not isinstance(answer, Fault):
@@ -239,6 +242,7 @@ class Replica:
         self.state = State(self.bus)
         self.head = empty_head(self.bus)
         self.recent_events = RecentEvents(self.log)
+        self.tail.clear()
         self.trace_owners = TraceOwners()
         self.acknowledged.forget_unconfirmed()
         if self.snapshots is not None:
@@ -327,6 +331,7 @@ class Replica:
             self.incarnation = envelope.event_id
         event.pack(record.envelope)
         self.recent_events.add(envelope)
+        self.tail.add((record,))
         if envelope.event_category == PROPOSAL:
             producer = envelope.producer
             party = TraceParty(producer.type, producer.id, principal_of(envelope))
@@ -484,6 +489,7 @@ class Replica:
         self.has_diverged = self.has_diverged or has_diverged
         if self.has_diverged:
             self.acknowledged.forget_unconfirmed()
+            self.tail.clear()
         return self.write_block
 
     def _block_regressed(self, head: Head, acknowledged: Head, source: str = "", *, has_diverged: bool = True) -> ServiceError:

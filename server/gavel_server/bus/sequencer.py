@@ -27,6 +27,7 @@ from gavel_server.bus.batch.pending_append import AppendOutcome, PendingAppend
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.committer import UNTIMELY_APPENDS_MAX, Committer, clock_skew
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
+from gavel_server.bus.log_tail import LogTail
 from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.references import ReferenceResolution
@@ -263,6 +264,11 @@ class Sequencer:
     def recent_events(self) -> RecentEvents:
         """The recent past of the bus."""
         return self.replica.recent_events
+
+    @property
+    def tail(self) -> LogTail:
+        """The newest events, while somebody follows the bus."""
+        return self.replica.tail
 
     def now_ms(self) -> int:
         """Return the time of a decision made now."""

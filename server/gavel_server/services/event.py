@@ -8,9 +8,9 @@ nor delay writes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from functools import partial
 from typing import Final
 
 from gavel.v1 import error_pb2
@@ -60,6 +60,7 @@ from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.identity.access_refusals import AccessRefusals
 from gavel_server.services.batches.commands import AdmittedCommand, admit_all, check_batch, execute_all
 from gavel_server.services.reads.event_numbers import number_of
+from gavel_server.services.reads.following import Follower
 from gavel_server.services.reads.log_reader import (
     FOLLOWED,
     FOUND,
@@ -71,7 +72,6 @@ from gavel_server.services.reads.log_reader import (
     envelope_of,
     outcome_violations,
     range_violations,
-    read_chunks,
     reason_code_violations,
     record_of,
 )
@@ -91,6 +91,11 @@ READ_RETRY_AFTER_MS: Final = 1_000
 # Events for subscriptions that are read and not sent, in all and for one address. gRPC copies each event once more to send it.
 FOLLOW_BYTES_MAX: Final = 32 * 1024 * 1024
 CALLER_FOLLOW_BYTES_MAX: Final = FOLLOW_BYTES_MAX // 2
+# A subscription to which no new event was sent waits before it looks at the next ones: two hundred streams that each looked at every batch,
+# and said so, left little of the event loop to others.
+FOLLOW_PAUSE_SECONDS: Final = 0.05
+# Events that do not pass, after which a subscription to older events says how far it is.
+CHECKPOINT_EVENTS: Final = 1_024
 # A trace is cut before it outgrows the 4 MiB that gRPC clients accept by default; its pairs need room, too.
 TRACE_BYTES_MAX: Final = 3 * 1024 * 1024
 
@@ -233,23 +238,26 @@ class EventServicer:
             outcomes=frozenset(request.outcomes),
         )
         number = max(request.from_sequence_number, 1)
-        while True:
-            head = await sequencer.wait_beyond(number - 1)
-            await sequencer.confirm(head)
-            async with aclosing(
-                read_chunks(sequencer.log, number, head, context.caller, partial(self._follow_bytes.reserve, context.address))
-            ) as history:
-                async for records in history:
-                    sent = 0
-                    for event in event_filter.select(records):
-                        sent = event.envelope.sequence_number
-                        yield EncodedResponse(FOLLOWED.content(event.content))
-                        del event
-                    if sent < records[-1].sequence_number:
-                        checkpoint = Checkpoint(sequence_number=records[-1].sequence_number)
-                        yield EncodedResponse(SubscribeEventsResponse(checkpoint=checkpoint).SerializeToString())
-                    del records  # a stream that waits keeps nothing that it has sent
-            number = head + 1
+        follower = Follower(sequencer, event_filter, self._follow_bytes, context)
+        with sequencer.tail.followed():
+            while True:
+                head = await sequencer.wait_beyond(number - 1)
+                await sequencer.confirm(head)
+                told = number - 1  # the last event that the caller knows of
+                has_sent = False
+                async with aclosing(follower.scan(number, head)) as scans:
+                    async for events, scanned in scans:
+                        for event in events:
+                            told, has_sent = event.envelope.sequence_number, True
+                            yield EncodedResponse(FOLLOWED.content(event.content))
+                            del event
+                        del events  # a stream that waits keeps nothing that it has sent
+                        if told < scanned and (scanned == head or scanned - told >= CHECKPOINT_EVENTS):
+                            told = scanned
+                            yield EncodedResponse(SubscribeEventsResponse(checkpoint=Checkpoint(sequence_number=told)).SerializeToString())
+                number = head + 1
+                if not has_sent:
+                    await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
 
     async def GetTrace(self, request: GetTraceRequest, context: CallContext) -> EncodedResponse[GetTraceResponse]:
         """Read a whole trace, with its tool calls and results paired, and what has drifted.

@@ -6,8 +6,7 @@ An event is returned as the log's own bytes followed by its chain hash; its payl
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Final
 
 from gavel.v1 import error_pb2
@@ -21,13 +20,11 @@ from google.protobuf.message import DecodeError
 
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.fairness.byte_budget import Reservation
 from gavel_server.fairness.turns import take_turn
 from gavel_server.history.replay import ReplayRangeError
 from gavel_server.index.event_filter import undecodable_error
 from gavel_server.intake.formats import is_dotted_name
 from gavel_server.log import EventLog, Record
-from gavel_server.log.protocol import CHUNK_BYTES
 
 # Events per read at most, however small they are. A chunk is held in memory whole, and other tasks wait while it is filtered.
 CHUNK_EVENTS_MAX: Final = 128
@@ -39,33 +36,22 @@ FOLLOWED: Final = Field(SubscribeEventsResponse, "envelope")
 FOUND: Final = Field(GetEventResponse, "envelope")
 
 
-async def read_chunks(
-    log: EventLog,
-    first: int,
-    last: int,
-    caller: str,
-    reserve: Callable[[int], AbstractAsyncContextManager[Reservation]] | None = None,
-) -> AsyncGenerator[list[Record], None]:
+async def read_chunks(log: EventLog, first: int, last: int, caller: str) -> AsyncGenerator[list[Record], None]:
     """Yield the events from `first` to `last` in chunks, without a gap. Each chunk is a turn of the caller.
-
-    `reserve` reserves bytes of memory. Each chunk holds its bytes from before it is read until the next one is asked for.
 
     Raises ServiceError: EVENT_NOT_FOUND if the log begins after `first`, LOG_REGRESSED if it ends before `last`; and the errors of
     EventLog.read.
     """
     number = first
     while number <= last:
-        async with nullcontext() if reserve is None else reserve(2 * CHUNK_BYTES) as reservation:
-            records = await _read_chunk(log, number, last)
-            if reservation is not None:
-                reservation.shrink(sum(len(record.envelope) for record in records))
-            number = records[-1].sequence_number + 1
-            await take_turn(caller)
-            yield records
-            del records  # its bytes are no longer reserved
+        records = await read_chunk(log, number, last)
+        number = records[-1].sequence_number + 1
+        await take_turn(caller)
+        yield records
 
 
-async def _read_chunk(log: EventLog, number: int, last: int) -> list[Record]:
+async def read_chunk(log: EventLog, number: int, last: int) -> list[Record]:
+    """Return events from `number` on, at most up to `last`, at least one. Raises the errors of `read_chunks`."""
     records = await log.read(number, last, CHUNK_EVENTS_MAX)
     if not records:
         raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"the log of bus {log.bus} has lost event {number}; restore the log")

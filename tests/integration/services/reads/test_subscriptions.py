@@ -7,9 +7,8 @@ from typing import Any
 
 import grpc
 from gavel.v1 import common_pb2, decision_pb2
-from gavel.v1.event_service_pb2 import (
-    SubscribeEventsRequest,
-)
+from gavel.v1.event_service_pb2 import SubscribeEventsRequest
+from gavel_server.log import Record
 
 from tests.integration.services.world import (
     World,
@@ -46,6 +45,30 @@ async def test_subscription_yields_past_and_new_events(world: World) -> None:
     await asyncio.gather(write(), write())
 
     assert await reading == list(range(3, 152))
+
+
+async def test_many_subscriptions_read_new_events_once(world: World) -> None:
+    """Streams that have reached the head get new events without a read of the log for each of them."""
+    first = (await world.publish(fact("order/1", "order.status", "paid"))).sequence_number
+    log = (await world.buses.open("")).log
+    reads = 0
+    read = log.read
+
+    async def count_reads(*arguments: int) -> list[Record]:
+        nonlocal reads
+        reads += 1
+        return await read(*arguments)
+
+    calls = [world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=first)) for _ in range(20)]
+    messages = [aiter(call) for call in calls]
+    assert {first} == {(await anext(one)).envelope.sequence_number for one in messages}
+    log.read = count_reads  # type: ignore[assignment, method-assign]
+    numbers = [(await world.publish(fact("order/1", "order.status", f"paid {number}"))).sequence_number for number in range(30)]
+    for one in messages:
+        assert numbers == [(await anext(one)).envelope.sequence_number for _ in numbers]
+    assert 0 == reads
+    for call in calls:
+        call.cancel()
 
 
 async def test_subscription_filters_and_checkpoints(world: World) -> None:

@@ -1,0 +1,69 @@
+"""The newest events of a bus in memory, for the streams that follow it.
+
+Each event is committed once and read by every stream. Two hundred streams that each read it from the log kept Redis busy with 9,000 reads
+a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from gavel_server.log import Record
+
+# The bytes of the envelopes that are kept.
+TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+class LogTail:
+    """The newest committed events of one bus. While nobody follows it, no event is kept."""
+
+    def __init__(self, bytes_max: int = TAIL_BYTES_MAX) -> None:
+        self._bytes_max: Final = bytes_max
+        self._records: Final[dict[int, Record]] = {}  # consecutive, by number
+        self._first = 0  # number of the first one kept
+        self._bytes = 0
+        self._followers = 0
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Keep events within the block."""
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self.clear()
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add committed events that follow those that were added last."""
+        if not self._followers:
+            return
+        kept = self._records
+        if kept and records[0].sequence_number != self._first + len(kept):
+            self.clear()
+        if not kept:
+            self._first = records[0].sequence_number
+        for record in records:
+            kept[record.sequence_number] = record
+            self._bytes += len(record.envelope)
+        while self._bytes > self._bytes_max:
+            self._bytes -= len(kept.pop(self._first).envelope)
+            self._first += 1
+
+    def clear(self) -> None:
+        """Keep no event any more: the log may have others with the same numbers."""
+        self._records.clear()
+        self._bytes = 0
+
+    def read(self, first: int, last: int, limit: int) -> list[Record]:
+        """Return at most `limit` consecutive events from `first` on; none if the first one has to be read from the log."""
+        records: list[Record] = []
+        for number in range(first, min(last, first + limit - 1) + 1):
+            record = self._records.get(number)
+            if record is None:
+                break
+            records.append(record)
+        return records
