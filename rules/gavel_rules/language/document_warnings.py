@@ -28,7 +28,11 @@ class DocumentWarning(NamedTuple):
 
 def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expressions: ExpressionChecker) -> Iterator[DocumentWarning]:
     """Yield the warnings about a valid document."""
+    calendars = [counter.calendar for counter in getattr(part, "counters", {}).values()]
+    zones = {calendar.time_zone for calendar in calendars if calendar is not None}
     for name in expressions.unused_variables():
+        if name in zones:
+            continue
         if is_literal(name):
             yield DocumentWarning(tuple(name.split(".")), True, "constant-never-used", f"no expression uses {name}", "remove it")
             continue

@@ -148,7 +148,7 @@ def _failure(message: object) -> str:
     text = str(message)
     if text.startswith("UNKNOWN: No value with name"):
         name = text.split('"')[1]
-        return f"error: {name} is absent"
+        return "error: a counter gives no number" if name.startswith(f"{COUNTER_READS}.") else f"error: {name} is absent"
     if text.partition(": ")[2].startswith("Key not found in map : "):
         return clip(f"error: {text.rpartition(' : ')[2]} is absent", VALUE_LENGTH_MAX)
     return clip(f"error: {text.partition(': ')[2] or text}", VALUE_LENGTH_MAX)

@@ -1,10 +1,11 @@
 """The tables of counters, and what reads of them give at a time.
 
 A counter has entries, one for each event that counts, until they lapse. Each group adds its entries up with each change and queues them in
-the order in which they lapse, so a read costs no more than the entries that have lapsed since the last event. An entry of a reserved
-approval is in no queue: it counts until its decision ends (`NEVER_MS`).
+the order in which they lapse, so a read costs no more than the entries that have lapsed since the last event. A reservation that is not
+settled is in no queue: it counts until its decision ends (`NEVER_MS`).
 
-A counter fails closed: it gives no number while an event that it should have counted found no room, or could not be evaluated.
+A counter fails closed: it gives no number while an event that it should have counted found no room, or could not be evaluated. For a
+reservation that is until its decision ends; it is then entered in a group of its own (`lacking_group`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from gavel_rules.language.counters.counter import (
 
 # Groups of a counter that lack an event. Beyond, all groups give no number.
 FAULTY_GROUPS_MAX: Final = 100
+# A group that no event has, for faults of all groups: it is longer than the key of any other.
+ALL_GROUPS: Final = "*" * (GROUP_LENGTH_MAX + 1)
 
 
 class CounterEntry:
@@ -128,11 +131,12 @@ class CounterTable:
         self.entries: Final[dict[str, CounterEntry]] = {}
         self.groups: Final[dict[str, CounterGroup]] = {}
         self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
-        # By group, and "*" for all: until when a read gives no number.
+        # Until when reads give no number, by group; ALL_GROUPS stands for every group.
         self.faults: Final[dict[str, int]] = {}
-        # Reserved approvals from before `opened_at` that ended before the fill brought their entries: the entry as it is then, or None.
+        # Reserved approvals from before `opened_at` whose decisions ended before the fill reached them: the settled entry, or None.
         self.early_ends: Final[dict[str, CounterEntry | None]] = {}
         self.flags: Final[dict[str, bool]] = {}  # "filled", "in force" and "pinned": True, or not there
+        self.lacking = 0  # entries by `lacking_group`
 
     @property
     def is_filled(self) -> bool:
@@ -151,6 +155,8 @@ class CounterTable:
         if group is None:
             group = self.groups[entry.group] = CounterGroup(self.counter.aggregate)
         group.add(entry)
+        if len(entry.group) > GROUP_LENGTH_MAX:
+            self.lacking += 1
         if entry.lapses_at_ms != NEVER_MS:
             _enqueue(self.lapses, entry)
 
@@ -162,6 +168,8 @@ class CounterTable:
             del self.groups[entry.group]
         else:
             group.remove(entry)
+        if len(entry.group) > GROUP_LENGTH_MAX:
+            self.lacking -= 1
         if entry.lapses_at_ms != NEVER_MS:
             _dequeue(self.lapses, entry)
 
@@ -171,7 +179,7 @@ class CounterTable:
 
         `excluded_id` is the event_id of a proposal that is being decided: one that waits for its contest has been counted already.
         """
-        if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.is_full(group, now_ms):
+        if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.has_fault(group, now_ms):
             return None
         counter_group = self.groups.get(group)
         if counter_group is None:
@@ -195,9 +203,11 @@ class CounterTable:
             return None
         return Reading(self.counter.number(value), frees_at_ms)
 
-    def is_full(self, group: str, now_ms: int) -> bool:
-        """Return whether a group gives no number, because an event of the group, or one of an unknown group, could not be entered."""
+    def has_fault(self, group: str, now_ms: int) -> bool:
+        """Return whether a group gives no number, because it lacks an event, or any group may lack one."""
         faults = self.faults
+        if self.lacking and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
+            return True
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
 
     def has_room(self, group: CounterGroup | None) -> bool:
@@ -211,7 +221,7 @@ class CounterTable:
     def has_room_for_one(self, now_ms: int) -> bool:
         """Return whether one more entry finds room at `now_ms`, whatever its group."""
         counter = self.counter
-        if not self.is_filled or self.is_full(ALL_GROUPS, now_ms):
+        if not self.is_filled or self.has_fault(ALL_GROUPS, now_ms):
             return False
         if len(self.entries) < counter.entries_max and len(self.groups) < counter.groups_max:
             return True
@@ -231,15 +241,20 @@ class CounterTable:
         if counter_group is None or not self.counter.adds:
             return 0
         total = counter_group.total
+        lapses_at_ms = 0
+        # All entries of a time lapse together. Their order says nothing: a snapshot does not keep it.
         for entry in counter_group.lapses:
+            if entry.lapses_at_ms != lapses_at_ms:
+                if lapses_at_ms and total + amount <= limit:
+                    break
+                lapses_at_ms = entry.lapses_at_ms
             total -= entry.amount
-            if total + amount <= limit:
-                return max(entry.lapses_at_ms, now_ms)
-        return 0
+        return max(lapses_at_ms, now_ms) if lapses_at_ms and total + amount <= limit else 0
 
 
-# A group that no event has, for faults of all groups: `by` gives at most 256 characters.
-ALL_GROUPS: Final = "*" * 300
+def lacking_group(group: str) -> str:
+    """Return the group in which reservations are entered that the group lacks: while it has one, the group gives no number."""
+    return group if group == ALL_GROUPS else ALL_GROUPS + group
 
 
 CountersByName = dict[str, tuple[CounterTable, ...]]

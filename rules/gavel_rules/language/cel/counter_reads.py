@@ -1,11 +1,8 @@
 """Reads of counters in expressions: `history.NAME(key)` becomes a variable that both engines read as a plain number.
 
-A read is replaced by a name of the same length (`History._00` and spaces), so that every place in the text stays right. Reads of the
-same counter with the same key share a variable. Its name says nothing of the counter because it has to be short: no read is shorter, and
-the library allocates memory for a name of more than 15 characters, which takes a fifth of the time of passing a number.
-
-Before an expression is evaluated, arbitration evaluates the keys and looks the counters up; a read whose key has no value leaves its
-variable absent, as an absent fact does.
+A read is replaced by a name of the same length (`History.NAME_0` and spaces), so that every place in the text stays right. Reads of the
+same counter with the same key share a variable. Before an expression is evaluated, arbitration evaluates the keys and looks the counters
+up; a read whose key has no value leaves its variable absent, as an absent fact does.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ class CounterReads:
         number = sum(1 for counter, _ in self._by_key if counter == place.counter)
         if number >= KEYS_PER_COUNTER_MAX or len(self._by_key) >= READS_PER_ACTION_MAX:
             return None
-        read = CounterRead(place.counter, key, _variable(len(self._by_key)))
+        read = CounterRead(place.counter, key, f"{COUNTER_READS}.{place.counter}_{_DIGITS[number]}")
         self._by_key[place.counter, key] = read
         return read, True
 
@@ -69,8 +66,3 @@ class CounterReads:
         end = closing_offset(text, place.opening) + 1
         rest = text[place.start + len(read.variable) : end]
         return text[: place.start] + read.variable + "".join("\n" if character == "\n" else " " for character in rest) + text[end:]
-
-
-def _variable(number: int) -> str:
-    high, low = divmod(number, len(_DIGITS))
-    return f"{COUNTER_READS}._{_DIGITS[high]}{_DIGITS[low]}"

@@ -15,7 +15,7 @@ from gavel_rules.language.cel.counter_reads import ReadPlace
 from gavel_rules.language.cel.inference import infer_type, is_binding, is_filter, loop_types
 from gavel_rules.language.cel.library import UNSUPPORTED_FUNCTIONS, Report, literal_problems
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
-from gavel_rules.language.cel.vocabulary import DYN, HISTORY, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
+from gavel_rules.language.cel.vocabulary import COUNTER_READS, DYN, HISTORY, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
 from gavel_rules.language.cel.zones import TIME_FIELDS, decode_zone
 from gavel_rules.text import SUGGESTED_MAX, suggestion
 
@@ -268,7 +268,8 @@ class NameAnalysis:
         return set()
 
     def _check_shadow(self, variable: str, offset: int) -> None:
-        if variable in self._scope or variable in TYPE_NAMES or variable in PRESENCE_MAPS.values():
+        hides_reads = variable == COUNTER_READS and HISTORY in self._scope
+        if variable in self._scope or variable in TYPE_NAMES or variable in PRESENCE_MAPS.values() or hides_reads:
             self._note(offset, "shadowed-name", f"{variable} already has a meaning", "choose another name for the macro's variable")
 
     def _types(self, names: _Locals) -> dict[str, ValueType]:

@@ -1,6 +1,6 @@
 """Expressions compared by meaning: trees in which reads of counters say what is read, with which key.
 
-The variable of a read, such as `History._00`, does not say which counter is read with which key, and its number depends on earlier reads.
+The variable of a read, such as `History.spent_0`, does not say with which key the counter is read, and its number depends on earlier reads.
 """
 
 from __future__ import annotations

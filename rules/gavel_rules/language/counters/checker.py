@@ -15,7 +15,7 @@ from gavel_rules.language.cel.zones import Zone, decode_zone, encode_zone
 from gavel_rules.language.counters.counter import AGGREGATES, COUNT, DISTINCT, NEVER_MS, CompiledCounter, CounterExpressions, aggregate_of
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.models import CounterPart, RuleSetPart, matches_action, zones_of
+from gavel_rules.language.document.models import CalendarPart, CounterPart, RuleSetPart, matches_action, zones_of
 from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.expression_checker import ExpressionChecker
@@ -59,6 +59,11 @@ def check_counters(
     return CheckedCounters(compiled, types)
 
 
+def _is_complete(part: CounterPart | CalendarPart) -> bool:
+    """Return whether a part of the document has all its keys: those with a mistake are left out."""
+    return all(hasattr(part, name) for name in type(part).model_fields)
+
+
 class _CounterChecker:
     """Checks one counter. Attributes of its model may be missing: see `read_document`."""
 
@@ -88,6 +93,8 @@ class _CounterChecker:
         """Return the counter, or record its mistakes and return None."""
         before = len(self._messages)
         part = self._part
+        if not (_is_complete(part) and (part.calendar is None or _is_complete(part.calendar))):
+            return None  # reported by `read_document`
         self._check_keys()
         zone = self._find_zone()
         actions = self._matched_actions()

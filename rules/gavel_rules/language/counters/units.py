@@ -54,7 +54,7 @@ def find_exact_thresholds(
                         name = names[variable]
                         step = Decimal(1) if type_.kind == "int" else Decimal(1).scaleb(-counters[name].scale)
                         if Decimal(repr(threshold)) % step != 0:
-                            message = f"{HISTORY}.{name} is a multiple of {step:f}, so it never equals {threshold:g}"
+                            message = f"{HISTORY}.{name} is a multiple of {step:f}, so it never equals {threshold!r}"
                             yield path, THRESHOLD_TOO_EXACT, message, "round the threshold" + _or_raise_scale(type_.kind)
 
 

@@ -19,9 +19,17 @@ from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_REJECTED, PRODUCE
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.language.counters.counter import NEVER_MS, Amount, CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.counters.counter import GROUP_LENGTH_MAX, NEVER_MS, Amount, CompiledCounter, CountedEvent, CounterError
 from gavel_rules.language.report_expressions import execution_values
-from gavel_rules.state.counters import ALL_GROUPS, FAULTY_GROUPS_MAX, NO_COUNTERS, CounterEntry, CounterTable, index_counters
+from gavel_rules.state.counters import (
+    ALL_GROUPS,
+    FAULTY_GROUPS_MAX,
+    NO_COUNTERS,
+    CounterEntry,
+    CounterTable,
+    index_counters,
+    lacking_group,
+)
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.values import struct_to_dict, value_to_python
@@ -153,7 +161,8 @@ def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
     if tables:
         proposal = ProposalView(live.proposal)
         params = struct_to_dict(decision.params)
-        event = _event_of(proposal, decision.action_type, params, live.decision.subject, execution_values(execution))
+        others = {**execution_values(execution), "outcome": "APPROVED", "reason_code": decision.reason_code}
+        event = _event_of(proposal, decision.action_type, params, live.decision.subject, others)
         for table in tables:
             _settle_entry(store, table, live, table.entries.get(live.decision_id), event)
     if decision.compensates_decision_id and execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
@@ -187,7 +196,11 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
         except CounterError as error:
             # A proposal that is refused for its params names no group: it must not keep the others' proposals from being decided.
             if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.fits(event):
-                _fail(store, table, ALL_GROUPS if error.group is None else error.group, NEVER_MS)
+                group = ALL_GROUPS if error.group is None else error.group
+                if counter.is_reserved:
+                    _enter_lacking(store, table, entry_id, group, number)
+                else:
+                    _fail(store, table, group, NEVER_MS)
             continue
         # Counters that differ only in their limits, or are reserved, share an entry.
         if entry is None or amount is not measured or entry.lapses_at_ms != lapses_at_ms:
@@ -196,16 +209,29 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
 
 
 def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
-    """Add an entry. If it finds no room, its group gives no number until the entry would have lapsed."""
+    """Add an entry.
+
+    If the counter has no room for it, no group gives a number until the entry would have lapsed; if its group has too many different
+    values, that group alone.
+    """
     group = table.groups.get(entry.group)
-    if not table.has_room(group):
-        _fail(store, table, ALL_GROUPS, entry.lapses_at_ms)
-        return
     values = group.values if group is not None else None
-    if values is not None and len(values) >= table.counter.distinct_max and str(entry.value) not in values:
-        _fail(store, table, entry.group, entry.lapses_at_ms)
+    if not table.has_room(group):
+        lacking = ALL_GROUPS
+    elif values is not None and len(values) >= table.counter.distinct_max and str(entry.value) not in values:
+        lacking = entry.group
+    else:
+        store.schedule(table, entry)
         return
-    store.schedule(table, entry)
+    if entry.lapses_at_ms == NEVER_MS:
+        _enter_lacking(store, table, entry.entry_id, lacking, entry.number)
+    else:
+        _fail(store, table, lacking, entry.lapses_at_ms)
+
+
+def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str, number: int) -> None:
+    """Let reads of a group, or of ALL_GROUPS, give no number until the decision of a reservation ends."""
+    store.schedule(table, CounterEntry(entry_id, lacking_group(group), 0, NEVER_MS, number))
 
 
 def _fail(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
@@ -297,17 +323,22 @@ def _is_early(table: CounterTable, live: LiveDecision) -> bool:
 def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, entry: CounterEntry | None, event: CountedEvent) -> None:
     """Replace the reservation of a decision by the amount that its report gives, from now on for the counter's window."""
     counter: CompiledCounter = table.counter
+    group = ALL_GROUPS  # until it is known
     try:
         lapses_at_ms = counter.lapse_ms(store.recorded_at_ms)
-        if entry is None:
-            amount = counter.amount_of(event)  # released before, or from before the counter was opened
+        if entry is None or len(entry.group) > GROUP_LENGTH_MAX:
+            # Released before, from before the counter was opened, or lacking.
+            amount = counter.amount_of(event)
             if amount is None:
                 return
             entry = CounterEntry(live.decision_id, amount.group, amount.value, lapses_at_ms, live.sequence_number)
+        group = entry.group
         amount_now = counter.settled_amount(event, entry.value)
         settled = CounterEntry(entry.entry_id, entry.group, amount_now, lapses_at_ms, entry.number)
-    except CounterError:
-        _fail(store, table, ALL_GROUPS, NEVER_MS)
+    except CounterError as error:
+        _fail(store, table, group if error.group is None else error.group, NEVER_MS)
+        if live.decision_id in table.entries:
+            store.unschedule(table, table.entries[live.decision_id])
         return
     if live.decision_id in table.entries:
         store.unschedule(table, table.entries[live.decision_id])
@@ -322,5 +353,5 @@ def _release(store: Store, decision_id: str) -> None:
         entry = table.entries.get(decision_id) if table.counter.is_reserved else None
         if entry is not None:
             store.unschedule(table, entry)
-        elif table.counter.is_reserved and table.early_ends.get(decision_id) is not None:
+        elif table.counter.is_reserved and not table.is_filled:
             store.put(table.early_ends, decision_id, None)

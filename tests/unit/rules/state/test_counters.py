@@ -15,7 +15,7 @@ from gavel_rules.state.counters import FAULTY_GROUPS_MAX
 from gavel_rules.state.snapshot.encoding import state_sha256
 from gavel_rules.values import python_to_value
 
-from tests.support.counted_plays import FACTS, OK, PARAMS
+from tests.support.counted_plays import FACTS, OK, PARAMS, WITH, WITHOUT, Step, compare, play
 from tests.support.driver import ACTION, Core, compile_cached, document
 from tests.support.histories.compensations import bus_with_compensation, compensation_of, report_partial
 from tests.support.state.snapshots import restore, tables
@@ -347,9 +347,9 @@ def test_a_proposal_does_not_count_for_itself() -> None:
         core.prove()
 
 
-def loose(counter: dict[str, Any], amount: str = "number", over: dict[str, Any] = NO_MORE) -> str:
+def loose(counter: dict[str, Any], amount: str = "number", over: dict[str, Any] = NO_MORE, **changes: Any) -> str:
     """Return a rule set whose schema bounds neither the customer's name nor the amount, which is of the JSON type `amount`."""
-    data = json.loads(counted(counter, over=over))
+    data = json.loads(counted(counter, over=over, **changes))
     for action in data["actions"].values():
         action["params"] = {**PARAMS, "properties": {"amount": {"type": amount}, "customer_id": {"type": "string"}}}
     return json.dumps(data)
@@ -435,4 +435,87 @@ def test_a_fault_ends_although_events_go_on() -> None:
     orders.core.tick(DAY_MS // 4)
 
     assert 3.0 == orders.spent()
+    orders.core.prove()
+
+
+@pytest.mark.parametrize("lacked", [{"distinct": "string(params.amount)", "distinct_max": 1}, {"sum": "params.amount"}])
+def test_a_reservation_that_cannot_be_entered(lacked: dict[str, Any]) -> None:
+    """A group that lacks a reservation gives no number until the decision ends, even beyond the window; the other groups go on."""
+    counter = {key: value for key, value in RESERVED_CODES.items() if key != "sum"}
+    never = {**NO_MORE, "when": f"history.spent(params.customer_id) < {'0' if 'distinct' in lacked else '0.0'}"}
+    orders = Orders(loose({**counter, **lacked}, over=never, decision_ttl_ms=3 * DAY_MS))
+    core = orders.core
+    orders.approve(1.0)
+    lacking = orders.approve(2.0**53)
+    core.tick(2 * DAY_MS)
+
+    core.state = restore(core.state)
+    assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    orders.approve(1.0, "bob")
+    core.revoke(core.by_id[lacking.decision_id])
+    orders.approve(1.0)
+    core.prove()
+
+
+def test_a_settlement_that_fails() -> None:
+    """A report whose settlement cannot be evaluated takes the number from its own group alone, for the window."""
+    orders = Orders(counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}))
+    core = orders.core
+    decision = orders.approve(600)
+    core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=python_to_value({"refunded": "much"}).struct_value)
+
+    assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    orders.approve(1.0, "bob")
+    core.tick(DAY_MS)
+    orders.approve(1.0)
+    assert 1.0 == orders.spent()
+    core.prove()
+
+
+@pytest.mark.parametrize(("where", "expected"), [('reason_code == "SPECIAL"', 0.0), ('outcome == "APPROVED"', 600.0)])
+def test_reports_read_the_decision(where: str, expected: float) -> None:
+    """A report is counted or left out as the approval was, by what the decision says."""
+    orders = Orders(counted({**RESERVED_CODES, "where": where}))
+    decision = orders.approve(600)
+    assert expected == orders.spent()
+    carried_out(orders, decision, SUCCESS)
+    assert expected == orders.spent()
+    orders.approve(1.0, "bob")
+    orders.core.prove()
+
+
+@pytest.mark.parametrize("opened_at", range(4))
+@pytest.mark.parametrize("filled_at", range(4))
+def test_a_compensation_while_a_counter_is_filled(opened_at: int, filled_at: int) -> None:
+    """Compensated work is released whenever the counter was opened and filled."""
+    core = Core(WITHOUT)
+    rule_set = compile_cached(WITH[0])
+    core.run(DeployRuleSet(core.new_id(), rule_set, WITH[0]))
+    steps: list[Step] = [("propose", "ann", 7.25), ("report", 0, PARTIAL), ("undo", 0, SUCCESS), ("pass", 5, None)]
+    backlogs = []
+    for number, step in enumerate(steps):
+        if number == opened_at:
+            backlogs.append(core.open_counters(rule_set))
+        play(core, step, number)
+        if number == max(opened_at, filled_at):
+            for filled in backlogs[0].fills(core.now_ms):
+                core.run(FillCounter(core.new_id(), filled))
+    compare(core)
+    core.prove()
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+@pytest.mark.parametrize("amounts", [(900, -950), (-950, 900)])
+def test_entries_that_lapse_together(amounts: tuple[int, int], is_restored: bool) -> None:
+    """When there will be room does not depend on the order of entries that lapse together, which a snapshot does not keep."""
+    over = {**OVER, "retry_after": "history.spent.frees(params.customer_id, params.amount, 1000.0)"}
+    orders = Orders(counted(BUDGET, over=over))
+    for amount in amounts:
+        orders.approve(amount)
+    orders.core.now_ms += 60_000
+    orders.approve(1_000)
+    if is_restored:
+        orders.core.state = restore(orders.core.state)
+    refusal = orders.propose(100)
+    assert DAY_MS == refusal.retry_hint.retry_after_ms
     orders.core.prove()

@@ -47,7 +47,7 @@ def test_reads_become_variables() -> None:
     """Reads of one counter with one key are one variable, whatever the spaces; the text keeps its length."""
     compiled = compile_changed("history.calls() > 5", "history.spent( params.customer ) > 1.0 || history.spent('x') > 1.0")
     action = compiled.actions["refund.create"]
-    assert [("spent", "params.customer", "History._00"), ("spent", "'x'", "History._01")] == [*map(tuple, action.counter_reads)]
+    assert [("spent", "params.customer", "History.spent_0"), ("spent", "'x'", "History.spent_1")] == [*map(tuple, action.counter_reads)]
     assert len(action.conditions[0].text) == len(action.conditions[0].source)
 
 
@@ -105,6 +105,8 @@ def test_equal_counters_have_equal_digests() -> None:
             "not-supported: the key of a counter reads another counter",
         ),
         ("history.calls() > 5", "['a'].exists(x, history.spent(x) > 1.0)", "unknown-name: there is no name x"),
+        ("history.calls() > 5", "[1].exists(History, history.calls() > 5)", "shadowed-name: History already has a meaning"),
+        ("history.calls() > 5", "cel.bind(History, [0], history.calls() > 5)", "shadowed-name: History already has a meaning"),
         (
             "reason_code: OVER",
             "reason_code: OVER\n    retry_after: history.spent.frees(params.amount, 1.0)",
@@ -141,6 +143,15 @@ def test_mistakes(old: str, new: str, expected: str) -> None:
         ("effect: approve}", "effekt: approve}", ["missing-key", "unknown-key"]),
         ("window_ms: 1000, keep: reserved", "calendar: {unit: day, zone: UTC}, keep: reserved", ["unknown-key"]),
         ("window_ms: 1000, keep: reserved", "window_ms: 1000, kep: reserved", ["unknown-key"]),
+        ("of: approvals", "of: approval", ["unknown-value"]),
+        ("of: proposals, ", "", ["missing-key"]),
+        ("window_ms: 1000}", "calendar: {unit: year}}", ["unknown-value"]),
+        ("window_ms: 1000}", "calendar: {}}", ["missing-key"]),
+        (
+            "of: proposals, action: refund.create, window_ms: 1000}",
+            "of: proposal, action: refund.create, window_ms: 1000}\nvariables: {many: history.calls() > 5}",
+            ["unknown-value"],
+        ),
     ],
 )
 def test_a_mistake_of_form_elsewhere(old: str, new: str, expected: list[str]) -> None:
@@ -148,6 +159,32 @@ def test_a_mistake_of_form_elsewhere(old: str, new: str, expected: list[str]) ->
     with pytest.raises(DocumentError) as error:
         compile_changed(old, new)
     assert expected == sorted(message.code for message in error.value.messages)
+
+
+def test_a_mistake_of_a_counter_is_reported_once() -> None:
+    """A counter with a mistake is not called unknown where `retry_after` names it."""
+    text = SAMPLE.replace(
+        "reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees(params.customer, params.amount, 9.0)"
+    )
+    with pytest.raises(DocumentError) as error:
+        compile_rule_set(text.replace("of: approvals", "of: approval"))
+    assert ["unknown-value"] == [message.code for message in error.value.messages]
+
+
+def test_a_zone_of_a_calendar_is_used() -> None:
+    """A zone that only the calendar of a counter names is no unused constant; one that nothing names is."""
+    zones = 'zones: {home: {offsets: ["2026-01-01T00:00:00Z +01:00"], until: "2027-01-01T00:00:00Z"}}\n'
+    text = SAMPLE.replace("window_ms: 1000}", "calendar: {unit: day, time_zone: zones.home}}").replace("rules:\n", f"{zones}rules:\n", 1)
+    assert [] == [one.code for one in compile_rule_set(text).warnings if one.code == "constant-never-used"]
+    unused = text.replace(", time_zone: zones.home", "")
+    assert ["constant-never-used"] == [one.code for one in compile_rule_set(unused).warnings if one.code == "constant-never-used"]
+
+
+def test_an_explanation_names_no_variable_of_a_read(case: Cases) -> None:
+    """Where a counter gives no number, the explanation says so in the author's words."""
+    (over, _) = compile_changed().actions["refund.create"].explain(case(params={"amount": 1.0, "customer": "a"}))
+    values = {term.expression: term.value for term in over.terms}
+    assert "error: a counter gives no number" == values["history.spent(params.customer) > 9.0"]
 
 
 def test_a_guarded_key() -> None:
@@ -173,6 +210,7 @@ def test_warnings() -> None:
         ("window_ms: 1000, keep", "window_ms: 86400000, keep", []),
         ("> 9.0", "> 9.005", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 9.005"]),
         ("> 9.0", "> 9.05", []),
+        ("> 9.0", "> 1000.001", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 1000.001"]),
         ("history.calls() > 5", "5.5 < history.calls()", ["threshold-too-exact: history.calls is a multiple of 1, so it never equals 5.5"]),
         (
             "reason_code: OVER",
