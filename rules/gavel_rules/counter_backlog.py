@@ -17,7 +17,7 @@ from gavel.v1.fact_pb2 import CounterFilled
 
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.language.counters.counter import NEVER_MS, CompiledCounter
-from gavel_rules.state.counters import ALL_GROUPS, CounterEntry, CounterTable
+from gavel_rules.state.counters import CounterEntry, CounterTable
 from gavel_rules.state.state import State
 from gavel_rules.state.transitions.counters import open_counters
 
@@ -85,7 +85,7 @@ def _place(entry: CounterEntry) -> tuple[int, str]:
 
 def _full_until_ms(table: CounterTable) -> int:
     """Return the time until which an entry is missing in any group, 0 if none is: the fill states one time for all groups."""
-    return max(table.faults.values(), default=table.faults.get(ALL_GROUPS, 0))
+    return max(table.faults.values(), default=0)
 
 
 def _message(entry: CounterEntry) -> EntryMessage:

@@ -128,7 +128,7 @@ def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_same(before: _Rule, after: _Rule) -> bool:
-    """Return whether two rules mean the same. The layout of a condition does not matter; the variables that it uses do."""
+    """Return whether two rules mean the same. Conditions are compared without layout, with variables replaced by their definitions."""
     return before.tree == after.tree and all(before.keys.get(key) == after.keys.get(key) for key in _RULE_KEYS if key != "when")
 
 

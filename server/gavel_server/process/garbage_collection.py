@@ -43,11 +43,11 @@ COLLECTION_SECONDS = 0.05  # not Final: tests change it
 
 
 def collect_less() -> None:
-    """Collect less often, and look at each object twice. Call it before a log is read.
+    """Freeze what exists, collect less often, and skip survivors. Call it before a log is read.
 
-    Deciding creates many small objects next to a large state. An object that outlives its second collection is usually a part of the
-    state, so later ones skip it, as they skip the objects of start-up. The collection of the oldest generation, which is rare, looks at all
-    of them, so that no cycle stays forever (ADR 0010, docs/performance.md#garbage-collection).
+    Deciding creates many small objects next to a large state. An object that survives a collection of the middle generation is usually a
+    part of the state, so later ones skip it, as they skip the objects of start-up. The collection of the oldest generation, which is rare,
+    looks at all of them, so that no cycle stays forever (ADR 0010, docs/performance.md#garbage-collection).
     """
     gc.collect()
     gc.freeze()
@@ -98,7 +98,7 @@ def _collect_all() -> float:
 
 
 def _set_survivors_aside(phase: str, info: Mapping[str, Any]) -> None:
-    """Keep what has outlived two collections out of the next ones, until the oldest generation is collected."""
+    """Freeze the survivors of a collection of the middle or oldest generation, and unfreeze all before one of the oldest."""
     if phase == "stop":
         if info["generation"] > _YOUNGEST_GENERATION:
             gc.freeze()

@@ -4,8 +4,8 @@ Two servers with the shipped refund rules run side by side. One has a rule that 
 counted; the other has the same rule with numbers in their place. They decide the same number of proposals in turns, in batches of 50.
 Turns are short, so that other load of the machine falls on both alike.
 
-Printed are the ratios of the processor time of a decision, in the server with its Redis, and of the time that callers wait for all of
-them, for each turn and for all turns together. The exit status is 1 if the processor time of all turns exceeds 1.15 times the other.
+It prints two ratios for each turn and for all turns together: of the processor time of a decision, in the server with its Redis, and of
+the time on the clock. The exit status is 1 if the processor time of all turns exceeds 1.15 times the other.
 
 The servers take no snapshots: one falls into some turns and not into others. GAVEL_SNAPSHOT_EVERY=100000 measures with them.
 """

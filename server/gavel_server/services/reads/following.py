@@ -14,7 +14,7 @@ from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads.log_reader import read_chunk
 
 # Events in memory that a stream looks at in one turn: that takes about half a millisecond if none passes.
-SCAN_EVENTS_MAX: Final = 1_024
+FOLLOW_EVENTS_MAX: Final = 1_024
 
 
 class Scan(NamedTuple):
@@ -38,22 +38,17 @@ class Follower:
         """Yield the events from `first` to `last` that pass, in parts, each a turn of the caller. Raises the errors of `read_chunk`."""
         number = first
         while number <= last:
-            await take_turn(self._caller)
-            recent = self._select_recent(number, last)
-            size_bytes = 2 * CHUNK_BYTES if recent is None else sum(len(event.content) for event in recent.events)
-            async with self._budget.reserve(self._address, size_bytes) as reservation:
-                if recent is None:
-                    records = await read_chunk(self._sequencer.log, number, last)
-                    recent = Scan(list(self._filter.select(records)), records[-1].sequence_number)
-                    del records
-                    reservation.shrink(sum(len(event.content) for event in recent.events))
-                number = recent.last + 1
-                yield recent
-                recent = None  # its bytes are no longer reserved
+            async with self._budget.reserve(self._address, 2 * CHUNK_BYTES) as reservation:
+                await take_turn(self._caller)
+                part = self._select_recent(number, last) or await self._select_earlier(number, last)
+                reservation.shrink(sum([len(event.content) for event in part.events]))
+                number = part.last + 1
+                yield part
+                del part  # its bytes are no longer reserved
 
     def _select_recent(self, first: int, last: int) -> Scan | None:
         """Return what passes of the events in memory, up to the event that reaches CHUNK_BYTES; None if the first is not in memory."""
-        records = self._sequencer.tail.read(first, last, SCAN_EVENTS_MAX)
+        records = self._sequencer.tail.read(first, last, FOLLOW_EVENTS_MAX)
         if not records:
             return None
         events: list[SelectedEvent] = []
@@ -64,3 +59,8 @@ class Follower:
             if size_bytes >= CHUNK_BYTES:
                 return Scan(events, event.envelope.sequence_number)
         return Scan(events, records[-1].sequence_number)
+
+    async def _select_earlier(self, first: int, last: int) -> Scan:
+        """Return what passes of one read of the log."""
+        records = await read_chunk(self._sequencer.log, first, last)
+        return Scan(list(self._filter.select(records)), records[-1].sequence_number)

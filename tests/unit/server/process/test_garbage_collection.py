@@ -147,13 +147,13 @@ def test_when_the_oldest_generation_is_due() -> None:
 
 
 def test_the_oldest_generation_waits_for_an_idle_moment() -> None:
-    """No collection looks at the whole state while calls come; one does when none has come for a while."""
+    """Work after which an idle server collects the oldest generation does not make it do so while calls come."""
     done = subprocess.run([sys.executable, "-c", _IDLE], capture_output=True, text=True, check=True)
     assert "False" == done.stdout.strip()
 
 
 def test_survivors_wait_for_the_oldest_generation() -> None:
-    """What outlives two collections is skipped by the next ones, but not by that of the oldest generation; other garbage is freed early."""
+    """Survivors of a middle collection are skipped by later ones, but not by that of the oldest generation; younger garbage is freed."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
     expected = {"once": "True", "twice": "False", "early": "False", "late": "True", "young": "True", "call": "True"}
     assert expected == dict(line.split() for line in done.stdout.splitlines())
