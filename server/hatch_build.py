@@ -62,6 +62,7 @@ COMPILED: Final = {
         "bus/idempotency/*",
         "intake/*",
         "log/entries",
+        "log/tail",
         "log/redis/resp",
         "fairness/callers",
         "fairness/fair_queue",

@@ -29,7 +29,6 @@ from gavel_server.bus.answers.confirmed_answers import ConfirmedAnswers
 from gavel_server.bus.answers.contest_waiters import ContestWaiters
 from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.checkpoint import Checkpoint
-from gavel_server.bus.log_tail import LogTail
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.trace_owners import TraceOwners, TraceParty
@@ -38,6 +37,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.history.read_ahead import read_ahead
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, LogUnavailableError, Record
 from gavel_server.log.protocol import empty_head, has_event
+from gavel_server.log.tail import LogTail
 from gavel_server.process import metrics
 from gavel_server.process.clock import GuardedClock, lag_problem
 from gavel_server.process.time_slice import TimeSlice

@@ -27,7 +27,6 @@ from gavel_server.bus.batch.pending_append import AppendOutcome, PendingAppend
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.committer import UNTIMELY_APPENDS_MAX, Committer, clock_skew
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
-from gavel_server.bus.log_tail import LogTail
 from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.references import ReferenceResolution
@@ -41,6 +40,7 @@ from gavel_server.fairness.waiting import announce_wait
 from gavel_server.history.disposal import free
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog, Head, LogError, UntimelyError
+from gavel_server.log.tail import LogTail
 from gavel_server.process.clock import GuardedClock
 from gavel_server.process.time_slice import TimeSlice, run_call_passes
 

@@ -233,7 +233,8 @@ async def test_a_failure_to_write_is_logged(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch, capture_logs() as lines:
         patch.setattr(os, "fsync", refuse)
         await write_if_due(sequencer)
-    assert [("snapshot.not_written", "No space left on device")] == [(line["event"], line["problem"]) for line in lines]
+    written = [(line["event"], line["problem"]) for line in lines if line["event"].startswith("snapshot.")]
+    assert [("snapshot.not_written", "No space left on device")] == written
     assert None is snapshots.newest
     await record_event(sequencer, servers.fact())
     await write_if_due(sequencer)

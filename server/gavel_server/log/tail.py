@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from gavel_server.log import Record
+from gavel_server.log.entries import Record
 
 # The bytes of the envelopes that are kept.
 TAIL_BYTES_MAX: Final = 8 * 1024 * 1024

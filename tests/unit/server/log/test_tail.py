@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from gavel_server.bus.log_tail import LogTail
 from gavel_server.log import Entry
 from gavel_server.log.protocol import empty_head
+from gavel_server.log.tail import LogTail
 from hypothesis import given
 from hypothesis import strategies as st
 
