@@ -272,6 +272,7 @@ def test_every_code_has_an_example() -> None:
     without = {*diagnostic_codes.MISTAKES, *diagnostic_codes.WARNINGS} - {example[0] for example in _examples()}
     assert {
         "constant-never-used",
+        "counter-differs",
         "counter-never-read",
         "document-too-long",
         "duplicate-derivation",

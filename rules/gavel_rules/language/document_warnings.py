@@ -8,7 +8,13 @@ from typing import NamedTuple
 from gavel_rules.language.action_checker import CheckedAction
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.variables import is_literal
-from gavel_rules.language.counters.units import UnitWarning, find_exact_thresholds, find_other_limits, find_windows_in_seconds
+from gavel_rules.language.counters.units import (
+    UnitWarning,
+    find_exact_thresholds,
+    find_other_counters,
+    find_other_limits,
+    find_windows_in_seconds,
+)
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
 from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
 from gavel_rules.language.document.source import Source
@@ -69,7 +75,9 @@ def _unit_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction]) -> I
             path: Path = ("rules", index_of[rule.id])
             yield from find_exact_thresholds((*path, "when"), condition, action.environment, part.counters)
             if rule.id in action.retries:
-                yield from find_other_limits((*path, "retry_after"), condition, action.retries[rule.id])
+                call = action.retries[rule.id]
+                yield from find_other_limits((*path, "retry_after"), condition, call)
+                yield from find_other_counters((*path, "retry_after"), condition, action.environment, call)
 
 
 def locate_warnings(warnings: Iterable[DocumentWarning], text: str) -> tuple[DocumentMessage, ...]:

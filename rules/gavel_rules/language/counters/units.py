@@ -1,4 +1,4 @@
-"""Units of counters that probably are not meant: windows in seconds, thresholds between two numbers, and limits that differ.
+"""What is probably not meant about counters: windows in seconds, thresholds between two numbers, and a `retry_after` unlike its rule.
 
 Each yields (path, code, message, suggestion) for a warning about a valid document.
 """
@@ -20,10 +20,12 @@ from gavel_rules.language.document.models import CounterPart
 WINDOW_IN_SECONDS: Final = "window-in-seconds"
 THRESHOLD_TOO_EXACT: Final = "threshold-too-exact"
 LIMIT_DIFFERS: Final = "limit-differs"
+COUNTER_DIFFERS: Final = "counter-differs"
 
 UnitWarning = tuple[Path, str, str, str]
 
 _COMPARISONS: Final = frozenset(["_<_", "_<=_", "_>_", "_>=_", "_==_", "_!=_"])
+_WITH_KEY: Final = 3  # the parts of a call of `frees` of a counter with groups
 _MINUTE_MS: Final = 60_000
 _DAY_S: Final = 86_400
 
@@ -65,6 +67,21 @@ def find_other_limits(path: Path, condition: CheckedExpression, call: FreesCall)
     if limit is not None and constants and limit not in constants:
         message = f"the limit of retry_after is {limit:g}, which the rule does not compare with"
         yield path, LIMIT_DIFFERS, message, "write the limit of the rule's condition"
+
+
+def find_other_counters(path: Path, condition: CheckedExpression, environment: Environment, call: FreesCall) -> Iterator[UnitWarning]:
+    """Yield a warning if `retry_after` asks for room in a counter that the rule's condition does not read, or reads with another key."""
+    variables = {variable for variable, _ in find_variables(condition.tree, environment.types)}
+    reads = [read for read in environment.counter_reads.all() if read.variable in variables]
+    keys = [read.key for read in reads if read.counter == call.counter]
+    key = call.parts[0]
+    if reads and not keys:
+        named = ", ".join(f"{HISTORY}.{name}" for name in sorted({read.counter for read in reads}))
+        message = f"retry_after asks for room in {HISTORY}.{call.counter}, which the rule does not read"
+        yield path, COUNTER_DIFFERS, message, f"the rule reads {named}"
+    elif keys and len(call.parts) == _WITH_KEY and key.tree not in [environment.tree(one) for one in keys]:
+        message = f"retry_after asks for room in {HISTORY}.{call.counter}({key.text.strip()}), which the rule does not read"
+        yield path, COUNTER_DIFFERS, message, f"the rule reads {HISTORY}.{call.counter}({keys[0]})"
 
 
 def _number(node: Node) -> float | None:

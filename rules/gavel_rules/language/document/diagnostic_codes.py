@@ -80,6 +80,7 @@ MISTAKES: Final[Mapping[str, str]] = {
 WARNINGS: Final[Mapping[str, str]] = {
     "constant-never-used": "No expression uses a constant.",
     "contest-outlasts-fact": "A fact is stale before a contest of the action can close.",
+    "counter-differs": "A retry_after asks for room in another counter, or in another group, than its rule reads.",
     "counter-never-read": "No rule, no score and no derivation reads a counter.",
     "fact-never-read": "No rule, no subject and no derivation reads a declared fact.",
     "limit-differs": "The limit of a retry_after is not the number that its rule compares with.",

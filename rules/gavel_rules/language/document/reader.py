@@ -161,7 +161,7 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
     code = diagnostic_code(details["type"])
     if path and path[-1] == "[key]":
         path = path[:-1]
-        name = "digest" if path[0] == "documents" else "action"
+        name = {"documents": "digest", "counters": "counter"}.get(str(path[0]), "action")
         messages.add(source.locate_key(path), "bad-name", f"{path[-1]!r} is not a valid {name}", _NAMING[name])
     elif code == "missing-key":
         messages.add(source.locate_key(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
@@ -170,6 +170,7 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         messages.add(source.locate_key(path), code, f"no such key here: {path[-1]}", suggestion(str(path[-1]), known, len(messages)))
     elif code == "bad-name":
         name = str(next(step for step in reversed(path) if isinstance(step, str)))
+        name = {"actions": "action", "offsets": "offset"}.get(name, name)
         messages.add(source.locate(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
     else:
         messages.add(source.locate(path), code, f"{_path_text(source.written_path(path))}: {describe_error(details)}", suggest_fix(details))
@@ -180,7 +181,10 @@ _NAMING: Final = defaultdict(
     reason_code="write it like ORDER_CANCELLED",
     key="use lower-case letters, digits, _ and - in parts joined by dots, like order.status",
     digest="write sha256: and 64 of 0-9 a-f; `gavel rules bundle` names the digest of an imported file",
-    action="use lower-case letters, digits, _ and - in parts joined by dots, like refund.create",
+    action="use lower-case letters, digits, _ and - in parts joined by dots, like refund.create; where several are meant, refund.* or *",
+    counter="use a lower-case letter, then at most 62 of a-z 0-9 _",
+    time_zone='write UTC, an offset like "+02:00", or zones.NAME of a zone of the document; `gavel rules zones` writes one',
+    offset='write the time from which it holds and the offset, like "2026-03-29T01:00:00Z +02:00"',
     groups="use 1 to 128 printable ASCII characters without spaces",
     escalate_to="use 1 to 128 printable ASCII characters without spaces",
     **dict.fromkeys(VersionsPart.model_fields, "use printable ASCII characters"),

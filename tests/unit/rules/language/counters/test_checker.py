@@ -80,6 +80,13 @@ def test_equal_counters_have_equal_digests() -> None:
             "12:3: missing-key: a counter of approvals needs the actions that it counts (add e.g. `action: refund.create`)",
         ),
         ("refund.*", "refunt.*", "12:"),
+        ("refund.*", "'*.create'", "bad-name: '*.create' is not a valid action (use lower-case letters"),
+        ("  calls:", "  calls-a:", "bad-name: 'calls-a' is not a valid counter (use a lower-case letter, then at most 62 of a-z 0-9 _)"),
+        (
+            "window_ms: 1000}",
+            "calendar: {unit: day, time_zone: Europe/Berlin}}",
+            "bad-name: 'Europe/Berlin' is not a valid time_zone (write UTC, an offset like \"+02:00\", or zones.NAME",
+        ),
         ("action: refund.*", "action: refund.*, fact: a.b", "unknown-key: a counter of approvals counts actions, not facts"),
         (
             ", window_ms: 1000, keep: reserved",
@@ -218,6 +225,21 @@ def test_warnings() -> None:
             ["limit-differs: the limit of retry_after is 90, which the rule does not compare with"],
         ),
         ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees(params.customer, params.amount, 9)", []),
+        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees( params.customer , params.amount, 9)", []),
+        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.calls.frees(1, 5)", []),
+        (
+            "reason_code: OVER",
+            "reason_code: OVER\n    retry_after: history.spent.frees('x', params.amount, 9)",
+            ["counter-differs: retry_after asks for room in history.spent('x'), which the rule does not read"],
+        ),
+        (
+            " || history.calls() > 5\n    effect: reject\n    reason_code: OVER",
+            "\n    effect: reject\n    reason_code: OVER\n    retry_after: history.calls.frees(1, 9)",
+            [
+                "counter-never-read: no rule, no score and no derivation reads calls",
+                "counter-differs: retry_after asks for room in history.calls, which the rule does not read",
+            ],
+        ),
     ],
 )
 def test_units(old: str, new: str, expected: list[str]) -> None:
