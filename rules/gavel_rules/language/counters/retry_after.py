@@ -84,7 +84,7 @@ def check_retry_after(
             report(0, "type-error", f"retry_after is not a call of {_FREES} of a counter", _FORM)
             return None
     counter = counters.get(name)
-    if counter is None and name in environment.scope[HISTORY].fields:
+    if counter is None and HISTORY in environment.scope and name in environment.scope[HISTORY].fields:
         return None  # its own mistakes are reported
     if counter is None:
         known = [f"{HISTORY}.{one}" for one in sorted(counters)]

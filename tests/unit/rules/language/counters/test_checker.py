@@ -178,6 +178,14 @@ def test_a_mistake_of_a_counter_is_reported_once() -> None:
     assert ["unknown-value"] == [message.code for message in error.value.messages]
 
 
+def test_a_retry_after_without_counters() -> None:
+    """A `retry_after` in a document without a version of the language, which has no counters, is no crash."""
+    retry_after = "reason_code: OVER\n    retry_after: history.spent.frees(params.customer, params.amount, 9.0)"
+    with pytest.raises(DocumentError) as error:
+        compile_rule_set(SAMPLE.replace("reason_code: OVER", retry_after).replace("gavel: v2", "gavel: null"))
+    assert "gavel" in error.value.messages[0].message
+
+
 def test_a_zone_of_a_calendar_is_used() -> None:
     """A zone that only the calendar of a counter names is no unused constant; one that nothing names is."""
     zones = 'zones: {home: {offsets: ["2026-01-01T00:00:00Z +01:00"], until: "2027-01-01T00:00:00Z"}}\n'
