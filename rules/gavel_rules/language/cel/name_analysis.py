@@ -243,7 +243,8 @@ class NameAnalysis:
             inner[variable] = _Place((f"{variable}@{node.offset}",), elements[variable], (), node.offset)
         inner[node.accumulator] = _Place((_ACCUMULATOR,), DYN)
         self._visit(node.start, known, names)
-        known = known | {(f"{node.variable}@{node.offset}", *rest) for rest in self._present_in_elements(node.range, names)}
+        item = node.second_variable or node.variable  # the first of two is the place in the list
+        known = known | {(f"{item}@{node.offset}", *rest) for rest in self._present_in_elements(node.range, names)}
         for part in (node.condition, node.step, node.result):
             self._visit(part, known, inner)
 

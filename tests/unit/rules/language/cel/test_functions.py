@@ -179,6 +179,7 @@ EXPRESSIONS: list[tuple[str, dict[str, Any], Any]] = [
     ("(size(words) > 0 ? words[0] : null) == null", {"words": []}, True),
     ("(size(words) > 0 ? words[0] : 1) == 1", {"words": ["a"]}, False),
     ("items.filter(i, has(i.note)).map(i, i.note)", {"items": [{"cpu": "1", "count": 1, "price": 1.0, "note": "n"}]}, ["n"]),
+    ("items.filter(i, has(i.note)).transformList(n, i, i.note)", {"items": [{"cpu": "1", "count": 1, "price": 1.0, "note": "n"}]}, ["n"]),
     ('quantity("1500m").asInteger()', {}, ERROR),
     ('quantity("2").add(3).asInteger()', {}, 5),
     ('quantity("2").sub(quantity("2.5")).sign()', {}, -1),
