@@ -35,7 +35,7 @@ IDLE_SHARE: Final = 0.1
 # A caller that comes back during a collection waits for it, so a server must have been idle for so many times the time of the last one.
 IDLE_TIME: Final = 20
 # The oldest generation is due once the process has taken so many times the processor time of its last collection. A collection holds the
-# event loop for about a tenth of a second for each 200 MB of state. A server that is never idle spends 0.01 % of its time on them.
+# event loop for 0.1 to 0.3 s for each 200 MB of state. A server that is never idle spends 0.01 % of its time on them.
 IDLE_WORK: Final = 100
 BUSY_WORK: Final = 10_000
 # Of the first collection, before one has been measured.

@@ -321,30 +321,31 @@ def _is_early(table: CounterTable, live: LiveDecision) -> bool:
 
 
 def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, entry: CounterEntry | None, event: CountedEvent) -> None:
-    """Replace the reservation of a decision by the amount that its report gives, from now on for the counter's window."""
+    """Replace the reservation of a decision by the amount that its report gives, from now on for the counter's window.
+
+    If the amount cannot be told, its group gives no number for the window.
+    """
     counter: CompiledCounter = table.counter
+    settled: CounterEntry | None = None
     group = ALL_GROUPS  # until it is known
     try:
         lapses_at_ms = counter.lapse_ms(store.recorded_at_ms)
-        if entry is None or len(entry.group) > GROUP_LENGTH_MAX:
-            # Released before, from before the counter was opened, or lacking.
-            amount = counter.amount_of(event)
-            if amount is None:
-                return
-            entry = CounterEntry(live.decision_id, amount.group, amount.value, lapses_at_ms, live.sequence_number)
-        group = entry.group
-        amount_now = counter.settled_amount(event, entry.value)
-        settled = CounterEntry(entry.entry_id, entry.group, amount_now, lapses_at_ms, entry.number)
+        # Without an entry it was released before, or is from before the counter was opened; an entry that is lacking has no amount.
+        if entry is not None and len(entry.group) <= GROUP_LENGTH_MAX:
+            approved: Amount | None = Amount(entry.group, entry.value)
+        else:
+            approved = counter.amount_of(event)
+        if approved is not None:
+            group = approved.group
+            number = live.sequence_number if entry is None else entry.number
+            settled = CounterEntry(live.decision_id, group, counter.settled_amount(event, approved.value), lapses_at_ms, number)
     except CounterError as error:
         _fail(store, table, group if error.group is None else error.group, NEVER_MS)
-        if live.decision_id in table.entries:
-            store.unschedule(table, table.entries[live.decision_id])
-        return
-    if live.decision_id in table.entries:
-        store.unschedule(table, table.entries[live.decision_id])
+    if entry is not None:
+        store.unschedule(table, entry)
     if _is_early(table, live):
         store.put(table.early_ends, live.decision_id, settled)
-    else:
+    elif settled is not None:
         enter(store, table, settled)
 
 

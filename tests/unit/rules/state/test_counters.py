@@ -472,6 +472,25 @@ def test_a_settlement_that_fails() -> None:
     core.prove()
 
 
+def test_a_settlement_that_fails_while_a_counter_is_filled() -> None:
+    """The reservation that the fill brings does not count for ever if its report could not be settled before."""
+    orders = Orders(counted(BUDGET))
+    decision = orders.approve(600)
+    core = orders.core
+    text = counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}, version=2)
+    rule_set = compile_cached(text)
+    core.run(DeployRuleSet(core.new_id(), rule_set, text))
+    backlog = core.open_counters(rule_set)
+    core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=python_to_value({"refunded": "much"}).struct_value)
+    for filled in backlog.fills(core.now_ms):
+        core.run(FillCounter(core.new_id(), filled))
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None))
+    assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    core.tick(DAY_MS)
+    assert 0.0 == orders.spent()
+    core.prove()
+
+
 @pytest.mark.parametrize(("where", "expected"), [('reason_code == "SPECIAL"', 0.0), ('outcome == "APPROVED"', 600.0)])
 def test_reports_read_the_decision(where: str, expected: float) -> None:
     """A report is counted or left out as the approval was, by what the decision says."""
