@@ -52,7 +52,7 @@ class NameAnalysis:
     """One walk over a parsed expression: names, guards, functions with hidden inputs.
 
     `unguarded` are the paths that the expression reads without testing their presence, in the author's notation; `counter_reads` the
-    places where it reads counters.
+    places where it reads counters, rightly or wrongly.
     """
 
     def __init__(
@@ -181,14 +181,17 @@ class NameAnalysis:
         elif len(node.arguments) != counter.type.size_max:
             wanted = "one argument, the key of a group" if counter.type.size_max else "no argument, because it has no `by`"
             self._note(start, "type-error", f"{HISTORY}.{node.function} takes {wanted}", "")
-        else:
-            self.counter_reads.append(ReadPlace(node.function, start, node.offset))
+        self.counter_reads.append(ReadPlace(node.function, start, node.offset))
 
     def _visit_call(self, node: Call, known: _Known, names: _Locals) -> None:
-        if isinstance(node.target, Identifier) and node.target.name == HISTORY and HISTORY in self._scope and HISTORY not in names:
+        if node.target is not None and self._is_history(node.target, names):
             self._visit_counter(node, self._scope[HISTORY], node.target.offset)
             for argument in node.arguments:
                 self._visit(argument, known, names)
+            return
+        if node.function == "frees" and isinstance(node.target, Select) and self._is_history(node.target.operand, names):
+            self._note(node.target.operand.offset, "not-a-value", "frees tells when to try again", "write it under the rule's `retry_after`")
+            self.counter_reads.append(ReadPlace(node.target.field_name, node.target.operand.offset, node.offset))
             return
         if (node.function in TIME_FIELDS or (node.function == "toDate" and self._version > 1)) and node.arguments:
             zone = node.arguments[0]
@@ -213,6 +216,9 @@ class NameAnalysis:
             return
         for child in children(node):
             self._visit(child, known, names)
+
+    def _is_history(self, node: Node, names: _Locals) -> bool:
+        return isinstance(node, Identifier) and node.name == HISTORY and HISTORY in self._scope and HISTORY not in names
 
     def _is_zone(self, text: str) -> bool:
         return _FIXED_ZONE.fullmatch(text) is not None or (self._version > 1 and decode_zone(text) is not None)

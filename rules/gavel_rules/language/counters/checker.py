@@ -132,7 +132,7 @@ class _CounterChecker:
         elif source:
             self._require("action", f"a counter of {source} needs the actions that it counts", "add e.g. `action: refund.create`")
             self._refuse("fact", f"a counter of {source} counts actions, not facts", "remove it, or write `of: facts`")
-        windows = [key for key in ("window_ms", "calendar") if getattr(part, key, None) is not None]
+        windows = [key for key in ("window_ms", "calendar") if self._is_given(key)]
         if not windows:
             self._require("window_ms", "the counter has no window", "add `window_ms`, or `calendar`")
         elif len(windows) == 2:
@@ -149,8 +149,13 @@ class _CounterChecker:
                 self._refuse("settle", "a counted approval has no amount to settle", "add `sum`")
 
     def _require(self, key: str, message: str, hint: str) -> None:
-        if getattr(self._part, key, None) is None and (*self._path, key) not in self._source.broken_paths:
+        if not self._is_given(key):
             self._messages.add(self._source.locate_key(self._path), "missing-key", message, hint)
+
+    def _is_given(self, key: str) -> bool:
+        """Return whether the document has a value for a key, be it with a mistake that is reported already."""
+        document: Any = self._source.composed
+        return (*self._path, key) in self._source.broken_paths or document["counters"][self._name].get(key) is not None
 
     def _refuse(self, key: str, message: str, hint: str) -> None:
         if getattr(self._part, key, None) is not None:

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.execution_pb2 import ExecutionStatus
+from gavel_rules import reason_codes
 from gavel_rules.authoring.suites.coverage import Coverage
 from gavel_rules.authoring.suites.runner import CaseResult
 from gavel_rules.language.derivation_rules import SUBJECT
@@ -59,23 +60,32 @@ def failure_line(result: CaseResult, file: str) -> str:
 
 
 def failure_lines(result: CaseResult, file: str) -> list[str]:
-    """Return the lines on a failed case: its place, the differences, the decisions, the facts that they lack and its consequences."""
+    """Return the lines on a failed case: its place, the differences, the decisions, the evidence that they lack and its consequences."""
     lines = [_failure_head(result, file)]
     lines += [f"  {one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences]
     for index, run in enumerate(result.earlier):
         if run.decision is not None and any(one.what.startswith(f"earlier.{index}.") for one in result.differences):
-            lines += _decision_lines(f"earlier.{index} decided", run.decision)
-    lines += _decision_lines("decided", result.decision)
+            lines += [f"  {line}" for line in _decision_lines(f"earlier.{index} decided", run.decision)]
+    lines += [f"  {line}" for line in _decision_lines("decided", result.decision)]
     return [*lines, *(f"  {line}" for line in consequence_lines(result))]
 
 
 def _decision_lines(name: str, decision: Decision) -> Iterator[str]:
-    yield f"  {name}: {verdict_line(decision)}"
-    yield from (f"    lacking: {requirement_line(row)}" for row in decision.retry_hint.fact_requirements)
+    yield f"{name}: {verdict_line(decision)}"
+    if decision.reason_code == reason_codes.NO_FACT_INPUT:
+        yield "  without input: the proposal cites nothing about its subject and no declared fact; give the case a fact, any with a key will do"
+    yield from (f"  lacking: {requirement_line(row)}" for row in decision.retry_hint.fact_requirements)
 
 
 def _failure_head(result: CaseResult, file: str) -> str:
     return f"{file}:{result.line}:{result.column}: failed: {printable(result.case.name)}"
+
+
+def earlier_lines(result: CaseResult) -> Iterator[str]:
+    """Yield the decisions of a case's earlier proposals, and the evidence that they lack. Those that compete with its own are not decided before it."""
+    for index, run in enumerate(result.earlier):
+        if run.decision is not None:
+            yield from _decision_lines(f"earlier.{index} decided", run.decision)
 
 
 def consequence_lines(result: CaseResult) -> Iterator[str]:

@@ -168,6 +168,24 @@ def test_a_mistake_of_form_elsewhere(old: str, new: str, expected: list[str]) ->
     assert expected == sorted(message.code for message in error.value.messages)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("window_ms: 1000}", "window_ms: 1s}", "wrong-type"),
+        ("window_ms: 1000, keep", "window_ms: 0, keep", "out-of-range"),
+        ("window_ms: 1000}", "calendar: day}", "wrong-type"),
+        ("history.spent(params.customer) > 9.0 || history.calls() > 5", "history.cals() > 5", "unknown-name"),
+        ("history.spent(params.customer) > 9.0 || history.calls() > 5", "history.calls('x') > 5", "type-error"),
+        ("history.spent(params.customer) > 9.0 || history.calls() > 5", "history.spent.frees(params.customer, 1, 2) > 5", "not-a-value"),
+    ],
+)
+def test_one_mistake_is_one_message(old: str, new: str, expected: str) -> None:
+    """A wrong window, or a wrong read of a counter, is reported once, with none of its consequences."""
+    with pytest.raises(DocumentError) as error:
+        compile_changed(old, new)
+    assert [expected] == [message.code for message in error.value.messages]
+
+
 def test_a_mistake_of_a_counter_is_reported_once() -> None:
     """A counter with a mistake is not called unknown where `retry_after` names it."""
     text = SAMPLE.replace(

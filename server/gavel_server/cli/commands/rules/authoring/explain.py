@@ -28,21 +28,21 @@ def explain(
 ) -> None:
     """Show how the rules decide one case.
 
-    Prints the decision, every rule of the action, and the value of every part of its condition. It needs no server. FILE is a suite
-    and --case names one of its cases, or FILE is a rule set and PROPOSAL is the case.
+    Prints the decision, those on the case's earlier proposals, every rule of the action, and the value of every part of its condition. It
+    needs no server. FILE is a suite and --case names one of its cases, or FILE is a rule set and PROPOSAL is the case.
     """
     from gavel.v1.arbitration_service_pb2 import PreflightResponse
 
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rendering.decision import print_decision, print_explanations
-    from gavel_server.cli.rendering.suite_report import consequence_lines
+    from gavel_server.cli.rendering.suite_report import consequence_lines, earlier_lines
 
     result = _run_case(file, proposal, case)
     if as_json:
         output.print_json(PreflightResponse(decision=result.decision, explanations=result.explanations))
         return
     print_decision(result.decision, [("case", result.case.name)])
-    for line in consequence_lines(result):
+    for line in (*earlier_lines(result), *consequence_lines(result)):
         output.print_line(line)
     print_explanations(result.explanations)
 
