@@ -18,12 +18,15 @@ from gavel_rules.state.state import State
 
 
 class HistoryReading:
-    """The reading of an action's counters: the numbers by variable, what the decision says of them, and the counters that refuse."""
+    """The reading of an action's counters: the numbers by variable, and what the decision says of them.
+
+    `unavailable` are the counters that give no number, or have no room for a reservation.
+    """
 
     def __init__(self) -> None:
         self.numbers: Final[dict[str, float]] = {}
         self.fragments: Final[list[bytes]] = []
-        self.full: Final[list[str]] = []
+        self.unavailable: Final[list[str]] = []
 
 
 def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, proposal_id: str) -> HistoryReading:
@@ -44,7 +47,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
             table = counters.get(place.digest)
             counter_reading = table.read(key, now_ms, proposal_id) if table is not None else None
             if counter_reading is None:
-                reading.full.append(place.counter)
+                reading.unavailable.append(place.counter)
                 continue
             numbers[place.variable] = counter_reading.value
             fragment = encode_reading(place.fragment, encoded_keys[place.key], counter_reading.value, counter_reading.frees_at_ms)
@@ -53,7 +56,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
     for counter in action.reserving_counters:
         table = state.counters.get(counter.digest)
         if table is None or not table.has_room_for_one(now_ms):
-            reading.full.append(counter.name)
+            reading.unavailable.append(counter.name)
     return reading
 
 

@@ -31,13 +31,13 @@ YOUNG_OBJECTS: Final = 5_000
 # How often the server looks whether the oldest generation is due. It has been idle between two looks if there was no call, and the process
 # took less than this share of a processor.
 OLDEST_SECONDS = 1.0  # not Final: tests change it
-IDLE_SHARE: Final = 0.1
+IDLE_SHARE_MAX: Final = 0.1
 # A caller that comes back during a collection waits for it, so a server must have been idle for so many times the time of the last one.
-IDLE_TIME: Final = 20
+IDLE_TIME_FACTOR: Final = 20
 # The oldest generation is due once the process has taken so many times the processor time of its last collection. A collection holds the
 # event loop for 0.1 to 0.3 s for each 200 MB of state. A server that is never idle spends 0.01 % of its time on them.
-IDLE_WORK: Final = 100
-BUSY_WORK: Final = 10_000
+IDLE_WORK_FACTOR: Final = 100
+BUSY_WORK_FACTOR: Final = 10_000
 # Of the first collection, before one has been measured.
 COLLECTION_SECONDS = 0.05  # not Final: tests change it
 
@@ -72,7 +72,7 @@ async def collect_oldest_forever(count_calls: Callable[[], int]) -> None:
     while True:
         await asyncio.sleep(OLDEST_SECONDS)
         now = time.process_time()
-        is_idle = count_calls() == calls and now - checked_at < IDLE_SHARE * OLDEST_SECONDS
+        is_idle = count_calls() == calls and now - checked_at < IDLE_SHARE_MAX * OLDEST_SECONDS
         idle_seconds = idle_seconds + OLDEST_SECONDS if is_idle else 0.0
         calls, checked_at = count_calls(), now
         if is_due(now - collected_at, cost, idle_seconds):
@@ -86,8 +86,8 @@ def is_due(work_seconds: float, cost: float, idle_seconds: float) -> bool:
     `work_seconds` is the processor time of the process since the last such collection, which took `cost`; `idle_seconds` is for how long
     the server has been idle.
     """
-    is_idle = idle_seconds >= max(IDLE_TIME * cost, OLDEST_SECONDS)
-    return work_seconds >= (IDLE_WORK if is_idle else BUSY_WORK) * cost
+    is_idle = idle_seconds >= max(IDLE_TIME_FACTOR * cost, OLDEST_SECONDS)
+    return work_seconds >= (IDLE_WORK_FACTOR if is_idle else BUSY_WORK_FACTOR) * cost
 
 
 def _collect_all() -> float:

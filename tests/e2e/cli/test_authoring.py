@@ -208,7 +208,7 @@ def test_an_earlier_proposal_that_lacks_facts(folder: Path) -> None:
     (folder / "parcels_test.yaml").write_text(TESTS.replace("tables:\n", f"{earlier}tables:\n"))
     lines = gavel("rules", "test", folder, "--case", "later").stdout.splitlines()
     decided = lines.index("  earlier.0 decided: REJECTED, NO_FACT_INPUT")
-    assert lines[decided + 1].startswith("    without input: the proposal cites nothing about its subject")
+    assert lines[decided + 1].startswith("    without input: it cites nothing about its subject")
     assert "    lacking: parcel.status missing (required: tier 1 or better, at most 60 s old, from depot)" == lines[decided + 2]
     lines = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "later").stdout.splitlines()
     assert "earlier.0 decided: REJECTED, NO_FACT_INPUT" in lines

@@ -293,7 +293,7 @@ class _Check:
         for place in inner:
             self._note(place.start, "not-supported", "the key of a counter reads another counter", "read only one of them in a rule")
         for place in places if not inner else ():
-            entry = environment.counter_reads.find(source, place)
+            entry = environment.counter_reads.add(source, place)
             if entry is None:
                 message = (
                     f"the expressions of the action read {place.counter} with more than {KEYS_PER_COUNTER_MAX} different keys,"

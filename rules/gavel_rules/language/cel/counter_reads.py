@@ -46,8 +46,8 @@ class CounterReads:
         """Return the reads in the order in which they were found."""
         return tuple(self._by_key.values())
 
-    def find(self, text: str, place: ReadPlace) -> tuple[CounterRead, bool] | None:
-        """Return the read at a place, and whether it is new; None if the action has too many reads."""
+    def add(self, text: str, place: ReadPlace) -> tuple[CounterRead, bool] | None:
+        """Add the read at a place. Return it, and whether it is new; None if the action has too many reads."""
         closing = closing_offset(text, place.opening)
         key = text[place.opening + 1 : closing].strip() if has_code(text, place.opening + 1, closing) else ""
         known = self._by_key.get((place.counter, key))

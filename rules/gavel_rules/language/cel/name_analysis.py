@@ -190,8 +190,9 @@ class NameAnalysis:
                 self._visit(argument, known, names)
             return
         if node.function == "frees" and isinstance(node.target, Select) and self._is_history(node.target.operand, names):
-            self._note(node.target.operand.offset, "not-a-value", "frees tells when to try again", "write it under the rule's `retry_after`")
-            self.counter_reads.append(ReadPlace(node.target.field_name, node.target.operand.offset, node.offset))
+            start = node.target.operand.offset
+            self._note(start, "not-a-value", "frees tells when to try again", "write it under the rule's `retry_after`")
+            self.counter_reads.append(ReadPlace(node.target.field_name, start, node.offset))
             return
         if (node.function in TIME_FIELDS or (node.function == "toDate" and self._version > 1)) and node.arguments:
             zone = node.arguments[0]

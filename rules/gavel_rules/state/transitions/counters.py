@@ -133,7 +133,7 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
             store.drop(table.early_ends, entry_id)
 
 
-def keep_counters(store: Store) -> None:
+def drop_unused_counters(store: Store) -> None:
     """Drop the counters that a rule set in force had and none has any more."""
     in_force = {
         counter.digest

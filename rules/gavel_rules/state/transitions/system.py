@@ -19,7 +19,7 @@ from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
 from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedGrants, DeployedRuleSet, GrantsInForce, ShadowRuleSet
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.contests import rekey_candidates
-from gavel_rules.state.transitions.counters import fill_counter, keep_counters, open_counters
+from gavel_rules.state.transitions.counters import drop_unused_counters, fill_counter, open_counters
 from gavel_rules.state.transitions.tools import bind_tool, register_contract, register_provider, unbind_tool
 from gavel_rules.state.transitions.traces import begin_counts_anew, count_candidates, pair_tool_calls
 
@@ -128,7 +128,7 @@ def _deploy_grants(store: Store, envelope: Envelope) -> None:
 
 def _refresh_actions(store: Store) -> None:
     active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
-    keep_counters(store)
+    drop_unused_counters(store)
     store.set("active_actions", actions_by_type(active.values()))
     store.set("shadows_by_action", shadows_by_type(active, store.shadows, store.semantics))
 

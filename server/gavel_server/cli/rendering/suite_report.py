@@ -73,7 +73,7 @@ def failure_lines(result: CaseResult, file: str) -> list[str]:
 def _decision_lines(name: str, decision: Decision) -> Iterator[str]:
     yield f"{name}: {verdict_line(decision)}"
     if decision.reason_code == reason_codes.NO_FACT_INPUT:
-        yield "  without input: the proposal cites nothing about its subject and no declared fact; give the case a fact, any with a key will do"
+        yield "  without input: it cites nothing about its subject, and no declared fact; give the case a fact, any with a key will do"
     yield from (f"  lacking: {requirement_line(row)}" for row in decision.retry_hint.fact_requirements)
 
 
@@ -82,7 +82,7 @@ def _failure_head(result: CaseResult, file: str) -> str:
 
 
 def earlier_lines(result: CaseResult) -> Iterator[str]:
-    """Yield the decisions of a case's earlier proposals, and the evidence that they lack. Those that compete with its own are not decided before it."""
+    """Yield the decisions of a case's earlier proposals that do not compete with its own, and the evidence that they lack."""
     for index, run in enumerate(result.earlier):
         if run.decision is not None:
             yield from _decision_lines(f"earlier.{index} decided", run.decision)

@@ -103,7 +103,7 @@ async def main():
     garbage_collection.collect_less()
     # Due after 0.001 s of work if the server is idle, and after 100 s if it is not.
     garbage_collection.OLDEST_SECONDS, garbage_collection.COLLECTION_SECONDS = 0.05, 0.00001
-    garbage_collection.BUSY_WORK = 10_000_000
+    garbage_collection.BUSY_WORK_FACTOR = 10_000_000
     generations = []
     gc.callbacks.append(lambda phase, info: generations.append(info["generation"]))
     calls = looks = 0

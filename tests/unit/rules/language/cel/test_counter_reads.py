@@ -7,24 +7,24 @@ from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_P
 from gavel_rules.language.document.models import COUNTERS_MAX
 
 
-def find(reads: CounterReads, counter: str, key: str) -> bool:
+def add(reads: CounterReads, counter: str, key: str) -> bool:
     """Read a counter with a key; return whether the limits allow it."""
     text = f"history.{counter}({key})"
-    return reads.find(text, ReadPlace(counter, 0, text.index("("))) is not None
+    return reads.add(text, ReadPlace(counter, 0, text.index("("))) is not None
 
 
 def test_a_counter_is_read_with_few_keys() -> None:
     """A counter is read with at most KEYS_PER_COUNTER_MAX keys; a key that is known may be read again."""
     reads = CounterReads()
-    answers = [find(reads, "spent", f"'{number}'") for number in range(KEYS_PER_COUNTER_MAX + 1)]
+    answers = [add(reads, "spent", f"'{number}'") for number in range(KEYS_PER_COUNTER_MAX + 1)]
     assert [True] * KEYS_PER_COUNTER_MAX + [False] == answers
-    assert (True, True) == (find(reads, "spent", "'0'"), find(reads, "other", "'0'"))
+    assert (True, True) == (add(reads, "spent", "'0'"), add(reads, "other", "'0'"))
 
 
 def test_an_action_reads_counters_with_few_keys() -> None:
     """All counters together are read with at most READS_PER_ACTION_MAX keys."""
     reads = CounterReads()
-    answers = [find(reads, f"c{counter}", f"'{key}'") for counter in range(COUNTERS_MAX) for key in range(KEYS_PER_COUNTER_MAX)]
+    answers = [add(reads, f"c{counter}", f"'{key}'") for counter in range(COUNTERS_MAX) for key in range(KEYS_PER_COUNTER_MAX)]
     assert [True] * READS_PER_ACTION_MAX == answers[:READS_PER_ACTION_MAX]
     assert not any(answers[READS_PER_ACTION_MAX:])
     assert READS_PER_ACTION_MAX == len(reads.all())
@@ -35,12 +35,12 @@ def test_a_comment_is_no_key(comment: str) -> None:
     """A comment between the parentheses of a read is no key, and one beside a key leaves it a key."""
     text = f"history.calls({comment}) > 1"
     place = ReadPlace("calls", 0, text.index("("))
-    found = CounterReads().find(text, place)
+    found = CounterReads().add(text, place)
     assert found is not None
     read, _ = found
     assert "" == read.key
     assert [read.variable, ">", "1"] == CounterReads.replace(text, place, read).split()
     text = f"history.spent({comment} subject)"
-    found = CounterReads().find(text, ReadPlace("spent", 0, text.index("(")))
+    found = CounterReads().add(text, ReadPlace("spent", 0, text.index("(")))
     assert found is not None
     assert found[0].key.endswith("subject")
