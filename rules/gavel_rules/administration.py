@@ -217,7 +217,7 @@ def fill_counter(recorder: Recorder, command: FillCounter) -> EventAnswer | Faul
     """Record entries of a counter from before it was opened."""
     table = recorder.state.counters.get(command.filled.digest)
     if table is None or table.is_filled or table.opened_at != command.filled.opened_at:
-        message = "the counters of the rule set were opened again meanwhile, by another activation; try again when it has ended"
+        message = "another activation of the rule set has opened or dropped its counters meanwhile; try again when it has ended"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
     subject = f"rule-set/{table.policy_id}"
     return EventAnswer(recorder.record_system_fact(command.event_id, "CounterFilled", subject, counter_filled=command.filled))

@@ -134,7 +134,7 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
 
 
 def drop_unused_counters(store: Store) -> None:
-    """Drop the counters that a rule set in force had and none has any more."""
+    """Drop the counters that a rule set in force had and none has any more, and those opened for a version that a later one overtook."""
     in_force = {
         counter.digest
         for rule_sets in (store.active_rule_sets.values(), store.shadows.values())
@@ -145,9 +145,14 @@ def drop_unused_counters(store: Store) -> None:
         if digest in in_force:
             if "in force" not in table.flags:
                 store.put(table.flags, "in force", True)
-        elif "in force" in table.flags and not table.is_pinned:
+        elif not table.is_pinned and ("in force" in table.flags or _is_overtaken(store, table)):
             store.dispose(store.counters, digest)
     store.set("counters_by_event", index_counters(store.counters.values()))
+
+
+def _is_overtaken(store: Store, table: CounterTable) -> bool:
+    active = store.active_rule_sets.get(table.policy_id)
+    return active is not None and table.version < active.version
 
 
 def settle(store: Store, live: LiveDecision, execution: Execution) -> None:

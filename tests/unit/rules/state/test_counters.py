@@ -9,7 +9,7 @@ import pytest
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, FillCounter, RuleSetPosition, SubmitProposal
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, Fault, FillCounter, RuleSetPosition, SubmitProposal
 from gavel_rules.preflight import preflight as dry_run
 from gavel_rules.state.counters import FAULTY_GROUPS_MAX
 from gavel_rules.state.snapshot.encoding import state_sha256
@@ -218,6 +218,26 @@ def test_ends_while_a_counter_is_filled() -> None:
         assert isinstance(core.run(FillCounter(core.new_id(), filled)), EventAnswer)
     assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None)), RuleSetPosition)
     assert [30.0, 0.0, 400.0, 50.0] == [orders.spent(customer) for customer in ("ann", "bob", "carl", "dora")]
+    core.prove()
+
+
+def test_counters_of_an_overtaken_version_are_dropped() -> None:
+    """Counters opened for a version that never comes into force are dropped when a later one does; their fill ends with a fault."""
+    orders = Orders(counted(BUDGET))
+    core = orders.core
+    backlogs = []
+    for version, counter in ((2, RESERVED_CODES), (4, {**BUDGET, "window_ms": 2 * DAY_MS})):
+        text = counted(counter, version=version)
+        rule_set = compile_cached(text)
+        core.run(DeployRuleSet(core.new_id(), rule_set, text))
+        backlogs.append(core.open_counters(rule_set))
+    core.activate(counted(BUDGET, over={**OVER, "priority": 70}, version=3))
+    assert [1, 4] == sorted(table.version for table in core.state.counters.values())
+    for backlog, fault in zip(backlogs, (True, False), strict=True):
+        answers = [core.run(FillCounter(core.new_id(), filled)) for filled in backlog.fills(core.now_ms)]
+        assert [fault] == [isinstance(answer, Fault) for answer in answers]
+    core.activate(counted(RESERVED_CODES, version=2))
+    orders.approve(100)
     core.prove()
 
 
