@@ -110,7 +110,8 @@ class Recomputation:
         if recorded.proposal.HasField("contest"):
             return "it competed in a contest"
         counters = [counter for action in actions for counter in (*action.read_counters, *action.reserving_counters)]
-        if any(counter.digest not in self.state.counters for counter in counters):
+        tables = self.state.counters
+        if not all(counter.digest in tables and tables[counter.digest].is_filled for counter in counters):
             return "the rule sets that are active now have counters that the bus did not have then"
         evaluate = evaluator(self.state, recorded.sequence_number + 1, self._engine)
         now_ms = milliseconds(recorded.recorded_at)

@@ -133,7 +133,7 @@ class CounterTable:
         self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
         # Until when reads give no number, by group; ALL_GROUPS stands for every group.
         self.faults: Final[dict[str, int]] = {}
-        # Reserved approvals from before `opened_at` whose decisions ended before the fill reached them: the settled entry, or None.
+        # Reservations from before `opened_at` that ended before the fill reached them: the settled entry, or None.
         self.early_ends: Final[dict[str, CounterEntry | None]] = {}
         self.flags: Final[dict[str, bool]] = {}  # "filled", "in force" and "pinned": True, or not there
         self.lacking = 0  # entries by `lacking_group`
@@ -241,6 +241,8 @@ class CounterTable:
         if counter_group is None or not self.counter.adds:
             return 0
         total = counter_group.total
+        if total + amount <= limit:
+            return now_ms
         lapses_at_ms = 0
         # All entries of a time lapse together. Their order says nothing: a snapshot does not keep it.
         for entry in counter_group.lapses:

@@ -19,7 +19,16 @@ from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_REJECTED, PRODUCE
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.language.counters.counter import GROUP_LENGTH_MAX, NEVER_MS, Amount, CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.counters.counter import (
+    GROUP_LENGTH_MAX,
+    MAX,
+    NEVER_MS,
+    SUM,
+    Amount,
+    CompiledCounter,
+    CountedEvent,
+    CounterError,
+)
 from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import (
     ALL_GROUPS,
@@ -40,6 +49,9 @@ _PROPOSALS: Final = "proposals"
 _EXECUTIONS: Final = "executions"
 _FACTS: Final = "facts"
 _OBSERVATIONS: Final = "observations"
+
+# When an entry lapses that was withdrawn before the fill brought it.
+_WITHDRAWN_MS: Final = 0
 
 _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
 # The source that counts the decisions of an outcome, and the outcome as expressions read it.
@@ -120,17 +132,21 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
     for message in filled.entries:
         value: int | str = message.text if message.WhichOneof("value") == "text" else message.amount
         lapses_at_ms = milliseconds(message.lapses_at) if message.HasField("lapses_at") else NEVER_MS
-        entry: CounterEntry | None = CounterEntry(message.entry_id, message.group, value, lapses_at_ms, message.sequence_number)
+        entry = CounterEntry(message.entry_id, message.group, value, lapses_at_ms, message.sequence_number)
         if message.entry_id in table.early_ends:
-            entry = table.early_ends[message.entry_id]
-        if entry is not None and entry.lapses_at_ms > store.recorded_at_ms:
+            entry = _ended_early(table, entry, table.early_ends[message.entry_id])
+            store.drop(table.early_ends, message.entry_id)
+        if entry.lapses_at_ms > store.recorded_at_ms:
             enter(store, table, entry)
     if filled.HasField("full_until"):
         _fail(store, table, ALL_GROUPS, milliseconds(filled.full_until))
     if filled.complete:
         store.put(table.flags, "filled", True)
-        for entry_id in list(table.early_ends):
+        for entry_id in sorted(table.early_ends):
+            end = table.early_ends[entry_id]  # of a decision that the past has no entry of: it was released before
             store.drop(table.early_ends, entry_id)
+            if end is not None and end.lapses_at_ms > store.recorded_at_ms:
+                enter(store, table, end)
 
 
 def drop_unused_counters(store: Store) -> None:
@@ -152,38 +168,46 @@ def drop_unused_counters(store: Store) -> None:
 
 def _is_overtaken(store: Store, table: CounterTable) -> bool:
     active = store.active_rule_sets.get(table.policy_id)
-    return active is not None and table.version < active.version
+    return active is not None and active.sequence_number > table.opened_at and active.version > table.version
 
 
-def settle(store: Store, live: LiveDecision, execution: Execution) -> None:
-    """Settle the reservations of a decision whose report states an effect. Release those of the decision that it compensated."""
+def settle(store: Store, live: LiveDecision, execution: Execution, *, is_late: bool = False) -> None:
+    """Settle the reservations of a decision whose report states an effect. Release those of the decision that it compensated.
+
+    `is_late`: the report is of a superseded attempt, so two attempts may have acted.
+    """
     if execution.status not in _EFFECTIVE:
         return
     decision = live.decision.decision
-    tables = [
-        table for table in store.counters_by_event.get(_APPROVALS, NO_COUNTERS).get(decision.action_type, ()) if table.counter.is_reserved
-    ]
+    tables = _reserving_tables(store, live)
     if tables:
-        proposal = ProposalView(live.proposal)
-        params = struct_to_dict(decision.params)
-        others = {**execution_values(execution), "outcome": "APPROVED", "reason_code": decision.reason_code}
-        event = _event_of(proposal, decision.action_type, params, live.decision.subject, others)
+        event = _event_of_approval(live, execution_values(execution))
         for table in tables:
-            _settle_entry(store, table, live, table.entries.get(live.decision_id), event)
+            _settle_entry(store, table, live, event, is_late=is_late)
     if decision.compensates_decision_id and execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
-        _release(store, decision.compensates_decision_id)
+        _withdraw(store, decision.compensates_decision_id)
 
 
 def release(store: Store, live: LiveDecision) -> None:
     """Release the reservations of a decision that ends without an effect."""
+    entry_id = _reservation_id(live)
     for table in store.counters.values():
         if not table.counter.is_reserved:
             continue
-        entry = table.entries.get(live.decision_id)
-        if entry is not None and entry.lapses_at_ms == NEVER_MS:
-            store.unschedule(table, entry)
-        elif _is_early(table, live) and live.decision_id not in table.early_ends:
-            store.put(table.early_ends, live.decision_id, None)
+        entry = table.entries.get(entry_id)
+        if entry is not None:
+            if entry.lapses_at_ms == NEVER_MS:
+                store.unschedule(table, entry)
+        elif _is_early(table, live) and entry_id not in table.early_ends:
+            store.put(table.early_ends, entry_id, None)
+
+
+def reserve_again(store: Store, live: LiveDecision, grant_id: str) -> None:
+    """Reserve for an attempt that a person grants. What an earlier attempt has settled goes on counting."""
+    release(store, live)
+    tables = _reserving_tables(store, live)
+    if tables:
+        enter_event(store, tables, grant_id, _event_of_approval(live, {}))
 
 
 def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, event: CountedEvent) -> None:
@@ -298,8 +322,8 @@ def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> 
     action_type = live.decision.decision.action_type
     tables = names.get(action_type)
     if tables is not None:
-        proposal = ProposalView(live.proposal)
-        event = _event_of(proposal, action_type, proposal.params, envelope.subject, execution_values(execution))
+        params = struct_to_dict(live.decision.decision.params)  # a compensation has other params than the proposal
+        event = _event_of(ProposalView(live.proposal), action_type, params, envelope.subject, execution_values(execution))
         enter_event(store, tables, envelope.event_id, event)
 
 
@@ -308,6 +332,14 @@ def _count_value(store: Store, tables: tuple[CounterTable, ...], event: Recorded
     others = {"value": value, "trace.id": event.trace_id}
     kind = PRODUCER_TYPE_NAMES[producer.type]
     enter_event(store, tables, entry_id, CountedEvent("", {}, event.subject, kind, producer.id, producer.version, others))
+
+
+def _event_of_approval(live: LiveDecision, others: dict[str, object]) -> CountedEvent:
+    """Return the event of an approved decision with what its report adds, if anything."""
+    decision = live.decision.decision
+    others.update(outcome="APPROVED", reason_code=decision.reason_code)
+    params = struct_to_dict(decision.params)
+    return _event_of(ProposalView(live.proposal), decision.action_type, params, live.decision.subject, others)
 
 
 def _event_of(proposal: ProposalView, action_type: str, params: dict[str, object], subject: str, others: dict[str, object]) -> CountedEvent:
@@ -320,44 +352,89 @@ def _event_of(proposal: ProposalView, action_type: str, params: dict[str, object
 # Reservations
 
 
+def _reserving_tables(store: Store, live: LiveDecision) -> tuple[CounterTable, ...]:
+    tables = store.counters_by_event.get(_APPROVALS, NO_COUNTERS).get(live.decision.decision.action_type, ())
+    return tuple([table for table in tables if table.counter.is_reserved])
+
+
+def _reservation_id(live: LiveDecision) -> str:
+    """Return the id of the entry that reserves for a decision: its own or, if a person has granted attempts, that of the last grant."""
+    return live.grant_ids[-1] if live.grant_ids else live.decision_id
+
+
 def _is_early(table: CounterTable, live: LiveDecision) -> bool:
-    """Return whether the fill will bring the entry of a decision."""
+    """Return whether the fill may bring the entry of a decision that the table does not have."""
     return not table.is_filled and live.sequence_number < table.opened_at
 
 
-def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, entry: CounterEntry | None, event: CountedEvent) -> None:
+def _ended_early(table: CounterTable, entry: CounterEntry, end: CounterEntry | None) -> CounterEntry:
+    """Return what an entry of the fill has become by the end of its decision, which came first."""
+    is_settled = entry.lapses_at_ms != NEVER_MS
+    if end is None:  # a release, which leaves what was settled
+        return entry if is_settled else CounterEntry(entry.entry_id, entry.group, entry.value, _WITHDRAWN_MS, entry.number)
+    value = _larger(table.counter, entry.value, end.value) if is_settled else end.value
+    return CounterEntry(entry.entry_id, end.group, value, end.lapses_at_ms, entry.number)
+
+
+def _larger(counter: CompiledCounter, settled: int | str, reported: int | str) -> int | str:
+    """Return what counts for a decision after another report of an effect: the larger amount, else what was settled before."""
+    if isinstance(settled, int) and isinstance(reported, int) and counter.aggregate in (SUM, MAX):
+        return max(settled, reported)
+    return settled
+
+
+def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, event: CountedEvent, *, is_late: bool) -> None:
     """Replace the reservation of a decision by the amount that its report gives, from now on for the counter's window.
 
     If the amount cannot be told, its group gives no number for the window.
     """
     counter: CompiledCounter = table.counter
+    entry_id = _reservation_id(live)
+    entry = table.entries.get(entry_id)
+    is_early = entry is None and _is_early(table, live)
+    is_open = entry is not None and entry.lapses_at_ms == NEVER_MS
+    before = table.early_ends.get(entry_id) if is_early else entry  # what was settled before, if it is not the reservation
     settled: CounterEntry | None = None
     group = ALL_GROUPS  # until it is known
     try:
         lapses_at_ms = counter.lapse_ms(store.recorded_at_ms)
-        # Without an entry it was released before, or is from before the counter was opened; an entry that is lacking has no amount.
-        if entry is not None and len(entry.group) <= GROUP_LENGTH_MAX:
+        # An entry that is lacking has no amount.
+        if entry is not None and is_open and len(entry.group) <= GROUP_LENGTH_MAX:
             approved: Amount | None = Amount(entry.group, entry.value)
         else:
             approved = counter.amount_of(event)
         if approved is not None:
             group = approved.group
+            value = counter.settled_amount(event, approved.value)
+            if is_late:
+                value = _larger(counter, approved.value, value)
+            if before is not None and store.recorded_at_ms < before.lapses_at_ms < NEVER_MS:
+                value = _larger(counter, before.value, value)
             number = live.sequence_number if entry is None else entry.number
-            settled = CounterEntry(live.decision_id, group, counter.settled_amount(event, approved.value), lapses_at_ms, number)
+            settled = CounterEntry(entry_id, group, value, lapses_at_ms, number)
     except CounterError as error:
         _fail(store, table, group if error.group is None else error.group, NEVER_MS)
-    if entry is not None:
+    if is_early:
+        if settled is not None or entry_id not in table.early_ends:
+            store.put(table.early_ends, entry_id, settled)
+        return
+    if entry is not None and (is_open or settled is not None):
         store.unschedule(table, entry)
-    if _is_early(table, live):
-        store.put(table.early_ends, live.decision_id, settled)
-    elif settled is not None:
+    if settled is not None:
         enter(store, table, settled)
 
 
-def _release(store: Store, decision_id: str) -> None:
+def _withdraw(store: Store, decision_id: str) -> None:
+    """Let a decision whose effects are undone count no longer."""
+    ended = store.ended_decisions.get(decision_id)
+    live = store.decisions.get(decision_id) if ended is None else ended.live
+    entry_ids = (decision_id, *live.grant_ids) if live is not None else (decision_id,)
     for table in store.counters.values():
-        entry = table.entries.get(decision_id) if table.counter.is_reserved else None
-        if entry is not None:
-            store.unschedule(table, entry)
-        elif table.counter.is_reserved and not table.is_filled:
-            store.put(table.early_ends, decision_id, None)
+        if not table.counter.is_reserved:
+            continue
+        for entry_id in entry_ids:
+            entry = table.entries.get(entry_id)
+            if entry is not None:
+                store.unschedule(table, entry)
+            elif not table.is_filled:
+                store.put(table.early_ends, entry_id, CounterEntry(entry_id, "", 0, _WITHDRAWN_MS, 0))

@@ -22,7 +22,7 @@ from gavel_rules.state.records import (
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.approvals import approve, end_decision, end_decision_if_complete, free_conflict_key, update_decision
 from gavel_rules.state.transitions.contests import enter_contest, leave_contest
-from gavel_rules.state.transitions.counters import release
+from gavel_rules.state.transitions.counters import release, reserve_again
 from gavel_rules.state.transitions.reviews import close_review, open_review
 from gavel_rules.state.transitions.traces import close_action, count_rejections, end_review
 
@@ -116,6 +116,8 @@ def _resolve_execution_review(store: Store, event: RecordedEvent, decision: Deci
     """Grant one more attempt, or revoke the decision."""
     if event.outcome == OUTCOME_APPROVED:
         store.put(store.grants, event.event_id, live.decision_id)
+        if store.counters:
+            reserve_again(store, live, event.event_id)
         # Its compensation may have held the key and been given up.
         store.put(store.conflict_keys, live.conflict_key, live.decision_id)
         due_ms = milliseconds(decision.valid_until)

@@ -87,7 +87,7 @@ def apply_late_report(store: Store, event: RecordedEvent) -> None:
     live = reopen_decision(store, ended) if ended is not None else store.decisions.get(execution.decision_id)
     if live is not None:
         if store.counters:
-            settle(store, live, execution)
+            settle(store, live, execution, is_late=True)
         update_decision(store, live, event, unreported_attempts=_without(live.unreported_attempts, execution.attempt))
 
 
