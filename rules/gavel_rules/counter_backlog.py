@@ -17,7 +17,7 @@ from gavel.v1.fact_pb2 import CounterFilled
 
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.language.counters.counter import NEVER_MS, CompiledCounter
-from gavel_rules.state.counters import CounterEntry, CounterTable
+from gavel_rules.state.counters import ALL_GROUPS, CounterEntry, CounterTable
 from gavel_rules.state.state import State
 from gavel_rules.state.transitions.counters import open_counters
 
@@ -73,9 +73,8 @@ class CounterBacklog:
                     digest=digest, entries=map(_message, islice(entries, ENTRIES_PER_FILL_MAX)), opened_at=self._opened_at
                 )
                 filled.complete = start + ENTRIES_PER_FILL_MAX >= count
-                full_until_ms = _full_until_ms(table)
-                if filled.complete and full_until_ms > now_ms:
-                    set_timestamp(filled.full_until, full_until_ms)
+                if filled.complete:
+                    _add_faults(filled, table, now_ms)
                 yield filled
 
 
@@ -83,9 +82,11 @@ def _place(entry: CounterEntry) -> tuple[int, str]:
     return entry.number, entry.entry_id
 
 
-def _full_until_ms(table: CounterTable) -> int:
-    """Return the time until which an entry is missing in any group, 0 if none is: the fill states one time for all groups."""
-    return max(table.faults.values(), default=0)
+def _add_faults(filled: CounterFilled, table: CounterTable, now_ms: int) -> None:
+    """State until when groups miss an event, or all groups may."""
+    for group, until_ms in sorted(table.faults.items()):
+        if until_ms > now_ms:
+            set_timestamp(filled.full_until if group == ALL_GROUPS else filled.faults.add(group=group).until, until_ms)
 
 
 def _message(entry: CounterEntry) -> EntryMessage:

@@ -18,6 +18,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.replay.errors import DivergedError
 from gavel_rules.replay.integrity import decode
+from gavel_rules.state.counters import ALL_GROUPS
 from gavel_rules.state.records import DeployedRuleSet
 from gavel_rules.state.state import State
 
@@ -80,7 +81,7 @@ def _compare(events: list[Envelope], counter: CompiledCounter, backlog: CounterB
     for event in events:
         recorded.update(_entries(event.fact.counter_filled, now_ms))
         yield None
-    is_complete = events[-1].fact.counter_filled.complete
+    last = events[-1].fact.counter_filled
     differences: list[str] = []
     for filled in backlog.fill_steps(now_ms, [counter.digest]):
         counted = _entries(filled, now_ms) if filled is not None else {}
@@ -88,12 +89,14 @@ def _compare(events: list[Envelope], counter: CompiledCounter, backlog: CounterB
             if entry_id in recorded:
                 if recorded.pop(entry_id) != entry:
                     differences.append(entry_id)
-            elif is_complete:
+            elif last.complete:
                 differences.append(entry_id)
+        if filled is not None and filled.complete and last.complete and _faults(filled, now_ms) != _faults(last, now_ms):
+            raise _divergence(events[-1], counter, "see what it says of groups without a number")
         yield None
     differences.extend(recorded)
     if differences:
-        raise _divergence(events[-1], counter, min(differences))
+        raise _divergence(events[-1], counter, f"see entry {min(differences)}")
 
 
 def _entries(filled: CounterFilled, now_ms: int) -> dict[str, CounterEntry]:
@@ -101,8 +104,14 @@ def _entries(filled: CounterFilled, now_ms: int) -> dict[str, CounterEntry]:
     return {entry.entry_id: entry for entry in filled.entries if not entry.HasField("lapses_at") or milliseconds(entry.lapses_at) > now_ms}
 
 
-def _divergence(event: Envelope, counter: CompiledCounter, entry_id: str) -> DivergedError:
-    message = f"event {event.sequence_number} fills counter {counter.name} with another past than the log has: see entry {entry_id}"
+def _faults(filled: CounterFilled, now_ms: int) -> list[tuple[str, int]]:
+    """Return until when groups give no number, without what has ended."""
+    faults = [(ALL_GROUPS, filled.full_until), *((fault.group, fault.until) for fault in filled.faults)]
+    return [(group, until_ms) for group, until in faults if (until_ms := milliseconds(until)) > now_ms]
+
+
+def _divergence(event: Envelope, counter: CompiledCounter, hint: str) -> DivergedError:
+    message = f"event {event.sequence_number} fills counter {counter.name} with another past than the log has: {hint}"
     return DivergedError(
         Divergence(sequence_number=event.sequence_number, event_id=event.event_id, kind="counter-mismatch", message=message)
     )

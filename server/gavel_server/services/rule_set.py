@@ -119,6 +119,9 @@ class RuleSetServicer:
             # The core has allowed the activation but for the counters' past.
             await self._filling.fill(sequencer, deployed.rule_set)
             answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+            if isinstance(answer, UnfilledCounters):
+                message = f"another activation of rule set {request.policy_id} has opened or dropped its counters meanwhile; try again"
+                raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, message)
         number = _position(command, answer).sequence_number
         grants = sequencer.replica.state.grants_in_force
         if shadow or deployed is None or grants is None:

@@ -140,6 +140,8 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
             enter(store, table, entry)
     if filled.HasField("full_until"):
         _fail(store, table, ALL_GROUPS, milliseconds(filled.full_until))
+    for fault in filled.faults:
+        _fail(store, table, fault.group, milliseconds(fault.until))
     if filled.complete:
         store.put(table.flags, "filled", True)
         for entry_id in sorted(table.early_ends):
@@ -369,10 +371,13 @@ def _is_early(table: CounterTable, live: LiveDecision) -> bool:
 
 def _ended_early(table: CounterTable, entry: CounterEntry, end: CounterEntry | None) -> CounterEntry:
     """Return what an entry of the fill has become by the end of its decision, which came first."""
+    counter = table.counter
     is_settled = entry.lapses_at_ms != NEVER_MS
     if end is None:  # a release, which leaves what was settled
         return entry if is_settled else CounterEntry(entry.entry_id, entry.group, entry.value, _WITHDRAWN_MS, entry.number)
-    value = _larger(table.counter, entry.value, end.value) if is_settled else end.value
+    # It still counted when the report came: less than a window lies between the two, or they lapse with the same day.
+    is_settled = is_settled and entry.lapses_at_ms > end.lapses_at_ms - (counter.window_ms or 1)
+    value = _larger(counter, entry.value, end.value) if is_settled else end.value
     return CounterEntry(entry.entry_id, end.group, value, end.lapses_at_ms, entry.number)
 
 

@@ -558,3 +558,89 @@ def test_entries_that_lapse_together(amounts: tuple[int, int], is_restored: bool
     refusal = orders.propose(100)
     assert DAY_MS == refusal.retry_hint.retry_after_ms
     orders.core.prove()
+
+
+SETTLED = {**RESERVED_CODES, "settle": "double(execution.result.refunded)"}
+
+
+def refunded(amount: float) -> Any:
+    """Return the result of an execution."""
+    return python_to_value({"refunded": amount}).struct_value
+
+
+def test_a_granted_attempt_reserves_again() -> None:
+    """If a person grants another attempt after an effect, the approval reserves its amount once more, beside what was settled."""
+    orders = Orders(counted(SETTLED, retry={"max_attempts": 1}, decision_ttl_ms=2 * DAY_MS))
+    core = orders.core
+    decision = orders.approve(1000)
+    core.derive(core.report(core.start(core.by_id[decision.decision_id]), PARTIAL, result=refunded(1)))
+    assert 1.0 == orders.spent()
+    core.resolve(core.events_named("HumanReviewRequested")[-1], fact_pb2.REVIEW_VERDICT_APPROVE)
+    started = core.start(core.by_id[decision.decision_id])
+    assert (1001.0, "DAILY_BUDGET") == (orders.spent(), orders.propose(999).reason_code)
+    core.derive(core.report(started, SUCCESS, result=refunded(999)))
+    assert 1000.0 == orders.spent()
+    core.prove()
+
+
+def test_a_late_report_lowers_nothing() -> None:
+    """If a superseded attempt reports an effect too, the largest of what was approved and reported counts."""
+    orders = Orders(counted(SETTLED, retry={"max_attempts": 2, "human_takeover_after_ms": 60_000}, decision_ttl_ms=2 * DAY_MS))
+    core = orders.core
+    decision = orders.approve(500)
+    first = core.start(core.by_id[decision.decision_id], lease_ms=1_000)
+    core.tick(2_000)
+    core.derive(core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=refunded(400)))
+    assert 400.0 == orders.spent()
+    core.run(core.report_command(first, SUCCESS, result=refunded(1)))
+    assert 500.0 == orders.spent()
+    core.prove()
+
+
+@pytest.mark.parametrize("source", ["approvals", "executions"])
+def test_a_compensation_counts_with_its_own_params(source: str) -> None:
+    """A compensation counts with its params, and not with those of the action that it compensates."""
+    data = json.loads(bus_with_compensation())
+    counter = {"of": source, "action": "refund.reverse", "sum": "params.amount", "window_ms": DAY_MS}
+    rules = [{**NO_MORE, "action": ACTION, "priority": 900, "when": "history.undone() < 0.0"}, *data["rules"]]
+    core = Core(json.dumps({**data, "gavel": "v2", "counters": {"undone": counter}, "rules": rules}))
+    core.report(core.start(compensation_of(core, report_partial(core, refunded=20))), SUCCESS)
+    (table,) = core.state.counters.values()
+    reading = table.read("", core.now_ms)
+    assert reading is not None
+    assert 20.0 == reading.value
+    core.prove()
+
+
+def test_a_fill_keeps_the_faults_of_groups() -> None:
+    """A group that gives no number does so after a fill too, and the other groups give theirs; a replay proves both."""
+    orders = Orders(counted(RESERVED_CODES, over=NO_MORE))
+    orders.approve(1)
+    orders.approve(2.0**53, "bob")
+    orders.core.activate(counted(BUDGET, version=2))
+    (table,) = orders.core.state.counters.values()
+    assert (1.0, None) == (orders.spent(), table.read("bob", orders.core.now_ms))
+    orders.core.prove()
+
+
+def test_an_amount_that_fits_frees_at_once() -> None:
+    """A refusal for another reason has no delay if the amount fits under the limit."""
+    retry = "history.spent.frees(params.customer_id, params.amount, 1000.0)"
+    orders = Orders(counted(BUDGET, over={**OVER, "when": "params.amount > 500.0", "retry_after": retry}))
+    orders.approve(10)
+    refusal = orders.propose(501)
+    assert ("DAILY_BUDGET", 0) == (refusal.reason_code, refusal.retry_hint.retry_after_ms)
+
+
+def test_a_rollback_keeps_its_counters() -> None:
+    """Counters that are filled for an earlier version than the one in force stay, whatever other rule sets come into force."""
+    orders = Orders(counted(RESERVED_CODES))
+    core = orders.core
+    core.activate(counted(BUDGET, version=2))
+    rule_set = compile_cached(counted(RESERVED_CODES))
+    backlog = core.open_counters(rule_set)
+    core.activate(document({}, [{**OK, "when": "true"}], rule_set="others", action_type="mail.send"))
+    for filled in backlog.fills(core.now_ms):
+        assert isinstance(core.run(FillCounter(core.new_id(), filled)), EventAnswer)
+    assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 1, None)), RuleSetPosition)
+    core.prove()

@@ -572,6 +572,7 @@ class CounterFilled(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     FULL_UNTIL_FIELD_NUMBER: _builtins.int
     OPENED_AT_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """Digest of the counter."""
     complete: _builtins.bool
@@ -584,7 +585,11 @@ class CounterFilled(_message.Message):
 
     @_builtins.property
     def full_until(self) -> _timestamp_pb2.Timestamp:
-        """Unset: nothing of the past is missing. Else an event could not be counted, and the counter gives no number until then."""
+        """Unset: nothing of the past is missing. Else an event of any group could not be counted, and no group gives a number until then."""
+
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterFault]:
+        """The groups that miss an event each; at most 100."""
 
     def __init__(
         self,
@@ -594,14 +599,43 @@ class CounterFilled(_message.Message):
         complete: _builtins.bool = ...,
         full_until: _timestamp_pb2.Timestamp | None = ...,
         opened_at: _builtins.int = ...,
+        faults: _abc.Iterable[Global___CounterFault] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["full_until", b"full_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "digest", b"digest", "entries", b"entries", "full_until", b"full_until", "opened_at", b"opened_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "digest", b"digest", "entries", b"entries", "faults", b"faults", "full_until", b"full_until", "opened_at", b"opened_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CounterFilled: _TypeAlias = CounterFilled  # noqa: Y015
+
+@_typing.final
+class CounterFault(_message.Message):
+    """A group that misses an event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """The group."""
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """When it gives a number again."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterFault: _TypeAlias = CounterFault  # noqa: Y015
 
 @_typing.final
 class CounterEntry(_message.Message):

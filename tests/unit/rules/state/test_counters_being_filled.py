@@ -1,0 +1,218 @@
+"""Counters while they are filled: whatever ends meanwhile, they give what they would have given from the beginning of the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gavel.v1 import execution_pb2, fact_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import CounterFilled
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, FillCounter, LeasedAttempt, RuleSetPosition
+from gavel_rules.counter_backlog import CounterBacklog
+from gavel_rules.values import python_to_value
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.driver import Core, compile_cached, document
+
+WINDOW_MS = 60_000
+CUSTOMERS = ("ann", "bob")
+SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
+PARTIAL = execution_pb2.EXECUTION_STATUS_PARTIAL
+FAILED = execution_pb2.EXECUTION_STATUS_FAILED
+ABORTED = execution_pb2.EXECUTION_STATUS_ABORTED
+GRANT = fact_pb2.REVIEW_VERDICT_APPROVE
+REJECT = fact_pb2.REVIEW_VERDICT_REJECT
+COUNTERS: dict[str, dict[str, Any]] = {
+    "reserved": {"sum": "params.amount"},
+    "settled": {"sum": "params.amount", "settle": "double(execution.result.refunded)"},
+    "largest": {"max": "params.amount", "settle": "double(execution.result.refunded)"},
+    "latest": {"last": "params.amount", "settle": "double(execution.result.refunded)"},
+    "number": {},
+}
+PARAMS: dict[str, Any] = {
+    "type": "object",
+    "required": ["amount", "customer_id"],
+    "properties": {"amount": {"type": "number"}, "customer_id": {"type": "string", "maxLength": 40}},
+}
+FACTS: dict[str, Any] = {"status": {"key": "order.status", "type": "string", "max_age_ms": 864_000_000}}
+OK = {"id": "ok", "when": 'facts.status == "delivered"', "effect": "approve"}
+RETRY = {"max_attempts": 2, "human_takeover_after_ms": 20_000}
+
+
+def rule_set(version: int, *, has_counters: bool) -> str:
+    """Return a rule set with counters of reservations, or with none."""
+    reads = " || ".join(f"history.{name}(params.customer_id) < {'0' if name == 'number' else '0.0'}" for name in COUNTERS)
+    never = {"id": "never", "when": reads, "effect": "reject", "reason_code": "NEVER"}
+    text = document(FACTS, [never, OK] if has_counters else [OK], params=PARAMS, version=version, retry=RETRY, decision_ttl_ms=30_000)
+    if not has_counters:
+        return text
+    common = {"of": "approvals", "action": "refund.create", "by": "params.customer_id", "window_ms": WINDOW_MS, "keep": "reserved"}
+    return json.dumps({**json.loads(text), "gavel": "v2", "counters": {name: {**common, **one} for name, one in COUNTERS.items()}})
+
+
+WITHOUT, WITH = rule_set(1, has_counters=False), rule_set(2, has_counters=True)
+Step = tuple[str, int, Any]
+
+
+class Play:
+    """A bus with orders, whose counters are opened at some time and filled one entry at a time."""
+
+    def __init__(self) -> None:
+        self.core = Core(WITHOUT)
+        self._starts: list[Envelope] = []
+        self._reports: list[Envelope] = []  # of which no fact has been derived
+        self._fills: list[list[CounterFilled]] = []  # of each counter
+        self._is_opened = False
+
+    def step(self, step: Step, number: int) -> None:
+        """Carry out one step. One that the core refuses changes nothing."""
+        kind, place, detail = step
+        core = self.core
+        approvals = [event for event in core.events_named("DecisionApproved") if not event.decision.previous_decision_id]
+        reviews = [*core.state.reviews.values()]
+        match kind:
+            case "propose":
+                subject = f"order/{number}"
+                fact = core.fact("order.status", "delivered", subject=subject)
+                params = python_to_value({"amount": 7.0 + number, "customer_id": CUSTOMERS[place % 2]}).struct_value
+                core.decide([fact], subject=subject, trace_id=f"trace-{number}", params=params, max_fact_age_ms=10 * WINDOW_MS)
+            case "start" if approvals:
+                answer = core.begin(approvals[place % len(approvals)], lease_ms=1_000)
+                if isinstance(answer, LeasedAttempt):
+                    self._starts.append(answer.envelope)
+            case "report" if self._starts:
+                self._report(self._starts[place % len(self._starts)], *detail)
+            case "derive" if self._reports:
+                core.derive(self._reports.pop(0))
+            case "resolve" if reviews:
+                review = core.by_id[reviews[place % len(reviews)].decision_id]
+                core.run(core.resolution(review, detail))
+            case "revoke" if approvals:
+                core.run(core.revocation(approvals[place % len(approvals)]))
+            case "pass":
+                core.tick(detail)
+            case "open" if not self._is_opened:
+                self._open()
+            case "page":
+                self._fill_page()
+
+    def _report(self, started: Envelope, status: execution_pb2.ExecutionStatus.ValueType, refunded: float | None) -> None:
+        """Report an attempt, which may have been superseded. Without an amount, a settlement fails."""
+        result = python_to_value({} if refunded is None else {"refunded": refunded}).struct_value
+        answer = self.core.run(self.core.report_command(started, status, result=result))
+        if isinstance(answer, EventAnswer) and answer.envelope.HasField("execution"):
+            self._reports.append(answer.envelope)
+
+    def _open(self) -> None:
+        core = self.core
+        compiled = compile_cached(WITH)
+        core.run(DeployRuleSet(core.new_id(), compiled, WITH))
+        fills = [*core.open_counters(compiled).fills(core.now_ms)]
+        self._fills = [[page for filled in fills if filled.digest == digest for page in _pages(filled)] for digest in core.state.counters]
+        self._is_opened = True
+
+    def _fill_page(self) -> None:
+        """Record the next entry of each counter."""
+        for pages in self._fills:
+            if pages:
+                assert isinstance(self.core.run(FillCounter(self.core.new_id(), pages.pop(0))), EventAnswer)
+
+    def compare(self) -> None:
+        """Compare the filled counters with the counting of the whole log, and prove the log."""
+        core = self.core
+        if not self._is_opened:
+            self._open()
+        while any(self._fills):
+            self._fill_page()
+        assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None)), RuleSetPosition)
+        whole = CounterBacklog(core.bus, compile_cached(WITH).counters.values(), len(core.events) + 1)
+        for event in core.events:
+            whole.feed(event)
+        for digest, table in core.state.counters.items():
+            for customer in CUSTOMERS:
+                found, expected = (one.read(customer, core.now_ms) for one in (table, whole.state.counters[digest]))
+                values = [None if one is None else one.value for one in (found, expected)]
+                assert values[0] == values[1], (table.counter.name, customer)
+        core.prove()
+
+
+def _pages(filled: CounterFilled) -> Iterator[CounterFilled]:
+    """Yield an event of a fill as events with one entry each."""
+    for entry in filled.entries[:-1]:
+        yield CounterFilled(digest=filled.digest, entries=[entry], opened_at=filled.opened_at)
+    del filled.entries[:-1]
+    yield filled
+
+
+STEP = st.one_of(
+    st.tuples(st.just("propose"), st.integers(0, 1), st.none()),
+    st.tuples(st.just("start"), st.integers(0, 2), st.none()),
+    st.tuples(
+        st.just("report"),
+        st.integers(0, 2),
+        st.tuples(st.sampled_from([SUCCESS, SUCCESS, PARTIAL, PARTIAL, FAILED, ABORTED]), st.sampled_from([1.0, 5.0, 30.0, None])),
+    ),
+    st.tuples(st.just("derive"), st.just(0), st.none()),
+    st.tuples(st.just("resolve"), st.integers(0, 1), st.sampled_from([GRANT, GRANT, REJECT])),
+    st.tuples(st.just("revoke"), st.integers(0, 2), st.none()),
+    st.tuples(st.just("pass"), st.just(0), st.sampled_from([1, 1_001, 20_001, 30_001])),
+    st.tuples(st.just("page"), st.just(0), st.none()),
+)
+PROPOSE: Step = ("propose", 0, None)
+START: Step = ("start", 0, None)
+OPEN: Step = ("open", 0, None)
+PAGE: Step = ("page", 0, None)
+DERIVE: Step = ("derive", 0, None)
+
+
+def reported(status: execution_pb2.ExecutionStatus.ValueType, refunded: float | None = 1.0, place: int = 0) -> Step:
+    """Return the report of an attempt."""
+    return ("report", place, (status, refunded))
+
+
+HISTORIES: dict[str, list[Step]] = {
+    "settled before the opening": [PROPOSE, START, reported(SUCCESS), OPEN, DERIVE],
+    "partial before the opening, and given up": [PROPOSE, START, reported(PARTIAL), OPEN, DERIVE, ("resolve", 0, REJECT)],
+    "settled after its page": [PROPOSE, PROPOSE, START, OPEN, PAGE, reported(SUCCESS)],
+    "released after its page": [PROPOSE, PROPOSE, OPEN, PAGE, ("revoke", 0, None)],
+    "released, and a late report": [
+        *[PROPOSE, START, ("pass", 0, 1_001), ("pass", 0, 30_001), ("resolve", 0, REJECT)],
+        *[OPEN, reported(SUCCESS), PAGE],
+    ],
+    "two attempts that both acted": [
+        *[PROPOSE, START, ("pass", 0, 1_001), START, reported(SUCCESS, 5.0, 1)],
+        *[OPEN, reported(SUCCESS, 1.0, 0)],
+    ],
+    "another attempt after an effect": [
+        *[PROPOSE, START, reported(PARTIAL), OPEN, ("resolve", 0, GRANT), PAGE, START],
+        reported(SUCCESS, 6.0, 1),
+    ],
+    "another attempt before the opening": [
+        *[PROPOSE, START, reported(PARTIAL), ("resolve", 0, GRANT), START, OPEN],
+        *[reported(SUCCESS, 6.0, 1), PAGE],
+    ],
+    "a settlement that fails": [PROPOSE, PROPOSE, START, OPEN, PAGE, reported(SUCCESS, None), PAGE],
+}
+
+
+@pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES.keys())
+def test_what_ends_while_a_counter_is_filled(steps: list[Step]) -> None:
+    """A counter that is filled while decisions end gives what counting the whole log gives."""
+    play = Play()
+    for number, step in enumerate(steps):
+        play.step(step, number)
+    play.compare()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEP, max_size=25), st.lists(STEP, max_size=12))
+def test_random_histories(before: list[Step], after: list[Step]) -> None:
+    """Whatever happens before, during and after a fill, the counters give what counting the whole log gives."""
+    play = Play()
+    for number, step in enumerate([PROPOSE, START, *before, OPEN, *after]):
+        play.step(step, number)
+    play.compare()
