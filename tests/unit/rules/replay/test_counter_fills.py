@@ -53,9 +53,19 @@ def remove_entry(filled: CounterFilled) -> None:
     del filled.entries[0]
 
 
-@pytest.mark.parametrize("change", [add_entry, change_amount, remove_entry])
+def fail_a_group(filled: CounterFilled) -> None:
+    """State that a group misses an event."""
+    filled.faults.add(group="ann").until.FromSeconds(2_000_000_000)
+
+
+def fail_all_groups(filled: CounterFilled) -> None:
+    """State that all groups miss an event."""
+    filled.full_until.FromSeconds(2_000_000_000)
+
+
+@pytest.mark.parametrize("change", [add_entry, change_amount, remove_entry, fail_a_group, fail_all_groups])
 def test_a_false_fill_is_found(change: Callable[[CounterFilled], None]) -> None:
-    """An entry too many, one too few, and one with another amount are divergences."""
+    """An entry too many, one too few, one with another amount, and groups that miss no event are divergences."""
     with pytest.raises(DivergedError) as raised:
         list(proof_of(change).compare())
     assert "counter-mismatch" == raised.value.divergence.kind
