@@ -13,7 +13,7 @@ import sys
 
 from gavel_server.process.build import build
 
-from tests.support.counted_plays import AMOUNTS, CUSTOMERS, PAUSES_MS, STATUSES, WITH, Step, compare, play
+from tests.support.counted_plays import AMOUNTS, CUSTOMERS, PAUSES_MS, STATUSES, VERDICTS, WITH, Step, compare, play
 from tests.support.driver import Core
 
 STEPS_PER_HISTORY = 120
@@ -22,12 +22,15 @@ STEPS_PER_COMPARISON = 10
 
 def random_step(choice: random.Random) -> Step:
     """Return a step: mostly proposals and reports, and now and then an activation that fills the counters anew."""
-    kind = choice.choices(("propose", "report", "undo", "revoke", "pass", "reactivate"), (46, 25, 5, 7, 15, 2))[0]
+    kinds = {"propose": 40, "report": 18, "start": 8, "late": 8, "undo": 5, "resolve": 6, "revoke": 4, "pass": 15, "reactivate": 2}
+    kind = choice.choices([*kinds], [*kinds.values()])[0]
     match kind:
         case "propose":
             return kind, choice.choice(CUSTOMERS), choice.choice(AMOUNTS)
-        case "report" | "undo":
+        case "report" | "undo" | "late":
             return kind, choice.randrange(100), choice.choice(STATUSES)
+        case "resolve":
+            return kind, choice.randrange(100), choice.choice(VERDICTS)
         case "pass":
             return kind, choice.choice(PAUSES_MS), None
         case "reactivate":

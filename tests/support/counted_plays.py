@@ -6,10 +6,11 @@ import json
 from fractions import Fraction
 from typing import Any
 
-from gavel.v1 import execution_pb2
+from gavel.v1 import execution_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.commands import LeasedAttempt
+from gavel_rules.commands import EventAnswer, LeasedAttempt
 from gavel_rules.values import python_to_value
+from google.protobuf.struct_pb2 import Struct
 
 from tests.support.driver import Core, document
 from tests.support.recount import recount
@@ -42,6 +43,7 @@ STATUSES = [
     execution_pb2.EXECUTION_STATUS_ABORTED,
     execution_pb2.EXECUTION_STATUS_PARTIAL,
 ]
+VERDICTS = [fact_pb2.REVIEW_VERDICT_APPROVE, fact_pb2.REVIEW_VERDICT_REJECT]
 
 PARAMS: dict[str, Any] = {
     "type": "object",
@@ -94,6 +96,14 @@ def play(core: Core, step: Step, number: int) -> None:
             report(core, approvals[first % len(approvals)], second, AMOUNTS[number % len(AMOUNTS)])
         case "undo" if compensations := [one for one in approvals if one.decision.compensates_decision_id]:
             report(core, compensations[first % len(compensations)], second, AMOUNTS[number % len(AMOUNTS)])
+        case "start" if approvals:
+            core.begin(approvals[first % len(approvals)])
+        case "late" if starts := core.events_named("ExecutionStarted"):
+            answer = core.run(core.report_command(starts[first % len(starts)], second, result=refund(AMOUNTS[number % len(AMOUNTS)])))
+            if isinstance(answer, EventAnswer) and answer.envelope.HasField("execution"):
+                core.derive(answer.envelope)
+        case "resolve" if reviews := [*core.state.reviews]:
+            core.run(core.resolution(core.by_id[reviews[first % len(reviews)]], second))
         case "revoke" if approvals:
             core.run(core.revocation(approvals[first % len(approvals)]))
         case "pass":
@@ -107,9 +117,13 @@ def report(core: Core, approval: Envelope, status: execution_pb2.ExecutionStatus
     """Carry out an approval, unless the core lets nobody begin. A report of partial work states what was refunded."""
     answer = core.begin(approval)
     if isinstance(answer, LeasedAttempt):
-        is_partial = status == execution_pb2.EXECUTION_STATUS_PARTIAL
-        result = python_to_value({"refunded": refunded} if is_partial else {}).struct_value
+        result = refund(refunded) if status == execution_pb2.EXECUTION_STATUS_PARTIAL else Struct()
         core.derive(core.report(answer.envelope, status, result=result))
+
+
+def refund(amount: float) -> Struct:
+    """Return the result of an execution that refunded an amount."""
+    return python_to_value({"refunded": amount}).struct_value
 
 
 def compare(core: Core) -> None:

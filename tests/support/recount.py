@@ -36,9 +36,17 @@ def _entries(events: Sequence[Envelope], counter: dict[str, Any], group: str) ->
     """Return the amount of every event that ever counted in a group, and when it no longer counts (None: not yet known)."""
     window_ms = counter["window_ms"]
     entries: dict[str, tuple[Fraction, int | None]] = {}
-    settled: set[str] = set()
+    approved: dict[str, Fraction] = {}  # the amounts of decisions
+    holders: dict[str, list[str]] = {}  # the entries of each decision: its own, and one for each attempt that a person granted
+    reviewed: dict[str, str] = {}  # the decision that a review is about, by the decision that requested the review
     compensated: dict[str, str] = {}  # decisions by that of their compensation
-    for event in events:
+
+    def end(decision_id: str) -> None:
+        """Release what is not settled."""
+        if decision_id in holders and entries.get(holders[decision_id][-1], (0, 0))[1] is None:
+            del entries[holders[decision_id][-1]]
+
+    for event, following in zip(events, [*events[1:], Envelope()], strict=True):
         payload = event.WhichOneof("payload")
         recorded_ms = event.recorded_at.seconds * 1000 + event.recorded_at.nanos // 1_000_000
         if payload == counter["of"].removesuffix("s") or (payload == "decision" and counter["of"] in ("approvals", "rejections")):
@@ -46,25 +54,46 @@ def _entries(events: Sequence[Envelope], counter: dict[str, Any], group: str) ->
             if params is not None and params["customer_id"] == group:
                 lapses_at_ms = None if counter.get("keep") else recorded_ms + window_ms
                 entries[event.event_id] = (Fraction(str(params["amount"])), lapses_at_ms)
+                approved[event.event_id] = Fraction(str(params["amount"]))
+                holders[event.event_id] = [event.event_id]
         if not counter.get("keep"):
             continue
-        if payload == "decision" and event.decision.compensates_decision_id:
-            compensated[event.event_id] = event.decision.compensates_decision_id
-        if payload == "execution" and event.execution.decision_id in entries and event.execution.status in _EFFECTIVE:
-            settled.add(event.execution.decision_id)
-            amount, _ = entries[event.execution.decision_id]
-            if "settle" in counter and "refunded" in event.execution.result:
-                amount = Fraction(str(event.execution.result["refunded"]))
-            entries[event.execution.decision_id] = (amount, recorded_ms + window_ms)
-        if payload == "execution" and event.execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
-            entries.pop(compensated.get(event.execution.decision_id, ""), None)  # undone
-        is_aborted = payload == "execution" and event.execution.status == execution_pb2.EXECUTION_STATUS_ABORTED
-        if is_aborted and event.execution.decision_id not in compensated:  # a compensation ends by success alone
-            entries.pop(event.execution.decision_id, None)
-        if payload == "decision" and event.decision.outcome != decision_pb2.OUTCOME_APPROVED:
-            ended = event.decision.previous_decision_id
-            if event.decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED) and ended not in settled:
-                entries.pop(ended, None)
+        if payload == "decision":
+            decision, previous = event.decision, event.decision.previous_decision_id
+            if decision.compensates_decision_id:
+                compensated[event.event_id] = decision.compensates_decision_id
+            elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+                reviewed[event.event_id] = reviewed.get(previous, previous)
+            elif decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED):
+                end(reviewed.get(previous, previous))
+            elif decision.outcome == decision_pb2.OUTCOME_APPROVED and reviewed.get(previous) in holders:
+                end(reviewed[previous])
+                holders[reviewed[previous]].append(event.event_id)
+                entries[event.event_id] = (approved[reviewed[previous]], None)
+            continue
+        is_late = payload == "agent_diagnostic" and event.agent_diagnostic.WhichOneof("detail") == "late_execution"
+        if payload != "execution" and not is_late:
+            continue
+        execution = event.agent_diagnostic.late_execution.execution if is_late else event.execution
+        decision_id = execution.decision_id
+        if execution.status in _EFFECTIVE and decision_id in holders:
+            entry_id = holders[decision_id][-1]
+            amount = approved[decision_id]
+            if "settle" in counter and "refunded" in execution.result:
+                amount = Fraction(str(execution.result["refunded"]))
+            if is_late:
+                amount = max(amount, approved[decision_id])
+            before, lapses_at_ms = entries.get(entry_id, (amount, 0))
+            if lapses_at_ms is not None and lapses_at_ms > recorded_ms:
+                amount = max(amount, before)
+            entries[entry_id] = (amount, recorded_ms + window_ms)
+        if execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
+            for entry_id in holders.get(compensated.get(decision_id, ""), ()):
+                entries.pop(entry_id, None)  # undone
+        is_aborted = execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and not is_late
+        is_reviewed = following.decision.previous_decision_id == decision_id  # an earlier attempt may still act
+        if is_aborted and decision_id not in compensated and not is_reviewed:  # a compensation ends by success alone
+            end(decision_id)
     return list(entries.values())
 
 

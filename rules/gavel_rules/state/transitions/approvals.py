@@ -66,7 +66,9 @@ def end_decision(store: Store, live: LiveDecision) -> None:
     store.drop(store.decisions, live.decision_id)
     if store.counters:
         release(store, live)
-    if live.unreported_attempts:
+    # The success of its compensation withdraws what counters have of its grants.
+    has_counted_grants = bool(live.grant_ids and store.counters and live.compensation in store.decisions)
+    if live.unreported_attempts or has_counted_grants:
         store.put(store.ended_decisions, live.decision_id, EndedDecision(live, store.recorded_at_ms))
         store.schedule(store.decision_ends, (store.recorded_at_ms, live.decision_id))
     else:
