@@ -89,7 +89,8 @@ def _entries(events: Sequence[Envelope], counter: dict[str, Any], group: str) ->
             entries[entry_id] = (amount, recorded_ms + window_ms)
         if execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
             for entry_id in holders.get(compensated.get(decision_id, ""), ()):
-                entries.pop(entry_id, None)  # undone
+                if entries.get(entry_id, (0, None))[1] is not None:  # else a person has granted another attempt since
+                    del entries[entry_id]  # undone
         is_aborted = execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and not is_late
         is_reviewed = following.decision.previous_decision_id == decision_id  # an earlier attempt may still act
         if is_aborted and decision_id not in compensated and not is_reviewed:  # a compensation ends by success alone

@@ -78,11 +78,18 @@ def _compare(events: list[Envelope], counter: CompiledCounter, backlog: CounterB
     """Compare the events that fill a counter with its past."""
     now_ms = milliseconds(events[-1].recorded_at)
     recorded: dict[str, CounterEntry] = {}
-    for event in events:
-        recorded.update(_entries(event.fact.counter_filled, now_ms))
-        yield None
     last = events[-1].fact.counter_filled
     differences: list[str] = []
+    for event in events:
+        page = event.fact.counter_filled
+        for entry in page.entries:
+            if entry.entry_id in recorded:
+                differences.append(entry.entry_id)
+            recorded[entry.entry_id] = entry
+        if not page.complete and _faults(page, now_ms):
+            raise _divergence(event, counter, "only its last event says which groups give no number")
+        yield None
+    recorded = {entry_id: entry for entry_id, entry in recorded.items() if _counts(entry, now_ms)}
     for filled in backlog.fill_steps(now_ms, [counter.digest]):
         counted = _entries(filled, now_ms) if filled is not None else {}
         for entry_id, entry in counted.items():
@@ -101,7 +108,11 @@ def _compare(events: list[Envelope], counter: CompiledCounter, backlog: CounterB
 
 def _entries(filled: CounterFilled, now_ms: int) -> dict[str, CounterEntry]:
     """Return the entries that have not lapsed, by id."""
-    return {entry.entry_id: entry for entry in filled.entries if not entry.HasField("lapses_at") or milliseconds(entry.lapses_at) > now_ms}
+    return {entry.entry_id: entry for entry in filled.entries if _counts(entry, now_ms)}
+
+
+def _counts(entry: CounterEntry, now_ms: int) -> bool:
+    return not entry.HasField("lapses_at") or milliseconds(entry.lapses_at) > now_ms
 
 
 def _faults(filled: CounterFilled, now_ms: int) -> list[tuple[str, int]]:

@@ -256,7 +256,7 @@ class CounterTable:
 
 def lacking_group(group: str) -> str:
     """Return the group in which reservations are entered that the group lacks: while it has one, the group gives no number."""
-    return group if group == ALL_GROUPS else ALL_GROUPS + group
+    return group if group == ALL_GROUPS else f"{ALL_GROUPS}/{group}"
 
 
 CountersByName = dict[str, tuple[CounterTable, ...]]

@@ -50,7 +50,7 @@ _EXECUTIONS: Final = "executions"
 _FACTS: Final = "facts"
 _OBSERVATIONS: Final = "observations"
 
-# When an entry lapses that was withdrawn before the fill brought it.
+# `lapses_at_ms` of an entry that was withdrawn before the fill brought it: always past.
 _WITHDRAWN_MS: Final = 0
 
 _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
@@ -145,7 +145,7 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
     if filled.complete:
         store.put(table.flags, "filled", True)
         for entry_id in sorted(table.early_ends):
-            end = table.early_ends[entry_id]  # of a decision that the past has no entry of: it was released before
+            end = table.early_ends[entry_id]  # the fill brought no such entry: it was released before the opening
             store.drop(table.early_ends, entry_id)
             if end is not None and end.lapses_at_ms > store.recorded_at_ms:
                 enter(store, table, end)
@@ -176,7 +176,7 @@ def _is_overtaken(store: Store, table: CounterTable) -> bool:
 def settle(store: Store, live: LiveDecision, execution: Execution, *, is_late: bool = False) -> None:
     """Settle the reservations of a decision whose report states an effect. Release those of the decision that it compensated.
 
-    `is_late`: the report is of a superseded attempt, so two attempts may have acted.
+    `is_late`: the report came after another attempt had begun, or after a review was requested: more than one attempt may have acted.
     """
     if execution.status not in _EFFECTIVE:
         return
@@ -440,6 +440,7 @@ def _withdraw(store: Store, decision_id: str) -> None:
         for entry_id in entry_ids:
             entry = table.entries.get(entry_id)
             if entry is not None:
-                store.unschedule(table, entry)
+                if entry.lapses_at_ms != NEVER_MS:  # else a person has granted another attempt since
+                    store.unschedule(table, entry)
             elif not table.is_filled:
                 store.put(table.early_ends, entry_id, CounterEntry(entry_id, "", 0, _WITHDRAWN_MS, 0))

@@ -63,9 +63,14 @@ def fail_all_groups(filled: CounterFilled) -> None:
     filled.full_until.FromSeconds(2_000_000_000)
 
 
-@pytest.mark.parametrize("change", [add_entry, change_amount, remove_entry, fail_a_group, fail_all_groups])
+def repeat_entry(filled: CounterFilled) -> None:
+    """Bring an entry twice."""
+    filled.entries.add().CopyFrom(filled.entries[0])
+
+
+@pytest.mark.parametrize("change", [add_entry, change_amount, remove_entry, repeat_entry, fail_a_group, fail_all_groups])
 def test_a_false_fill_is_found(change: Callable[[CounterFilled], None]) -> None:
-    """An entry too many, one too few, one with another amount, and groups that miss no event are divergences."""
+    """An entry too many, one too few, one with another amount, one that comes twice, and groups that miss no event are divergences."""
     with pytest.raises(DivergedError) as raised:
         list(proof_of(change).compare())
     assert "counter-mismatch" == raised.value.divergence.kind

@@ -180,7 +180,7 @@ def test_settlement() -> None:
 
 
 def test_sums_are_exact() -> None:
-    """A thousand amounts of a tenth add up to a hundred, as no sum of floats does."""
+    """A hundred amounts of a tenth add up to ten, as no sum of floats does."""
     orders = Orders(counted(BUDGET))
     for _ in range(100):
         orders.approve(0.1)
@@ -458,22 +458,23 @@ def test_a_fault_ends_although_events_go_on() -> None:
     orders.core.prove()
 
 
+@pytest.mark.parametrize("customer_id", ["ann", ""])
 @pytest.mark.parametrize("lacked", [{"distinct": "string(params.amount)", "distinct_max": 1}, {"sum": "params.amount"}])
-def test_a_reservation_that_cannot_be_entered(lacked: dict[str, Any]) -> None:
+def test_a_reservation_that_cannot_be_entered(lacked: dict[str, Any], customer_id: str) -> None:
     """A group that lacks a reservation gives no number until the decision ends, even beyond the window; the other groups go on."""
     counter = {key: value for key, value in RESERVED_CODES.items() if key != "sum"}
     never = {**NO_MORE, "when": f"history.spent(params.customer_id) < {'0' if 'distinct' in lacked else '0.0'}"}
     orders = Orders(loose({**counter, **lacked}, over=never, decision_ttl_ms=3 * DAY_MS))
     core = orders.core
-    orders.approve(1.0)
-    lacking = orders.approve(2.0**53)
+    orders.approve(1.0, customer_id)
+    lacking = orders.approve(2.0**53, customer_id)
     core.tick(2 * DAY_MS)
 
     core.state = restore(core.state)
-    assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    assert reason_codes.COUNTER_FULL == orders.propose(1.0, customer_id).reason_code
     orders.approve(1.0, "bob")
     core.revoke(core.by_id[lacking.decision_id])
-    orders.approve(1.0)
+    orders.approve(1.0, customer_id)
     core.prove()
 
 

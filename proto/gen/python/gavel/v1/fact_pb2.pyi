@@ -576,7 +576,7 @@ class CounterFilled(_message.Message):
     digest: _builtins.str
     """Digest of the counter."""
     complete: _builtins.bool
-    """Whether the counter now holds all of its past."""
+    """Whether this is the last event of the fill."""
     opened_at: _builtins.int
     """The sequence number of the event that opened the counter."""
     @_builtins.property
@@ -585,11 +585,11 @@ class CounterFilled(_message.Message):
 
     @_builtins.property
     def full_until(self) -> _timestamp_pb2.Timestamp:
-        """Unset: nothing of the past is missing. Else an event of any group could not be counted, and no group gives a number until then."""
+        """Until when no group gives a number, because an event of any group could not be counted. Unset: there is no such event."""
 
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterFault]:
-        """The groups that miss an event each; at most 100."""
+        """The groups that miss an event each, in the last event of the fill; at most 100."""
 
     def __init__(
         self,
@@ -650,9 +650,11 @@ class CounterEntry(_message.Message):
     LAPSES_AT_FIELD_NUMBER: _builtins.int
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
-    """The decision_id of an approval, the event_id of any other event; of an observation with "/" and the key."""
+    """The decision_id of an approval, or of a person's grant of another attempt; the event_id of any other event; of an observation with "/"
+    and the key.
+    """
     group: _builtins.str
-    """The group."""
+    """The group. 257 asterisks: all groups lack this reservation; followed by "/" and a group: that group lacks it."""
     amount: _builtins.int
     """1 for each event counted, or the amount in the counter's smallest unit."""
     text: _builtins.str
