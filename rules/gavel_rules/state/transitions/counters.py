@@ -402,7 +402,6 @@ def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, event: 
     settled: CounterEntry | None = None
     group = ALL_GROUPS  # until it is known
     try:
-        lapses_at_ms = counter.lapse_ms(store.recorded_at_ms)
         # An entry that is lacking has no amount.
         if entry is not None and is_open and len(entry.group) <= GROUP_LENGTH_MAX:
             approved: Amount | None = Amount(entry.group, entry.value)
@@ -416,7 +415,7 @@ def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, event: 
             if before is not None and store.recorded_at_ms < before.lapses_at_ms < NEVER_MS:
                 value = _larger(counter, before.value, value)
             number = live.sequence_number if entry is None else entry.number
-            settled = CounterEntry(entry_id, group, value, lapses_at_ms, number)
+            settled = CounterEntry(entry_id, group, value, counter.lapse_ms(store.recorded_at_ms), number)
     except CounterError as error:
         _fail(store, table, group if error.group is None else error.group, NEVER_MS)
     if is_early:
