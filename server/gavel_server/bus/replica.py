@@ -420,6 +420,9 @@ class Replica:
         if head.sequence_number < sequence_number:
             raise LogUnavailableError(f"bus {self.bus} has no event {sequence_number} yet")
         try:
+            if not is_known and not self.log.is_confirmed(self.head.sequence_number):
+                # Events are confirmed by number. First make sure that the log still has those of the state.
+                await self.log.confirm(self.head)
             await self.log.confirm(head)
         except LogUnavailableError:
             self.is_behind = True  # a failover may have lost the event

@@ -212,6 +212,25 @@ def test_a_lost_event_is_not_confirmed_by_another_one() -> None:
     asyncio.run(main())
 
 
+def test_a_later_event_confirms_no_lost_one() -> None:
+    """A server that may not read on confirms no event of the new primary, because its own lost events would pass for confirmed."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await start(servers)
+        confirmed = sequencer.head.sequence_number
+        log.has_replica = False
+        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, servers.fact("unconfirmed")))
+        await log.fail_over(servers, confirmed)
+        await write_at_the_new_primary(servers, 3)
+        sequencer.replica.handle_log_error(LogUnavailableError("a poll failed"))
+        with pytest.raises(ServiceError) as refusal:
+            await sequencer.confirm(confirmed + 3)
+        assert ("LOG_UNAVAILABLE", False) == (reason(refusal.value), log.is_confirmed(confirmed + 1))
+
+    asyncio.run(main())
+
+
 def test_who_waits_beyond_a_lost_event_gets_an_error() -> None:
     """A follower that waits beyond a lost event might miss the one in its place, so it fails; one beyond a confirmed event goes on."""
 
