@@ -24,6 +24,7 @@ from gavel_rules.language.counters.counter import (
     MAX,
     MIN,
     NEVER_MS,
+    SUM,
     TOTAL_MAX,
     CompiledCounter,
 )
@@ -38,12 +39,16 @@ class CounterEntry:
     """An event that counts: docs/performance.md#plain-classes."""
 
     def __init__(self, entry_id: str, group: str, value: int | str, lapses_at_ms: int, number: int) -> None:
-        self.entry_id: Final = entry_id  # the decision_id of an approval, the event_id of any other event
+        self.entry_id: Final = entry_id  # see the message CounterEntry
         self.group: Final = group
         self.value: Final[int | str] = value
         self.amount: Final[int] = value if isinstance(value, int) else 0  # what it adds to the group's total
         self.lapses_at_ms: Final = lapses_at_ms
         self.number: Final = number  # the event's sequence number
+
+    def replace(self, value: int | str, number: int) -> CounterEntry:
+        """Return a copy with another value and number."""
+        return CounterEntry(self.entry_id, self.group, value, self.lapses_at_ms, number)
 
     def plain(self) -> list[object]:
         """Return all fields as JSON values."""
@@ -120,6 +125,42 @@ class CounterGroup:
         return entry.number if self.aggregate == LAST else entry.amount, entry.entry_id
 
 
+class EarlyEnd:
+    """What became of a reservation while its counter was filled, before the fill brought its entry.
+
+    `settled` is the entry of its reports since `since_ms`. `is_released`: it had ended without an effect before these.
+    `is_withdrawn`: a compensation has undone what earlier reports had settled.
+    """
+
+    def __init__(
+        self, settled: CounterEntry | None = None, since_ms: int = 0, *, is_released: bool = False, is_withdrawn: bool = False
+    ) -> None:
+        self.settled: Final = settled
+        self.since_ms: Final = since_ms
+        self.is_released: Final = is_released
+        self.is_withdrawn: Final = is_withdrawn
+
+    def change(self, entry: CounterEntry, counter: CompiledCounter) -> CounterEntry | None:
+        """Return what the entry has become that the fill brings; None if it no longer counts."""
+        settled = self.settled
+        is_open = entry.lapses_at_ms == NEVER_MS
+        if settled is None:
+            return None if (self.is_released if is_open else self.is_withdrawn) else entry
+        if is_open:
+            return settled if self.is_released else settled.replace(settled.value, entry.number)
+        if self.is_withdrawn or entry.lapses_at_ms <= self.since_ms:
+            return settled
+        return settled.replace(amount_after(counter, entry.value, settled.value), entry.number)
+
+    def plain(self) -> list[object]:
+        """Return all fields as JSON values."""
+        settled = None if self.settled is None else self.settled.plain()
+        return [settled, self.since_ms, self.is_released, self.is_withdrawn]
+
+
+NO_END: Final = EarlyEnd()
+
+
 class CounterTable:
     """The entries of one counter. Read it freely; `transitions.counters` alone changes it."""
 
@@ -133,8 +174,8 @@ class CounterTable:
         self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
         # Until when reads give no number, by group; ALL_GROUPS stands for every group.
         self.faults: Final[dict[str, int]] = {}
-        # Reservations from before `opened_at` that ended before the fill reached them: the settled entry, or None.
-        self.early_ends: Final[dict[str, CounterEntry | None]] = {}
+        # What became of reservations from before `opened_at` before the fill brought their entries.
+        self.early_ends: Final[dict[str, EarlyEnd]] = {}
         self.flags: Final[dict[str, bool]] = {}  # "filled", "in force" and "pinned": True, or not there
         self.lacking = 0  # entries by `lacking_group`
 
@@ -252,6 +293,13 @@ class CounterTable:
                 lapses_at_ms = entry.lapses_at_ms
             total -= entry.amount
         return max(lapses_at_ms, now_ms) if lapses_at_ms and total + amount <= limit else 0
+
+
+def amount_after(counter: CompiledCounter, settled: int | str, reported: int | str) -> int | str:
+    """Return what counts for a decision after another report of an effect: the larger amount, or what was settled first."""
+    if isinstance(settled, int) and isinstance(reported, int) and counter.aggregate in (SUM, MAX):
+        return max(settled, reported)
+    return settled
 
 
 def lacking_group(group: str) -> str:

@@ -120,7 +120,7 @@ def _counter(table: CounterTable) -> Iterator[str]:
         "opened_at": _text(table.opened_at),
         "entries": _table(table.entries, lambda entry: _text(entry.plain())),
         "faults": _text(table.faults),
-        "early_ends": _table(table.early_ends, lambda entry: _text(None if entry is None else entry.plain())),
+        "early_ends": _table(table.early_ends, lambda end: _text(end.plain())),
         "flags": _text(table.flags),
     }
     yield from _table(parts, lambda part: part)

@@ -15,6 +15,7 @@ import structlog
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import EventAnswer, FillCounter, OpenCounters
 from gavel_rules.counter_backlog import CounterBacklog
+from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import CompiledRuleSet
 
 from gavel_server.bus.sequencer import Sequencer
@@ -81,7 +82,8 @@ async def fill_counters(sequencer: Sequencer, rule_set: CompiledRuleSet) -> None
         states.append(backlog.state)
         async for _ in pages(sequencer.log, opened_at - 1, feed, before, slice_events=SLICE_EVENTS):
             pass
-        for filled in backlog.fill_steps(sequencer.now_ms()):
+        # A late report may still raise an entry that lapses meanwhile.
+        for filled in backlog.fill_steps(milliseconds(opened.envelope.recorded_at)):
             if filled is None:
                 await time_slice.spend(1)
             else:

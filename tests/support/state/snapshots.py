@@ -12,7 +12,7 @@ from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.state.contest_tables import ContestTables
-from gavel_rules.state.counters import CounterEntry, CounterGroup, CounterTable
+from gavel_rules.state.counters import CounterEntry, CounterGroup, CounterTable, EarlyEnd
 from gavel_rules.state.packed_evidence import pack_evidence, pack_outliving_result, unpack_evidence, unpack_outliving_result
 from gavel_rules.state.paged_table import PagedTable, StatePages, pages_in_memory
 from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, OutlivingResult, Refusals
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
             return value.digest
         case PagedTable():
             return _plain(_rows(value, unpack_outliving_result))
-        case Candidate() | ClosedAction() | CounterEntry() | OutlivingResult() | Refusals() | TraceVersions():
+        case Candidate() | ClosedAction() | CounterEntry() | EarlyEnd() | OutlivingResult() | Refusals() | TraceVersions():
             return value.plain()
         case LiveDecision():
             return _plain(value.plain())

@@ -19,7 +19,7 @@ from gavel_rules.events.recorded_event import read_event
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
-from gavel_rules.state.counters import CounterEntry, CounterTable, index_counters
+from gavel_rules.state.counters import CounterEntry, CounterTable, EarlyEnd, index_counters
 from gavel_rules.state.paged_table import StatePages, pages_in_memory
 from gavel_rules.state.records import (
     ActiveRuleSet,
@@ -68,7 +68,7 @@ class StateDecoder:
                 self._outliving_results.update((row.event_id, row.readings) for row in value)
                 continue
             if field.name == "counter_entries":
-                self._counter_entries.extend((row.digest, entry) for row in value if (entry := _counter_entry(row)) is not None)
+                self._counter_entries.extend((row.digest, _counter_entry(row)) for row in value)
                 continue
             add = _TABLES.get(field.name)
             if add is not None:
@@ -311,15 +311,15 @@ def _add_counter(store: Store, row: snapshot.Counter) -> None:
     table = CounterTable(counter, row.opened_at, row.policy_id, row.version)
     table.flags.update(dict.fromkeys(row.flags, True))
     table.faults.update((fault.key, fault.value) for fault in row.faults)
-    table.early_ends.update((one.entry_id, _counter_entry(one)) for one in row.early_ends)
+    for one in row.early_ends:
+        settled = _counter_entry(one.settled) if one.HasField("settled") else None
+        table.early_ends[one.entry_id] = EarlyEnd(settled, one.since_ms, is_released=one.is_released, is_withdrawn=one.is_withdrawn)
     store.counters[row.digest] = table
 
 
-def _counter_entry(row: snapshot.CounterEntry) -> CounterEntry | None:
-    kind = row.WhichOneof("value")
-    if kind is None:
-        return None
-    return CounterEntry(row.entry_id, row.group, row.text if kind == "text" else row.amount, row.lapses_at_ms, row.sequence_number)
+def _counter_entry(row: snapshot.CounterEntry) -> CounterEntry:
+    value = row.text if row.WhichOneof("value") == "text" else row.amount
+    return CounterEntry(row.entry_id, row.group, value, row.lapses_at_ms, row.sequence_number)
 
 
 def _add_trace(store: Store, row: snapshot.Number) -> None:

@@ -16,13 +16,13 @@ from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel.v1.decision_pb2 import RejectionCounts
 from google.protobuf.message import Message
 
-from gavel_rules.state.counters import CounterEntry, CounterTable
+from gavel_rules.state.counters import CounterEntry, CounterTable, EarlyEnd
 from gavel_rules.state.packed_evidence import pack_evidence, pack_outliving_result
 from gavel_rules.state.records import EndedDecision, Holder, LiveDecision, OpenContest, Review
 from gavel_rules.state.store import Store
 from gavel_rules.state.versions import TraceVersions
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 # Rows of one part: a part has some hundred kilobytes. A part of a paged table has fewer: it is read for each of its rows.
 ROWS_MAX: Final = 512
 PAGED_ROWS_MAX: Final = 32
@@ -185,18 +185,28 @@ def _counter(table: CounterTable) -> snapshot.Counter:
         opened_at=table.opened_at,
         flags=sorted(flag for flag, is_set in table.flags.items() if is_set),
         faults=_numbers(table.faults),
-        early_ends=(_counter_entry("", entry_id, table.early_ends[entry_id]) for entry_id in sorted(table.early_ends)),
+        early_ends=(_early_end(entry_id, table.early_ends[entry_id]) for entry_id in sorted(table.early_ends)),
     )
 
 
-def _counter_entry(digest: str, entry_id: str, entry: CounterEntry | None) -> snapshot.CounterEntry:
-    row = snapshot.CounterEntry(digest=digest, entry_id=entry_id)
-    if entry is not None:
-        row.group, row.lapses_at_ms, row.sequence_number = entry.group, entry.lapses_at_ms, entry.number
-        if isinstance(entry.value, str):
-            row.text = entry.value
-        else:
-            row.amount = entry.value
+def _early_end(entry_id: str, end: EarlyEnd) -> snapshot.EarlyEnd:
+    return snapshot.EarlyEnd(
+        entry_id=entry_id,
+        settled=None if end.settled is None else _counter_entry("", entry_id, end.settled),
+        since_ms=end.since_ms,
+        is_released=end.is_released,
+        is_withdrawn=end.is_withdrawn,
+    )
+
+
+def _counter_entry(digest: str, entry_id: str, entry: CounterEntry) -> snapshot.CounterEntry:
+    row = snapshot.CounterEntry(
+        digest=digest, entry_id=entry_id, group=entry.group, lapses_at_ms=entry.lapses_at_ms, sequence_number=entry.number
+    )
+    if isinstance(entry.value, str):
+        row.text = entry.value
+    else:
+        row.amount = entry.value
     return row
 
 

@@ -16,7 +16,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.limits import LATE_REPORT_MS_MAX
 from gavel_rules.state.records import APPROVED, AWAITING_FACTS, EndedDecision, LiveDecision
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.counters import release
+from gavel_rules.state.transitions.reservations import release
 
 
 def approve(store: Store, event: RecordedEvent, decision: Decision, proposal: StoredEvent) -> None:
@@ -66,9 +66,9 @@ def end_decision(store: Store, live: LiveDecision) -> None:
     store.drop(store.decisions, live.decision_id)
     if store.counters:
         release(store, live)
-    # The success of its compensation withdraws what counters have of its grants.
-    has_counted_grants = bool(live.grant_ids and store.counters and live.compensation in store.decisions)
-    if live.unreported_attempts or has_counted_grants:
+    # The success of its compensation, which may report late, withdraws what counters have of it and of its grants.
+    is_compensated = live.compensation in store.decisions or live.compensation in store.ended_decisions
+    if live.unreported_attempts or is_compensated:
         store.put(store.ended_decisions, live.decision_id, EndedDecision(live, store.recorded_at_ms))
         store.schedule(store.decision_ends, (store.recorded_at_ms, live.decision_id))
     else:

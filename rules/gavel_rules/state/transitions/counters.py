@@ -1,4 +1,4 @@
-"""Transitions of counters: events that count, reservations that are settled or released, and entries that lapse.
+"""Transitions of counters: events that count, fills, and entries that lapse. `reservations` has those of reserved approvals.
 
 Counters change with events alone. An entry lapses at the recorded time of a later event, never by a clock; a read leaves out what has
 lapsed since.
@@ -19,43 +19,30 @@ from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_REJECTED, PRODUCE
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.language.counters.counter import (
-    GROUP_LENGTH_MAX,
-    MAX,
-    NEVER_MS,
-    SUM,
-    Amount,
-    CompiledCounter,
-    CountedEvent,
-    CounterError,
-)
+from gavel_rules.language.counters.counter import NEVER_MS, Amount, CompiledCounter, CountedEvent, CounterError
 from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import (
     ALL_GROUPS,
     FAULTY_GROUPS_MAX,
     NO_COUNTERS,
+    NO_END,
     CounterEntry,
     CounterTable,
     index_counters,
     lacking_group,
 )
-from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.values import struct_to_dict, value_to_python
 
-_APPROVALS: Final = "approvals"
+APPROVALS: Final = "approvals"
 _REJECTIONS: Final = "rejections"
 _PROPOSALS: Final = "proposals"
 _EXECUTIONS: Final = "executions"
 _FACTS: Final = "facts"
 _OBSERVATIONS: Final = "observations"
 
-# `lapses_at_ms` of an entry that was withdrawn before the fill brought it: always past.
-_WITHDRAWN_MS: Final = 0
-
-_EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
 # The source that counts the decisions of an outcome, and the outcome as expressions read it.
-_DECISIONS: Final = {OUTCOME_APPROVED: (_APPROVALS, "APPROVED"), OUTCOME_REJECTED: (_REJECTIONS, "REJECTED")}
+_DECISIONS: Final = {OUTCOME_APPROVED: (APPROVALS, "APPROVED"), OUTCOME_REJECTED: (_REJECTIONS, "REJECTED")}
 
 
 def expire_entries(store: Store) -> None:
@@ -79,7 +66,7 @@ def count_event(store: Store, event: RecordedEvent) -> None:
         tables = index.get(_PROPOSALS, NO_COUNTERS).get(event.proposal.action_type)
         if tables is not None:
             proposal = event.proposal
-            enter_event(store, tables, event.event_id, _event_of(proposal, proposal.action_type, proposal.params, event.subject, {}))
+            enter_event(store, tables, event.event_id, event_of(proposal, proposal.action_type, proposal.params, event.subject, {}))
     elif payload == "decision":
         _count_decision(store, event)
     elif payload == "execution":
@@ -132,23 +119,23 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
     for message in filled.entries:
         value: int | str = message.text if message.WhichOneof("value") == "text" else message.amount
         lapses_at_ms = milliseconds(message.lapses_at) if message.HasField("lapses_at") else NEVER_MS
-        entry = CounterEntry(message.entry_id, message.group, value, lapses_at_ms, message.sequence_number)
+        filled_entry = CounterEntry(message.entry_id, message.group, value, lapses_at_ms, message.sequence_number)
+        entry = table.early_ends.get(message.entry_id, NO_END).change(filled_entry, table.counter)
         if message.entry_id in table.early_ends:
-            entry = _ended_early(table, entry, table.early_ends[message.entry_id])
             store.drop(table.early_ends, message.entry_id)
-        if entry.lapses_at_ms > store.recorded_at_ms:
+        if entry is not None and entry.lapses_at_ms > store.recorded_at_ms:
             enter(store, table, entry)
     if filled.HasField("full_until"):
-        _fail(store, table, ALL_GROUPS, milliseconds(filled.full_until))
+        suspend_group(store, table, ALL_GROUPS, milliseconds(filled.full_until))
     for fault in filled.faults:
-        _fail(store, table, fault.group, milliseconds(fault.until))
+        suspend_group(store, table, fault.group, milliseconds(fault.until))
     if filled.complete:
         store.put(table.flags, "filled", True)
         for entry_id in sorted(table.early_ends):
-            end = table.early_ends[entry_id]  # the fill brought no such entry: it was released before the opening
+            settled = table.early_ends[entry_id].settled  # the fill brought no such entry: it was released before the opening
             store.drop(table.early_ends, entry_id)
-            if end is not None and end.lapses_at_ms > store.recorded_at_ms:
-                enter(store, table, end)
+            if settled is not None and settled.lapses_at_ms > store.recorded_at_ms:
+                enter(store, table, settled)
 
 
 def drop_unused_counters(store: Store) -> None:
@@ -173,45 +160,6 @@ def _is_overtaken(store: Store, table: CounterTable) -> bool:
     return active is not None and active.sequence_number > table.opened_at and active.version > table.version
 
 
-def settle(store: Store, live: LiveDecision, execution: Execution, *, is_late: bool = False) -> None:
-    """Settle the reservations of a decision whose report states an effect. Release those of the decision that it compensated.
-
-    `is_late`: the report came after another attempt had begun, or after a review was requested: more than one attempt may have acted.
-    """
-    if execution.status not in _EFFECTIVE:
-        return
-    decision = live.decision.decision
-    tables = _reserving_tables(store, live)
-    if tables:
-        event = _event_of_approval(live, execution_values(execution))
-        for table in tables:
-            _settle_entry(store, table, live, event, is_late=is_late)
-    if decision.compensates_decision_id and execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
-        _withdraw(store, decision.compensates_decision_id)
-
-
-def release(store: Store, live: LiveDecision) -> None:
-    """Release the reservations of a decision that ends without an effect."""
-    entry_id = _reservation_id(live)
-    for table in store.counters.values():
-        if not table.counter.is_reserved:
-            continue
-        entry = table.entries.get(entry_id)
-        if entry is not None:
-            if entry.lapses_at_ms == NEVER_MS:
-                store.unschedule(table, entry)
-        elif _is_early(table, live) and entry_id not in table.early_ends:
-            store.put(table.early_ends, entry_id, None)
-
-
-def reserve_again(store: Store, live: LiveDecision, grant_id: str) -> None:
-    """Reserve for an attempt that a person grants. What an earlier attempt has settled goes on counting."""
-    release(store, live)
-    tables = _reserving_tables(store, live)
-    if tables:
-        enter_event(store, tables, grant_id, _event_of_approval(live, {}))
-
-
 def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, event: CountedEvent) -> None:
     """Enter an event into counters that count events of its kind, unless their `where` leaves it out."""
     recorded_at_ms, number = store.recorded_at_ms, store.head
@@ -231,7 +179,7 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
                 if counter.is_reserved:
                     _enter_lacking(store, table, entry_id, group, number)
                 else:
-                    _fail(store, table, group, NEVER_MS)
+                    suspend_group(store, table, group, NEVER_MS)
             continue
         # Counters that differ only in their limits, or are reserved, share an entry.
         if entry is None or amount is not measured or entry.lapses_at_ms != lapses_at_ms:
@@ -257,7 +205,7 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
     if entry.lapses_at_ms == NEVER_MS:
         _enter_lacking(store, table, entry.entry_id, lacking, entry.number)
     else:
-        _fail(store, table, lacking, entry.lapses_at_ms)
+        suspend_group(store, table, lacking, entry.lapses_at_ms)
 
 
 def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str, number: int) -> None:
@@ -265,8 +213,8 @@ def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str,
     store.schedule(table, CounterEntry(entry_id, lacking_group(group), 0, NEVER_MS, number))
 
 
-def _fail(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
-    """Let reads of a group, or of ALL_GROUPS, give no number until a time; NEVER_MS: as long as the present event would count."""
+def suspend_group(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
+    """Let a group, or ALL_GROUPS, give no number until a time; NEVER_MS: as long as the present event would count."""
     until_ms = table.counter.fault_ms(store.recorded_at_ms) if until_ms == NEVER_MS else until_ms
     if group not in table.faults and len(table.faults) >= FAULTY_GROUPS_MAX:
         group = ALL_GROUPS
@@ -293,12 +241,12 @@ def _count_decision(store: Store, event: RecordedEvent) -> None:
     if not decision.previous_decision_id:
         # A first decision has the params of its proposal, which have been read.
         proposal = store.contest_tables.open_proposals[decision.proposal_id].proposal
-        enter_event(store, tables, event.event_id, _event_of(proposal, action_type, proposal.params, event.subject, others))
+        enter_event(store, tables, event.event_id, event_of(proposal, action_type, proposal.params, event.subject, others))
         return
     decided = _decided_proposal(store, decision)
     if decided is not None:
         params = struct_to_dict(decision.params)
-        enter_event(store, tables, event.event_id, _event_of(ProposalView(decided), action_type, params, event.subject, others))
+        enter_event(store, tables, event.event_id, event_of(ProposalView(decided), action_type, params, event.subject, others))
 
 
 def _decided_proposal(store: Store, decision: Decision) -> Envelope | None:
@@ -325,7 +273,7 @@ def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> 
     tables = names.get(action_type)
     if tables is not None:
         params = struct_to_dict(live.decision.decision.params)  # a compensation has other params than the proposal
-        event = _event_of(ProposalView(live.proposal), action_type, params, envelope.subject, execution_values(execution))
+        event = event_of(ProposalView(live.proposal), action_type, params, envelope.subject, execution_values(execution))
         enter_event(store, tables, envelope.event_id, event)
 
 
@@ -336,110 +284,8 @@ def _count_value(store: Store, tables: tuple[CounterTable, ...], event: Recorded
     enter_event(store, tables, entry_id, CountedEvent("", {}, event.subject, kind, producer.id, producer.version, others))
 
 
-def _event_of_approval(live: LiveDecision, others: dict[str, object]) -> CountedEvent:
-    """Return the event of an approved decision with what its report adds, if anything."""
-    decision = live.decision.decision
-    others.update(outcome="APPROVED", reason_code=decision.reason_code)
-    params = struct_to_dict(decision.params)
-    return _event_of(ProposalView(live.proposal), decision.action_type, params, live.decision.subject, others)
-
-
-def _event_of(proposal: ProposalView, action_type: str, params: dict[str, object], subject: str, others: dict[str, object]) -> CountedEvent:
+def event_of(proposal: ProposalView, action_type: str, params: dict[str, object], subject: str, others: dict[str, object]) -> CountedEvent:
     """Return an event about a proposal as counters read it."""
     others["trace.id"] = proposal.trace_id
     kind = PRODUCER_TYPE_NAMES[proposal.producer_type]
     return CountedEvent(action_type, params, subject, kind, proposal.producer_id, proposal.producer_version, others)
-
-
-# Reservations
-
-
-def _reserving_tables(store: Store, live: LiveDecision) -> tuple[CounterTable, ...]:
-    tables = store.counters_by_event.get(_APPROVALS, NO_COUNTERS).get(live.decision.decision.action_type, ())
-    return tuple([table for table in tables if table.counter.is_reserved])
-
-
-def _reservation_id(live: LiveDecision) -> str:
-    """Return the id of the entry that reserves for a decision: its own or, if a person has granted attempts, that of the last grant."""
-    return live.grant_ids[-1] if live.grant_ids else live.decision_id
-
-
-def _is_early(table: CounterTable, live: LiveDecision) -> bool:
-    """Return whether the fill may bring the entry of a decision that the table does not have."""
-    return not table.is_filled and live.sequence_number < table.opened_at
-
-
-def _ended_early(table: CounterTable, entry: CounterEntry, end: CounterEntry | None) -> CounterEntry:
-    """Return what an entry of the fill has become by the end of its decision, which came first."""
-    counter = table.counter
-    is_settled = entry.lapses_at_ms != NEVER_MS
-    if end is None:  # a release, which leaves what was settled
-        return entry if is_settled else CounterEntry(entry.entry_id, entry.group, entry.value, _WITHDRAWN_MS, entry.number)
-    # It still counted when the report came: less than a window lies between the two, or they lapse with the same day.
-    is_settled = is_settled and entry.lapses_at_ms > end.lapses_at_ms - (counter.window_ms or 1)
-    value = _larger(counter, entry.value, end.value) if is_settled else end.value
-    return CounterEntry(entry.entry_id, end.group, value, end.lapses_at_ms, entry.number)
-
-
-def _larger(counter: CompiledCounter, settled: int | str, reported: int | str) -> int | str:
-    """Return what counts for a decision after another report of an effect: the larger amount, else what was settled before."""
-    if isinstance(settled, int) and isinstance(reported, int) and counter.aggregate in (SUM, MAX):
-        return max(settled, reported)
-    return settled
-
-
-def _settle_entry(store: Store, table: CounterTable, live: LiveDecision, event: CountedEvent, *, is_late: bool) -> None:
-    """Replace the reservation of a decision by the amount that its report gives, from now on for the counter's window.
-
-    If the amount cannot be told, its group gives no number for the window.
-    """
-    counter: CompiledCounter = table.counter
-    entry_id = _reservation_id(live)
-    entry = table.entries.get(entry_id)
-    is_early = entry is None and _is_early(table, live)
-    is_open = entry is not None and entry.lapses_at_ms == NEVER_MS
-    before = table.early_ends.get(entry_id) if is_early else entry  # what was settled before, if it is not the reservation
-    settled: CounterEntry | None = None
-    group = ALL_GROUPS  # until it is known
-    try:
-        # An entry that is lacking has no amount.
-        if entry is not None and is_open and len(entry.group) <= GROUP_LENGTH_MAX:
-            approved: Amount | None = Amount(entry.group, entry.value)
-        else:
-            approved = counter.amount_of(event)
-        if approved is not None:
-            group = approved.group
-            value = counter.settled_amount(event, approved.value)
-            if is_late:
-                value = _larger(counter, approved.value, value)
-            if before is not None and store.recorded_at_ms < before.lapses_at_ms < NEVER_MS:
-                value = _larger(counter, before.value, value)
-            number = live.sequence_number if entry is None else entry.number
-            settled = CounterEntry(entry_id, group, value, counter.lapse_ms(store.recorded_at_ms), number)
-    except CounterError as error:
-        _fail(store, table, group if error.group is None else error.group, NEVER_MS)
-    if is_early:
-        if settled is not None or entry_id not in table.early_ends:
-            store.put(table.early_ends, entry_id, settled)
-        return
-    if entry is not None and (is_open or settled is not None):
-        store.unschedule(table, entry)
-    if settled is not None:
-        enter(store, table, settled)
-
-
-def _withdraw(store: Store, decision_id: str) -> None:
-    """Let a decision whose effects are undone count no longer."""
-    ended = store.ended_decisions.get(decision_id)
-    live = store.decisions.get(decision_id) if ended is None else ended.live
-    entry_ids = (decision_id, *live.grant_ids) if live is not None else (decision_id,)
-    for table in store.counters.values():
-        if not table.counter.is_reserved:
-            continue
-        for entry_id in entry_ids:
-            entry = table.entries.get(entry_id)
-            if entry is not None:
-                if entry.lapses_at_ms != NEVER_MS:  # else a person has granted another attempt since
-                    store.unschedule(table, entry)
-            elif not table.is_filled:
-                store.put(table.early_ends, entry_id, CounterEntry(entry_id, "", 0, _WITHDRAWN_MS, 0))

@@ -22,7 +22,7 @@ from gavel_rules.state.records import (
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.approvals import approve, end_decision, end_decision_if_complete, free_conflict_key, update_decision
 from gavel_rules.state.transitions.contests import enter_contest, leave_contest
-from gavel_rules.state.transitions.counters import release, reserve_again
+from gavel_rules.state.transitions.reservations import release, reserve_again
 from gavel_rules.state.transitions.reviews import close_review, open_review
 from gavel_rules.state.transitions.traces import close_action, count_rejections, end_review
 

@@ -12,7 +12,7 @@ from gavel_rules.identity.attestation import caller_identity
 from gavel_rules.state.records import AWAITING_FACTS, EXECUTING, AwaitedFact, Holder, LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.approvals import end_decision_if_complete, reopen_decision, update_decision
-from gavel_rules.state.transitions.counters import settle
+from gavel_rules.state.transitions.reservations import settle
 
 
 def apply_execution(store: Store, event: RecordedEvent) -> None:

@@ -16,10 +16,9 @@ from gavel_rules.values import python_to_value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.counted_plays import ACTION, COMPENSATION, CUSTOMERS, FACTS, OK, PARAMS, UNDO, UNDO_RULE, WINDOW_MS, refund
 from tests.support.driver import Core, compile_cached, document
 
-WINDOW_MS = 60_000
-CUSTOMERS = ("ann", "bob")
 SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
 PARTIAL = execution_pb2.EXECUTION_STATUS_PARTIAL
 FAILED = execution_pb2.EXECUTION_STATUS_FAILED
@@ -32,26 +31,35 @@ COUNTERS: dict[str, dict[str, Any]] = {
     "largest": {"max": "params.amount", "settle": "double(execution.result.refunded)"},
     "latest": {"last": "params.amount", "settle": "double(execution.result.refunded)"},
     "number": {},
+    "smallest": {"min": "params.amount", "settle": "double(execution.result.refunded)"},
+    "different": {"distinct": "string(params.amount)", "settle": "string(execution.result.refunded)"},
+    "hourly": {"sum": "params.amount", "settle": "double(execution.result.refunded)", "calendar": {"unit": "hour"}},
+    "some": {"sum": "params.amount", "where": "params.amount > 9.0"},
 }
-PARAMS: dict[str, Any] = {
-    "type": "object",
-    "required": ["amount", "customer_id"],
-    "properties": {"amount": {"type": "number"}, "customer_id": {"type": "string", "maxLength": 40}},
-}
-FACTS: dict[str, Any] = {"status": {"key": "order.status", "type": "string", "max_age_ms": 864_000_000}}
-OK = {"id": "ok", "when": 'facts.status == "delivered"', "effect": "approve"}
 RETRY = {"max_attempts": 2, "human_takeover_after_ms": 20_000}
 
 
 def rule_set(version: int, *, has_counters: bool) -> str:
     """Return a rule set with counters of reservations, or with none."""
-    reads = " || ".join(f"history.{name}(params.customer_id) < {'0' if name == 'number' else '0.0'}" for name in COUNTERS)
+    numbers = {name: "0" if name in ("number", "different") else "0.0" for name in COUNTERS}
+    reads = " || ".join(f"history.{name}(params.customer_id) < {number}" for name, number in numbers.items())
     never = {"id": "never", "when": reads, "effect": "reject", "reason_code": "NEVER"}
-    text = document(FACTS, [never, OK] if has_counters else [OK], params=PARAMS, version=version, retry=RETRY, decision_ttl_ms=30_000)
+    rules = [never, OK, UNDO_RULE] if has_counters else [OK, UNDO_RULE]
+    undo = {UNDO: {"params": PARAMS, "retry": RETRY}}
+    changes: dict[str, Any] = {
+        "params": PARAMS,
+        "retry": RETRY,
+        "decision_ttl_ms": 30_000,
+        "compensation": COMPENSATION,
+        "more_actions": undo,
+    }
+    text = document(FACTS, rules, version=version, **changes)
     if not has_counters:
         return text
-    common = {"of": "approvals", "action": "refund.create", "by": "params.customer_id", "window_ms": WINDOW_MS, "keep": "reserved"}
-    return json.dumps({**json.loads(text), "gavel": "v2", "counters": {name: {**common, **one} for name, one in COUNTERS.items()}})
+    common = {"of": "approvals", "action": ACTION, "by": "params.customer_id", "keep": "reserved"}
+    window = {"window_ms": WINDOW_MS}
+    counters = {name: {**common, **({} if "calendar" in one else window), **one} for name, one in COUNTERS.items()}
+    return json.dumps({**json.loads(text), "gavel": "v2", "counters": counters})
 
 
 WITHOUT, WITH = rule_set(1, has_counters=False), rule_set(2, has_counters=True)
@@ -72,7 +80,7 @@ class Play:
         """Carry out one step. One that the core refuses changes nothing."""
         kind, place, detail = step
         core = self.core
-        approvals = [event for event in core.events_named("DecisionApproved") if not event.decision.previous_decision_id]
+        approvals = [event for event in core.events_named("DecisionApproved") if event.event_id not in core.state.grants]
         reviews = [*core.state.reviews.values()]
         match kind:
             case "propose":
@@ -102,8 +110,8 @@ class Play:
 
     def _report(self, started: Envelope, status: execution_pb2.ExecutionStatus.ValueType, refunded: float | None) -> None:
         """Report an attempt, which may have been superseded. Without an amount, a settlement fails."""
-        result = python_to_value({} if refunded is None else {"refunded": refunded}).struct_value
-        answer = self.core.run(self.core.report_command(started, status, result=result))
+        changes: dict[str, Any] = {} if refunded is None else {"result": refund(refunded)}
+        answer = self.core.run(self.core.report_command(started, status, **changes))
         if isinstance(answer, EventAnswer) and answer.envelope.HasField("execution"):
             self._reports.append(answer.envelope)
 
@@ -194,6 +202,23 @@ HISTORIES: dict[str, list[Step]] = {
     "another attempt before the opening": [
         *[PROPOSE, START, reported(PARTIAL), ("resolve", 0, GRANT), START, OPEN],
         *[reported(SUCCESS, 6.0, 1), PAGE],
+    ],
+    "an earlier compensation succeeds late, before the page of a grant": [
+        *[PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 5.0, 1)],
+        *[("start", 1, None), ("pass", 0, 30_001), ("resolve", 1, REJECT), ("resolve", 0, GRANT), OPEN],
+        reported(SUCCESS, 5.0, 2),
+    ],
+    "a late report after a compensation": [
+        *[PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 50.0, 1), OPEN],
+        *[("start", 1, None), reported(SUCCESS, 1.0, 2), reported(SUCCESS, 1.0, 0)],
+    ],
+    "two late reports, the second after what was settled has lapsed": [
+        *[PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 50.0, 1), OPEN],
+        *[("pass", 0, 59_000), reported(SUCCESS, 1.0, 0), ("pass", 0, 20_001), reported(SUCCESS, 1.0, 1)],
+    ],
+    "a released grant, and a late report": [
+        *[PROPOSE, START, ("pass", 0, 1_001), ("pass", 0, 20_001), PROPOSE, ("start", 1, None), reported(SUCCESS, 7.0, 1)],
+        *[("resolve", 0, GRANT), OPEN, ("pass", 0, 30_001), ("resolve", 0, REJECT), reported(SUCCESS, 30.0, 0)],
     ],
     "a settlement that fails": [PROPOSE, PROPOSE, START, OPEN, PAGE, reported(SUCCESS, None), PAGE],
 }

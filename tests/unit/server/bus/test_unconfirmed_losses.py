@@ -78,6 +78,15 @@ async def start(servers: Servers, snapshots: BusSnapshots | None = None) -> tupl
     return sequencer, log
 
 
+async def start_with_unconfirmed(servers: Servers) -> tuple[Sequencer, ReplicatedLog, PublishEvent]:
+    """Start a server, and let the log take one event more without confirming it. Returns the event's command too."""
+    sequencer, log = await start(servers)
+    log.has_replica = False
+    fact = servers.fact("unconfirmed")
+    assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, repeat_command(fact)))
+    return sequencer, log, fact
+
+
 async def lose(servers: Servers, sequencer: Sequencer, log: ReplicatedLog, last: int) -> list[PublishEvent]:
     """Let the log take two events without confirming them, and go on with one that ends at `last`. Returns the commands."""
     log.has_replica = False
@@ -195,11 +204,8 @@ def test_a_lost_event_is_not_confirmed_by_another_one() -> None:
 
     async def main() -> None:
         servers = Servers()
-        sequencer, log = await start(servers)
-        confirmed = sequencer.head.sequence_number
-        log.has_replica = False
-        fact = servers.fact("unconfirmed")
-        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, repeat_command(fact)))
+        sequencer, log, fact = await start_with_unconfirmed(servers)
+        confirmed = sequencer.head.sequence_number - 1
         await log.fail_over(servers, confirmed)
         await write_at_the_new_primary(servers, 3)
         with pytest.raises(ServiceError) as refusal:
@@ -217,10 +223,8 @@ def test_a_later_event_confirms_no_lost_one() -> None:
 
     async def main() -> None:
         servers = Servers()
-        sequencer, log = await start(servers)
-        confirmed = sequencer.head.sequence_number
-        log.has_replica = False
-        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, servers.fact("unconfirmed")))
+        sequencer, log, _ = await start_with_unconfirmed(servers)
+        confirmed = sequencer.head.sequence_number - 1
         await log.fail_over(servers, confirmed)
         await write_at_the_new_primary(servers, 3)
         sequencer.replica.handle_log_error(LogUnavailableError("a poll failed"))
@@ -236,10 +240,8 @@ def test_who_waits_beyond_a_lost_event_gets_an_error() -> None:
 
     async def main() -> None:
         servers = Servers()
-        sequencer, log = await start(servers)
-        confirmed = sequencer.head.sequence_number
-        log.has_replica = False
-        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, servers.fact("unconfirmed")))
+        sequencer, log, _ = await start_with_unconfirmed(servers)
+        confirmed = sequencer.head.sequence_number - 1
         lost = asyncio.ensure_future(sequencer.wait_beyond(confirmed + 1))
         await asyncio.sleep(0)
         await log.fail_over(servers, confirmed)
@@ -259,11 +261,8 @@ def test_answers_that_wait_are_refused() -> None:
 
     async def main() -> None:
         servers = Servers()
-        sequencer, log = await start(servers)
-        confirmed = sequencer.head.sequence_number
-        log.has_replica = False
-        fact = servers.fact("unconfirmed")
-        assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, repeat_command(fact)))
+        sequencer, log, fact = await start_with_unconfirmed(servers)
+        confirmed = sequencer.head.sequence_number - 1
         log.pause = asyncio.Event()
         first, second = (asyncio.ensure_future(execute(sequencer, repeat_command(fact))) for _ in range(2))
         await log.is_waiting.wait()

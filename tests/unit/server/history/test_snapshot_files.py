@@ -101,7 +101,7 @@ def test_a_damaged_file_is_refused(files: SnapshotFiles, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda first: setattr(first, "format_version", 3), "it has format version 3, and this build reads version 2"),
+        (lambda first: setattr(first, "format_version", 4), "it has format version 4, and this build reads version 3"),
         (
             lambda first: setattr(first, "bus", "other"),
             f"it belongs to event {HEAD.sequence_number} of bus other, not to event {HEAD.sequence_number} of bus {BUS}",
@@ -127,7 +127,7 @@ def test_a_missing_or_empty_file_is_refused(files: SnapshotFiles) -> None:
     """A file that somebody has removed or emptied is named as such."""
     path = files.path(HEAD.sequence_number)
     path.write_bytes(b"")
-    assert "it has format version 0, and this build reads version 2" == problem(files)
+    assert "it has format version 0, and this build reads version 3" == problem(files)
     path.unlink()
     assert "it cannot be read: No such file or directory" == problem(files)
     assert [] == SnapshotFiles(files.directory, "none").numbers()

@@ -1947,8 +1947,8 @@ class Counter(_message.Message):
         """Until when reads give no number, by group."""
 
     @_builtins.property
-    def early_ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterEntry]:
-        """Entries from before it was opened that have changed before the fill brought them."""
+    def early_ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyEnd]:
+        """What became of reservations from before it was opened, before the fill brought their entries."""
 
     def __init__(
         self,
@@ -1959,7 +1959,7 @@ class Counter(_message.Message):
         opened_at: _builtins.int = ...,
         flags: _abc.Iterable[_builtins.str] | None = ...,
         faults: _abc.Iterable[Global___Number] | None = ...,
-        early_ends: _abc.Iterable[Global___CounterEntry] | None = ...,
+        early_ends: _abc.Iterable[Global___EarlyEnd] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1968,6 +1968,46 @@ class Counter(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Counter: _TypeAlias = Counter  # noqa: Y015
+
+@_typing.final
+class EarlyEnd(_message.Message):
+    """What became of a reservation before the fill brought its entry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    IS_RELEASED_FIELD_NUMBER: _builtins.int
+    IS_WITHDRAWN_FIELD_NUMBER: _builtins.int
+    entry_id: _builtins.str
+    """The entry's id."""
+    since_ms: _builtins.int
+    """The time of the first of these reports."""
+    is_released: _builtins.bool
+    """Whether it had ended without an effect before these reports."""
+    is_withdrawn: _builtins.bool
+    """Whether a compensation has undone what earlier reports had settled."""
+    @_builtins.property
+    def settled(self) -> Global___CounterEntry:
+        """The entry of its reports. Unset: none states an effect."""
+
+    def __init__(
+        self,
+        *,
+        entry_id: _builtins.str = ...,
+        settled: Global___CounterEntry | None = ...,
+        since_ms: _builtins.int = ...,
+        is_released: _builtins.bool = ...,
+        is_withdrawn: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settled", b"settled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "is_released", b"is_released", "is_withdrawn", b"is_withdrawn", "settled", b"settled", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlyEnd: _TypeAlias = EarlyEnd  # noqa: Y015
 
 @_typing.final
 class CounterEntry(_message.Message):
@@ -1987,7 +2027,7 @@ class CounterEntry(_message.Message):
     entry_id: _builtins.str
     """The entry's id."""
     group: _builtins.str
-    """The group. Unset with `text` and `amount`: the entry no longer counts."""
+    """The group."""
     amount: _builtins.int
     """A whole number of the counter's smallest unit."""
     text: _builtins.str
