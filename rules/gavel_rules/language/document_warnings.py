@@ -8,11 +8,14 @@ from typing import NamedTuple
 from gavel_rules.language.action_checker import CheckedAction
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.variables import is_literal
-from gavel_rules.language.counters.units import (
-    UnitWarning,
+from gavel_rules.language.counters.counter import CompiledCounter
+from gavel_rules.language.counters.lint import (
+    CounterWarning,
     find_exact_thresholds,
     find_other_counters,
+    find_other_keys,
     find_other_limits,
+    find_unknown_texts,
     find_windows_in_seconds,
 )
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
@@ -32,7 +35,9 @@ class DocumentWarning(NamedTuple):
     suggestion: str
 
 
-def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expressions: ExpressionChecker) -> Iterator[DocumentWarning]:
+def find_warnings(
+    part: RuleSetPart, actions: Mapping[str, CheckedAction], counters: Mapping[str, CompiledCounter], expressions: ExpressionChecker
+) -> Iterator[DocumentWarning]:
     """Yield the warnings about a valid document."""
     calendars = [counter.calendar for counter in getattr(part, "counters", {}).values()]
     zones = {calendar.time_zone for calendar in calendars if calendar is not None}
@@ -55,7 +60,7 @@ def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expre
             hint = "it is still counted; remove it, or read it in a condition"
             message = f"no rule, no score and no derivation reads {name}"
             yield DocumentWarning(("counters", name), True, "counter-never-read", message, hint)
-    for path, code, message, hint in _unit_warnings(part, actions):
+    for path, code, message, hint in _counter_warnings(part, actions, counters):
         yield DocumentWarning(path, False, code, message, hint)
     for name, action in actions.items():
         yield from _action_warnings(name, part.actions[name], action)
@@ -64,11 +69,24 @@ def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expre
             yield from _review_warnings(("rules", index, "review"), rule.review)
 
 
-def _unit_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction]) -> Iterator[UnitWarning]:
-    """Yield the warnings about units of counters."""
-    yield from find_windows_in_seconds(part.counters)
-    if not part.counters:
+def _counter_warnings(
+    part: RuleSetPart, actions: Mapping[str, CheckedAction], counters: Mapping[str, CompiledCounter]
+) -> Iterator[CounterWarning]:
+    """Yield the warnings about counters and what rules compare them with."""
+    if not counters:
         return
+    yield from find_windows_in_seconds(part.counters)
+    reason_codes = [rule.reason_code for rule in part.rules if rule.reason_code is not None]
+    for name, counter in counters.items():
+        reads = [
+            (read.key, action.environment)
+            for action_type, action in actions.items()
+            if action_type in counter.actions
+            for read in action.environment.counter_reads.all()
+            if read.counter == name
+        ]
+        yield from find_other_keys(("counters", name), counter, reads)
+        yield from find_unknown_texts(("counters", name), counter, reason_codes)
     index_of = {rule.id: index for index, rule in enumerate(part.rules)}
     for action in actions.values():
         for rule, condition in action.rules:
@@ -76,7 +94,7 @@ def _unit_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction]) -> I
             yield from find_exact_thresholds((*path, "when"), condition, action.environment, part.counters)
             if rule.id in action.retries:
                 call = action.retries[rule.id]
-                yield from find_other_limits((*path, "retry_after"), condition, call)
+                yield from find_other_limits((*path, "retry_after"), condition, action.environment, part.counters, call)
                 yield from find_other_counters((*path, "retry_after"), condition, action.environment, call)
 
 

@@ -399,7 +399,7 @@ def compile_rule_set(text: str) -> CompiledRuleSet:
         raise DocumentError(messages.sorted())
     canonical = to_canonical_json(source.data)
     identity = _DocumentIdentity(part.rule_set, part.version, compute_digest(canonical), canonical)
-    warnings = [one._replace(path=source.written_path(one.path)) for one in find_warnings(part, checked, expressions)]
+    warnings = [one._replace(path=source.written_path(one.path)) for one in find_warnings(part, checked, counters, expressions)]
     return CompiledRuleSet(identity, text, part, checked, counters, warnings)
 
 

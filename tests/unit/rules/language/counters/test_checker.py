@@ -245,14 +245,7 @@ def test_warnings() -> None:
         ("> 9.0", "> 9.05", []),
         ("> 9.0", "> 1000.001", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 1000.001"]),
         ("history.calls() > 5", "5.5 < history.calls()", ["threshold-too-exact: history.calls is a multiple of 1, so it never equals 5.5"]),
-        (
-            "reason_code: OVER",
-            "reason_code: OVER\n    retry_after: history.spent.frees(params.customer, params.amount, 90.0)",
-            ["limit-differs: the limit of retry_after is 90, which the rule does not compare with"],
-        ),
-        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees(params.customer, params.amount, 9)", []),
-        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees( params.customer , params.amount, 9)", []),
-        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.calls.frees(1, 5)", []),
+        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees( params.customer , 0, 9)", []),
         (
             "reason_code: OVER",
             "reason_code: OVER\n    retry_after: history.spent.frees('x', params.amount, 9)",
@@ -271,6 +264,60 @@ def test_warnings() -> None:
 def test_units(old: str, new: str, expected: list[str]) -> None:
     """A window that was probably meant in seconds, a threshold that no number of the counter equals, and another limit get a warning."""
     warnings = [f"{one.code}: {one.message}" for one in compile_changed(old, new).warnings if one.code != "fact-never-read"]
+    assert expected == warnings
+
+
+@pytest.mark.parametrize(
+    ("condition", "call", "hint"),
+    [
+        ("history.calls() >= 5", "history.calls.frees(1, 5)", ""),
+        ("history.calls() >= 5", "history.calls.frees(0, 5)", "with this amount, its limit is 4"),
+        ("history.calls() > 5", "history.calls.frees(1, 5)", "with this amount, its limit is 6"),
+        ("history.calls() > 0", "history.calls.frees(1, 1)", ""),
+        ("history.calls() != 0", "history.calls.frees(1, 90)", ""),
+        ("history.spent('a') + params.amount > 9.0", "history.spent.frees('a', params.amount, 9)", ""),
+        ("params.amount + history.spent('a') > double(9)", "history.spent.frees('a', params.amount, 9.0)", ""),
+        ("9.0 - history.spent('a') < params.amount", "history.spent.frees('a', params.amount, 9.0)", ""),
+        ("true && !(history.spent('a') + params.amount <= 9.0)", "history.spent.frees('a', params.amount, 9.0)", ""),
+        ("history.spent('a') + params.amount >= 9.0", "history.spent.frees('a', params.amount, 8.99)", ""),
+        ("history.spent('a') + params.amount > 9.0", "history.spent.frees('a', params.amount, 90)", "with this amount, its limit is 9"),
+        (
+            "history.spent('a') + params.amount > 9.0",
+            "history.spent.frees('a', 1, 9)",
+            "its amount is what the condition adds to history.spent, its limit what it compares the sum with",
+        ),
+        ("has(params.count) && history.calls() >= params.count", "history.calls.frees(1, 5)", "its amount is what the condition adds"),
+        ("history.spent('a') > 1.0 || history.spent('a') + params.amount > 9.0", "history.spent.frees('a', params.amount, 9)", ""),
+        ("history.spent('a') * 2.0 > 9.0", "history.spent.frees('a', 0, 4.5)", ""),
+    ],
+)
+def test_limits_of_retry_after(condition: str, call: str, hint: str) -> None:
+    """A retry_after that foresees room at another number than that at which its condition changes gets a warning with the right one."""
+    old = "history.spent(params.customer) > 9.0 || history.calls() > 5\n    effect: reject"
+    compiled = compile_changed(old, f"{condition}\n    effect: reject\n    retry_after: {call}")
+    warnings = [one for one in compiled.warnings if one.code not in ("fact-never-read", "counter-never-read")]
+    assert (["limit-differs"] if hint else []) == [one.code for one in warnings]
+    assert all(one.suggestion.startswith(hint) for one in warnings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("by: params.customer", "by: producer.id", ["key-differs: write `by: params.customer`, or read history.spent(producer.id)"]),
+        ("by: params.customer", "by: params.customer + ''", []),
+        ("spent(params.customer) >", "spent(params.customer + 'x') >", []),
+        ("window_ms: 1000, keep", "where: 'outcome == \"APPROVED\"', window_ms: 1000, keep", []),
+        ("window_ms: 1000, keep", "where: '\"APROVED\" != outcome', window_ms: 1000, keep", ["never-equals: did you mean APPROVED?"]),
+        ("window_ms: 1000, keep", "where: 'producer.type in [\"AGNT\"]', window_ms: 1000, keep", ["never-equals: did you mean AGENT?"]),
+        ("of: proposals, ", "of: executions, where: 'execution.status == \"SUCCES\"', ", ["never-equals: did you mean SUCCESS?"]),
+        ("of: proposals, ", "of: executions, where: 'execution.status == \"SUCCESS\"', ", []),
+        ("of: proposals, ", 'of: rejections, where: \'reason_code in ["OVER", "REVIEW_REJECTED"]\', ', []),
+        ("of: proposals, ", "of: rejections, where: 'reason_code == \"OVR\"', ", ["never-equals: did you mean OVER?"]),
+    ],
+)
+def test_keys_and_texts(old: str, new: str, expected: list[str]) -> None:
+    """A counter with a key that no rule reads it with, or with a text in `where` that no event has, gets a warning."""
+    warnings = [f"{one.code}: {one.suggestion}" for one in compile_changed(old, new).warnings if one.code != "fact-never-read"]
     assert expected == warnings
 
 

@@ -1,0 +1,182 @@
+"""What is probably not meant about counters: windows in seconds, thresholds between two numbers, values that no event has, keys that are
+not those of the counter, and a `retry_after` unlike its rule.
+
+Each yields (path, code, message, suggestion) for a warning about a valid document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Final
+
+from gavel.v1.execution_pb2 import ExecutionStatus
+
+from gavel_rules.events.kinds import PRODUCER_TYPE_NAMES
+from gavel_rules.language.cel.checker import CheckedExpression, Environment
+from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, ListLiteral, Node, walk
+from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.cel.vocabulary import HISTORY, INT
+from gavel_rules.language.counters.canonical_tree import canonical_tree
+from gavel_rules.language.counters.counter import CompiledCounter, direct_variable
+from gavel_rules.language.counters.linear_form import ZERO, LinearForm, linear_form
+from gavel_rules.language.counters.retry_after import FreesCall
+from gavel_rules.language.document.diagnostics import Path
+from gavel_rules.language.document.models import CounterPart
+from gavel_rules.language.report_expressions import STATUS_PREFIX
+from gavel_rules.reason_codes import RESERVED_CODES
+from gavel_rules.text import suggestion
+
+WINDOW_IN_SECONDS: Final = "window-in-seconds"
+THRESHOLD_TOO_EXACT: Final = "threshold-too-exact"
+LIMIT_DIFFERS: Final = "limit-differs"
+COUNTER_DIFFERS: Final = "counter-differs"
+KEY_DIFFERS: Final = "key-differs"
+NEVER_EQUALS: Final = "never-equals"
+
+CounterWarning = tuple[Path, str, str, str]
+
+_COMPARISONS: Final = frozenset(["_<_", "_<=_", "_>_", "_>=_", "_==_", "_!=_"])
+# The comparisons of which one side is greater, and each with its sides exchanged.
+_MIRRORED: Final = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
+# The texts that a name of counted events may have, where they are not open.
+_STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in ExecutionStatus.items() if number > 1)
+_TEXTS: Final = {"producer.type": tuple(PRODUCER_TYPE_NAMES.values())[1:], "execution.status": _STATUSES}
+_OUTCOMES: Final = {"approvals": "APPROVED", "rejections": "REJECTED"}
+_WITH_KEY: Final = 3  # the parts of a call of `frees` of a counter with groups
+_MINUTE_MS: Final = 60_000
+_DAY_S: Final = 86_400
+
+
+def find_windows_in_seconds(counters: Mapping[str, CounterPart]) -> Iterator[CounterWarning]:
+    """Yield a warning for each window that is odd in milliseconds and round in seconds: 86400 ms is 86.4 s, 86400 s is a day."""
+    for name, counter in counters.items():
+        window = counter.window_ms
+        if window is None or window % _MINUTE_MS == 0 or window % 60 != 0 or (window % 1_000 == 0 and window % _DAY_S != 0):
+            continue
+        message = f"the window of {name} is {window / 1_000:g} s"
+        yield ("counters", name, "window_ms"), WINDOW_IN_SECONDS, message, f"if {window} s are meant, write {window * 1_000}"
+
+
+def find_exact_thresholds(
+    path: Path, condition: CheckedExpression, environment: Environment, counters: Mapping[str, CounterPart]
+) -> Iterator[CounterWarning]:
+    """Yield a warning for each counter that a condition compares with a constant between two numbers that the counter can give."""
+    names = {read.variable: read.counter for read in environment.counter_reads.all()}
+    for node in walk(condition.tree):
+        match node:
+            case Call(function, None, (left, right)) if function in _COMPARISONS:
+                for read, other in ((left, right), (right, left)):
+                    for variable, type_ in find_variables(read, environment.types):
+                        threshold = _number(other)
+                        if variable not in names or threshold is None:
+                            continue
+                        name = names[variable]
+                        step = Decimal(1) if type_.kind == "int" else Decimal(1).scaleb(-counters[name].scale)
+                        if Decimal(repr(threshold)) % step != 0:
+                            message = f"{HISTORY}.{name} is a multiple of {step:f}, so it never equals {threshold!r}"
+                            yield path, THRESHOLD_TOO_EXACT, message, "round the threshold" + _or_raise_scale(type_.kind)
+
+
+def find_other_limits(
+    path: Path, condition: CheckedExpression, environment: Environment, counters: Mapping[str, CounterPart], call: FreesCall
+) -> Iterator[CounterWarning]:
+    """Yield a warning if `retry_after` foresees room at another number of the counter than that at which the condition changes."""
+    read = f"{HISTORY}.{call.counter}"
+    *key, amount, limit = call.parts
+    target = Call(read, None, tuple([part.tree for part in key]))
+    # There is room while the counter plus `asked` is at most zero.
+    asked = linear_form(amount.tree).plus(linear_form(limit.tree), -1)
+    tree = canonical_tree(environment, condition.tree)
+    is_whole = environment.scope[HISTORY].fields[call.counter].type.element is INT
+    bounds = list(_bounds(tree, target, Decimal(1) if is_whole else Decimal(1).scaleb(-counters[call.counter].scale)))
+    if not bounds or asked in bounds:
+        return
+    message = f"retry_after does not foresee when the condition of the rule changes with {read}"
+    near = next((bound for bound in bounds if bound.terms == asked.terms), None)
+    if near is None:
+        hint = f"its amount is what the condition adds to {read}, its limit what it compares the sum with"
+        yield path, LIMIT_DIFFERS, message, hint
+        return
+    difference = asked.constant - near.constant
+    wanted = linear_form(limit.tree)
+    by = f"raise it by {difference:f}" if difference > 0 else f"lower it by {-difference:f}"
+    hint = f"with this amount, its limit is {wanted.constant + difference:f}" if not wanted.terms else f"its limit: {by}"
+    yield path, LIMIT_DIFFERS, message, hint
+
+
+def _bounds(tree: Node, target: Node, step: Decimal) -> Iterator[LinearForm]:
+    """Yield for each comparison of a counter the form that, with the counter, is at most zero on the lower side of the comparison."""
+    for node in walk(tree):
+        match node:
+            case Call(function, None, (left, right)) if function in _MIRRORED:
+                form = linear_form(left).plus(linear_form(right), -1)
+                sign = form.terms.get(target)
+                if sign is None or abs(sign) != 1:
+                    continue
+                if sign < 0:
+                    form, function = ZERO.plus(form, -1), _MIRRORED[function]
+                others = {term: one for term, one in form.terms.items() if term != target}
+                yield LinearForm(form.constant + (step if function in ("_<_", "_>=_") else 0), others)
+
+
+def find_other_counters(path: Path, condition: CheckedExpression, environment: Environment, call: FreesCall) -> Iterator[CounterWarning]:
+    """Yield a warning if `retry_after` asks for room in a counter that the rule's condition does not read, or reads with another key."""
+    variables = {variable for variable, _ in find_variables(condition.tree, environment.types)}
+    reads = [read for read in environment.counter_reads.all() if read.variable in variables]
+    keys = [read.key for read in reads if read.counter == call.counter]
+    key = call.parts[0]
+    if reads and not keys:
+        named = ", ".join(f"{HISTORY}.{name}" for name in sorted({read.counter for read in reads}))
+        message = f"retry_after asks for room in {HISTORY}.{call.counter}, which the rule does not read"
+        yield path, COUNTER_DIFFERS, message, f"the rule reads {named}"
+    elif keys and len(call.parts) == _WITH_KEY and key.tree not in [environment.tree(one) for one in keys]:
+        message = f"retry_after asks for room in {HISTORY}.{call.counter}({key.text.strip()}), which the rule does not read"
+        yield path, COUNTER_DIFFERS, message, f"the rule reads {HISTORY}.{call.counter}({keys[0]})"
+
+
+def find_other_keys(path: Path, counter: CompiledCounter, reads: Iterable[tuple[str, Environment]]) -> Iterator[CounterWarning]:
+    """Yield a warning if every read of a counter, each a key with its environment, takes another value of the proposal than `by`.
+
+    `reads` are those of actions whose events the counter counts. A key that is more than one value is not compared.
+    """
+    by = counter.expressions.by
+    name = "" if by is None else direct_variable(by.expression.tree, by.environment)
+    keys = {direct_variable(environment.tree(key), environment) for key, environment in reads} if name else set()
+    if keys and "" not in keys and name not in keys:
+        read = sorted(keys)[0]
+        message = f"{HISTORY}.{counter.name} is counted by {name}, and every rule reads it with another key, such as {read}"
+        yield (*path, "by"), KEY_DIFFERS, message, f"write `by: {read}`, or read {HISTORY}.{counter.name}({name})"
+
+
+def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Iterable[str]) -> Iterator[CounterWarning]:
+    """Yield a warning for each comparison of `where` with a text that no counted event has. `reason_codes` are those of the document."""
+    where = counter.expressions.where
+    if where is None:
+        return
+    texts = {**_TEXTS, "reason_code": tuple({*reason_codes, *RESERVED_CODES})}
+    if counter.source in _OUTCOMES:
+        texts["outcome"] = (_OUTCOMES[counter.source],)
+    for node in walk(where.expression.tree):
+        match node:
+            case Call("_==_" | "_!=_", None, (Identifier(name), other)) | Call("_==_" | "_!=_", None, (other, Identifier(name))):
+                compared = (other,)
+            case Call("@in", None, (Identifier(name), ListLiteral(compared))):
+                pass
+            case _:
+                continue
+        for one in compared:
+            if name in texts and isinstance(one, Constant) and isinstance(one.value, str) and one.value not in texts[name]:
+                message = f'no event that {counter.name} counts has {name} "{one.value}"'
+                yield (*path, "where"), NEVER_EQUALS, message, suggestion(one.value, sorted(texts[name]), 0)
+
+
+def _number(node: Node) -> float | None:
+    """Return the value of a number that is written out; None for any other node."""
+    if isinstance(node, Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return node.value
+    return None
+
+
+def _or_raise_scale(kind: str) -> str:
+    return ", or raise the counter's scale" if kind == "double" else ""
