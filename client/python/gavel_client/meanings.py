@@ -65,7 +65,7 @@ REASON_CODE_MEANINGS: Final[Mapping[str, str]] = {
     "NO_RULE_MATCHED": "no rule matches, so nothing approves it; gavel preflight --explain shows each rule's condition",
     "EVALUATION_ERROR": "a rule's condition failed to evaluate; correct the rule set",
     "ENGINE_DISAGREEMENT": "the two rule engines disagree, which is a bug in Gavel; report it with this event",
-    "COUNTER_FULL": "a counter of the rule set gives no number, or has no room for the approval; wait, or raise its limits",
+    "COUNTER_FULL": "a counter of the rule set gives no number, or has no room for the approval; a warning says why",
     "NOT_JUDGED": "Gavel failed when the proposal's contest closed; a person must decide; the server's log has the cause",
     "REJECTION_LIMIT": "the producer has reached its limit of rejections in the trace; a person must review it",
 }

@@ -14,19 +14,20 @@ from gavel_rules.codec.counter_fragments import encode_key, encode_reading
 from gavel_rules.language.counters.retry_after import RetryAfter
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction
+from gavel_rules.state.counters import NOT_COUNTING, Absence
 from gavel_rules.state.state import State
 
 
 class HistoryReading:
     """The reading of an action's counters: the numbers by variable, and what the decision says of them.
 
-    `unavailable` are the counters that give no number, or have no room for a reservation.
+    `absences` says why counters give no number, or have no room for a reservation, by the counter's name.
     """
 
     def __init__(self) -> None:
         self.numbers: Final[dict[str, float]] = {}
         self.fragments: Final[list[bytes]] = []
-        self.unavailable: Final[list[str]] = []
+        self.absences: Final[dict[str, Absence]] = {}
 
 
 def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, proposal_id: str) -> HistoryReading:
@@ -47,7 +48,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
             table = counters.get(place.digest)
             counter_reading = table.read(key, now_ms, proposal_id) if table is not None else None
             if counter_reading is None:
-                reading.unavailable.append(place.counter)
+                reading.absences[place.counter] = NOT_COUNTING if table is None else table.explain_absence(key, now_ms)
                 continue
             numbers[place.variable] = counter_reading.value
             fragment = encode_reading(place.fragment, encoded_keys[place.key], counter_reading.value, counter_reading.frees_at_ms)
@@ -56,7 +57,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
     for counter in action.reserving_counters:
         table = state.counters.get(counter.digest)
         if table is None or not table.has_room_for_one(now_ms):
-            reading.unavailable.append(counter.name)
+            reading.absences[counter.name] = NOT_COUNTING if table is None else table.explain_lack_of_room(now_ms)
     return reading
 
 

@@ -343,9 +343,9 @@ def apply_rules(context: Context) -> bool:
         if action.has_counters:
             history = read_history(context.state, action, case, context.now_ms, context.proposal.event_id)
             readings = readings + b"".join(history.fragments)
-            if history.unavailable:
+            if history.absences:
                 merge(decision, readings)
-                return refuse_for_counters(decision, action.policy_id, history.unavailable)
+                return refuse_for_counters(decision, action.policy_id, history.absences, context.now_ms)
             case = view.case = case.with_history(history.numbers)
         verdict = context.evaluate(action, case)
         if verdict.error:

@@ -24,6 +24,7 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.language.document.models import DERIVATION_FACTS_BYTES_MAX
 from gavel_rules.language.rule_set import CompiledAction
+from gavel_rules.state.counters import Absence
 from gavel_rules.state.state import State
 from gavel_rules.text import clip
 from gavel_rules.values import python_to_value
@@ -113,12 +114,14 @@ def hold(decision: Decision) -> None:
     refuse(decision, reason_codes.UNDER_REVIEW)
 
 
-def refuse_for_counters(decision: Decision, policy_id: str, counters: Sequence[str]) -> bool:
-    """Refuse because counters give no number, or have no room for an approval; return True."""
+def refuse_for_counters(decision: Decision, policy_id: str, absences: Mapping[str, Absence], now_ms: int) -> bool:
+    """Refuse because counters give no number, or have no room for an approval, as `absences` says by name; return True."""
     refuse(decision, reason_codes.COUNTER_FULL)
-    for name in dict.fromkeys(counters):
-        message = f"{policy_id}/{name} gives no number, or has no room for one more entry: see its limits"
-        decision.warnings.add(code=reason_codes.COUNTER_FULL, message=message)
+    for name, absence in absences.items():
+        decision.warnings.add(code=reason_codes.COUNTER_FULL, message=f"{policy_id}/{name}: {absence.cause}")
+    times = [absence.until_ms for absence in absences.values()]
+    if all(times):
+        retry_hint.delay_retry(decision, max(times) - now_ms)
     return True
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from sortedcontainers import SortedList
 
@@ -161,6 +161,16 @@ class EarlyEnd:
 NO_END: Final = EarlyEnd()
 
 
+class Absence(NamedTuple):
+    """Why a counter gives no number, or has no room."""
+
+    cause: str
+    until_ms: int = 0  # 0: not known
+
+
+NOT_COUNTING: Final = Absence("it is not in force")
+
+
 class CounterTable:
     """The entries of one counter. Read it freely; `transitions.counters` alone changes it."""
 
@@ -230,13 +240,14 @@ class CounterTable:
         value = counter_group.total
         if not self.counter.adds or 0 < frees_at_ms <= now_ms or excluded_id in self.entries:
             missing: list[CounterEntry] = []
+            own = self.entries.get(excluded_id)
             frees_at_ms = 0
             for entry in lapses:
-                if entry.lapses_at_ms > now_ms:
+                if entry.lapses_at_ms <= now_ms:
+                    missing.append(entry)
+                elif entry is not own:
                     frees_at_ms = entry.lapses_at_ms
                     break
-                missing.append(entry)
-            own = self.entries.get(excluded_id)
             if own is not None and own.group == group and own.lapses_at_ms > now_ms:
                 missing.append(own)
             value = counter_group.value_without(missing, self.entries)
@@ -250,6 +261,27 @@ class CounterTable:
         if self.lacking and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
             return True
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
+
+    def explain_absence(self, group: str, now_ms: int) -> Absence:
+        """Return why a group gives no number."""
+        if not self.is_filled:
+            return NOT_COUNTING
+        if len(group) > GROUP_LENGTH_MAX:
+            return Absence(f"its key has more than {GROUP_LENGTH_MAX} characters")
+        if self.lacking and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
+            return Absence("a reservation found no room, and its decision has not ended")
+        until_ms = max(self.faults.get(ALL_GROUPS, 0), self.faults.get(group, 0))
+        if until_ms > now_ms:
+            return Absence("it lacks an event that it could not count, or a report that it could not settle", until_ms)
+        return Absence("its number is beyond 2^53 of its smallest unit")
+
+    def explain_lack_of_room(self, now_ms: int) -> Absence:
+        """Return why one more entry finds no room."""
+        if not self.is_filled or self.has_fault(ALL_GROUPS, now_ms):
+            return self.explain_absence(ALL_GROUPS, now_ms)
+        if len(self.entries) >= self.counter.entries_max:
+            return Absence(f"it has all entries that `entries_max: {self.counter.entries_max}` permits")
+        return Absence(f"it has all groups that `groups_max: {self.counter.groups_max}` permits")
 
     def has_room(self, group: CounterGroup | None) -> bool:
         """Return whether one more entry finds room in a group of the counter, or in a new one if it is None.

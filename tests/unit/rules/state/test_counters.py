@@ -270,14 +270,24 @@ def test_a_full_counter_refuses() -> None:
     orders.approve(1)
     orders.approve(2, "bob")
     orders.approve(3, "bob")  # finds no room, so the counter can no longer tell
-    refusal = orders.propose(1, "carl")
-    assert (reason_codes.COUNTER_FULL, ["COUNTER_FULL"]) == (refusal.reason_code, [warning.code for warning in refusal.warnings])
+    cause, retry_after_ms = absence(orders.propose(1, "carl"))
+    assert (LACKING, True) == (cause, 0 < retry_after_ms <= DAY_MS)
     orders.core.now_ms += DAY_MS + 60_000
     orders.approve(1, "carl")
     reserved = Orders(counted({**RESERVED_CODES, "groups_max": 1}))
     reserved.approve(1)
-    assert reason_codes.COUNTER_FULL == reserved.propose(1).reason_code
+    assert ("it has all groups that `groups_max: 1` permits", 0) == absence(reserved.propose(1))
     reserved.core.prove()
+
+
+LACKING = "it lacks an event that it could not count, or a report that it could not settle"
+
+
+def absence(refusal: Decision) -> tuple[str, int]:
+    """Return why the counter of a refusal gives no number or has no room, and after how many milliseconds to try again."""
+    (warning,) = refusal.warnings
+    assert {reason_codes.COUNTER_FULL} == {refusal.reason_code, warning.code}
+    return warning.message.removeprefix("refunds/spent: "), refusal.retry_hint.retry_after_ms
 
 
 @pytest.mark.parametrize("limit", ["entries_max", "groups_max"])
@@ -393,7 +403,7 @@ def test_an_amount_that_cannot_be_counted() -> None:
     orders = Orders(loose({**BUDGET, "of": "proposals"}))
     orders.propose(2.0**53)
 
-    assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    assert LACKING == absence(orders.propose(1.0))[0]
     orders.approve(1.0, "bob")
     orders.core.tick(DAY_MS)
     orders.approve(1.0)
@@ -404,7 +414,7 @@ def test_a_group_with_a_long_name() -> None:
     """A group whose name no counter holds gives no number, so nothing is approved in it, and the other groups go on."""
     orders = Orders(loose(RESERVED_CODES, over=OVER))
 
-    assert [reason_codes.COUNTER_FULL] * 2 == [orders.propose(999.0, "a" * 257).reason_code for _ in range(2)]
+    assert [("its key has more than 256 characters", 0)] * 2 == [absence(orders.propose(999.0, "a" * 257)) for _ in range(2)]
     orders.approve(999.0)
     orders.core.prove()
 
@@ -416,7 +426,7 @@ def test_a_sum_that_no_double_holds() -> None:
     orders.approve(2**53)
     orders.approve(1)
 
-    assert reason_codes.COUNTER_FULL == orders.propose(1).reason_code
+    assert ("its number is beyond 2^53 of its smallest unit", 0) == absence(orders.propose(1))
     orders.approve(1, "bob")
     orders.core.prove()
 
@@ -471,7 +481,7 @@ def test_a_reservation_that_cannot_be_entered(lacked: dict[str, Any], customer_i
     core.tick(2 * DAY_MS)
 
     core.state = restore(core.state)
-    assert reason_codes.COUNTER_FULL == orders.propose(1.0, customer_id).reason_code
+    assert ("a reservation found no room, and its decision has not ended", 0) == absence(orders.propose(1.0, customer_id))
     orders.approve(1.0, "bob")
     core.revoke(core.by_id[lacking.decision_id])
     orders.approve(1.0, customer_id)
@@ -485,9 +495,10 @@ def test_a_settlement_that_fails() -> None:
     decision = orders.approve(600)
     core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=python_to_value({"refunded": "much"}).struct_value)
 
-    assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
+    cause, retry_after_ms = absence(orders.propose(1.0))
     orders.approve(1.0, "bob")
-    core.tick(DAY_MS)
+    core.tick(retry_after_ms)
+    assert LACKING == cause
     orders.approve(1.0)
     assert 1.0 == orders.spent()
     core.prove()
