@@ -12,6 +12,9 @@ KNOWN_NAMES_MAX: Final = 250
 NAME_LENGTH_MAX: Final = 64
 
 
+DID_YOU_MEAN: Final = "did you mean"
+
+
 def suggestion(name: str, known: Sequence[str], reported: int = 0) -> str:
     """Return the nearest known name as a suggestion, all known names if they are few, or "".
 
@@ -22,7 +25,7 @@ def suggestion(name: str, known: Sequence[str], reported: int = 0) -> str:
     ordinary = [one for one in known[:KNOWN_NAMES_MAX] if len(one) <= NAME_LENGTH_MAX]
     near = get_close_matches(name, ordinary, n=1, cutoff=0.6) if len(name) <= NAME_LENGTH_MAX else []
     if near:
-        return f"did you mean {near[0]}?"
+        return f"{DID_YOU_MEAN} {near[0]}?"
     return f"known: {', '.join(known)}" if 0 < len(known) <= 12 and len(known) == len(ordinary) else ""
 
 

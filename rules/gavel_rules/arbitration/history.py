@@ -9,7 +9,7 @@ from typing import Final
 
 from gavel.v1.decision_pb2 import Decision
 
-from gavel_rules.arbitration.retry_hint import delay_retry
+from gavel_rules.arbitration.retry_hint import advise_waiting, delay_retry
 from gavel_rules.codec.counter_fragments import encode_key, encode_reading
 from gavel_rules.language.counters.retry_after import RetryAfter
 from gavel_rules.language.engines.case import Case
@@ -62,10 +62,15 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
 
 
 def delay_for_counter(decision: Decision, state: State, retry: RetryAfter, case: Case, now_ms: int) -> None:
-    """Set the retry hint of a refusal to the time when a counter will have room, if that can be foreseen."""
+    """Set the retry hint of a refusal to the time when a counter will have room. If that cannot be foreseen, because executions have to
+    end first, the hint says to wait without a time.
+    """
     room = retry.room(case)
     table = state.counters.get(retry.counter.digest)
-    if room is not None and table is not None:
-        frees_at_ms = table.frees_at_ms(room.group, now_ms, room.amount, room.limit)
-        if frees_at_ms > now_ms:
-            delay_retry(decision, frees_at_ms - now_ms)
+    if room is None or table is None:
+        return
+    frees_at_ms = table.frees_at_ms(room.group, now_ms, room.amount, room.limit)
+    if frees_at_ms > now_ms:
+        delay_retry(decision, frees_at_ms - now_ms)
+    elif not frees_at_ms and room.amount <= room.limit and state.semantics.has_remedies:
+        advise_waiting(decision)

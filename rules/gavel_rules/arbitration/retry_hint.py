@@ -113,6 +113,11 @@ def delay_retry(decision: Decision, retry_after_ms: int) -> None:
     decision.retry_hint.retry_after_ms = min(retry_after_ms, _RETRY_AFTER_MS_MAX)
 
 
+def advise_waiting(decision: Decision) -> None:
+    """Add to the remedies of a refusal, whose reason code gives others, that waiting may help. Nobody can foresee for how long."""
+    decision.retry_hint.remedy.append(_WAIT)
+
+
 def forbid_retry(decision: Decision) -> None:
     """Make a refusal not retryable, because a human review is requested."""
     decision.retry_hint.retryable = False
@@ -134,7 +139,7 @@ def complete(decision: Decision, state: State) -> None:
 
 
 def _remedies(decision: Decision) -> list[Remedy.ValueType]:
-    """Return what helps after a refusal, the most promising first.
+    """Return what helps after a refusal, the most promising first; remedies that the hint has are added.
 
     Remedies of the reason code come first, then those of the requirements. Evidence is to be fetched or refreshed only if a requirement
     says so, or if there are no requirements.
@@ -145,7 +150,7 @@ def _remedies(decision: Decision) -> list[Remedy.ValueType]:
     if hint.retry_after_ms and decision.outcome != OUTCOME_NEEDS_HUMAN_REVIEW:
         return [_WAIT]
     required = [_REMEDY_OF_STATE[row.state] for row in hint.fact_requirements]
-    own = remedies_of(decision.reason_code)
+    own = (*remedies_of(decision.reason_code), *hint.remedy)
     if decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW and not number_of(decision.reason_code):
         own = (_ASK_PERSON,)  # a rule asks for a person
     remedies = [remedy for remedy in own if not required or remedy in required or (remedy != _FETCH and remedy != _REFRESH)]

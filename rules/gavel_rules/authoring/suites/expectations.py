@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome
+from gavel.v1.decision_pb2 import CounterReading, Decision, FactRequirement, FactRequirementState, Outcome
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.authoring.suites.case_bus import Consequences
-from gavel_rules.authoring.suites.models import DerivedCase, ExpectCase, HintCase
+from gavel_rules.authoring.suites.models import CounterCase, DerivedCase, ExpectCase, HintCase
 from gavel_rules.values import struct_to_dict, value_to_python
 
 _STATE_PREFIX: Final = "FACT_REQUIREMENT_STATE_"
@@ -60,6 +60,13 @@ def compare(expect: ExpectCase, decision: Decision, consequences: Consequences |
     rows = list(decision.retry_hint.fact_requirements)
     if expect.hint is not None and not _pair_up(expect.hint, rows, _hint_fits):
         yield Difference("hint", _list(map(_format_expected_row, expect.hint)), _list(map(_format_row, rows)))
+    retry_after_ms = decision.retry_hint.retry_after_ms
+    if expect.retry_after_ms is not None and expect.retry_after_ms != retry_after_ms:
+        yield Difference("retry_after_ms", str(expect.retry_after_ms), str(retry_after_ms))
+    readings = list(decision.counters)
+    if expect.counters is not None and not _pair_up(expect.counters, readings, _counter_fits):
+        found = [_format_counter(row.counter, row.key, row.value) for row in readings]
+        yield Difference("counters", _list(_format_counter(row.counter, row.key, row.value) for row in expect.counters), _list(found))
     if consequences is not None:
         yield from _compare_consequences(expect, consequences)
 
@@ -118,6 +125,14 @@ def _hint_fits(expected: HintCase, row: FactRequirement) -> bool:
         and expected.subject in (None, row.subject)
         and (expected.sources is None or sorted(expected.sources) == sorted(row.sources))
     )
+
+
+def _counter_fits(expected: CounterCase, reading: CounterReading) -> bool:
+    return expected.counter == reading.counter and expected.key in (None, reading.key) and expected.value == reading.value
+
+
+def _format_counter(counter: str, key: str | None, value: float) -> str:
+    return f"{counter}({key or ''}) = {_format(value)}"
 
 
 def _equal(expected: object, actual: object) -> bool:

@@ -164,6 +164,17 @@ class CompensationCase(_Part):
     """All its params."""
 
 
+class CounterCase(_Part):
+    """An expected number of a counter that the decision reads."""
+
+    counter: Annotated[str, StringConstraints(max_length=128)]
+    """The counter's name."""
+    key: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """The group. "": that of a counter without groups. Default: any."""
+    value: float
+    """The number."""
+
+
 class ExpectCase(_Part):
     """The expected decision. Keys that it does not set are not compared."""
 
@@ -177,6 +188,10 @@ class ExpectCase(_Part):
     """Ids of all rules that match, in any order."""
     hint: list[HintCase] | None = None
     """All rows of the retry hint, in any order; an empty list: none."""
+    retry_after_ms: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """After how many milliseconds a retry may succeed. 0: the passing of time alone does not help, or nobody can foresee when."""
+    counters: list[CounterCase] | None = None
+    """All counters that the decision reads, in any order; an empty list: none."""
     warnings: list[str] | None = None
     """Codes of all warnings, in any order."""
     terminal: bool | None = None

@@ -138,7 +138,7 @@ class NameAnalysis:
             return
         name = _path_text(place)
         if place.type.kind == "counter":
-            self._note(place.offset, "not-a-value", f"{name} is a counter", f"call it: {name}({'key' if place.type.size_max else ''})")
+            self._note(place.offset, "not-a-value", f"{name} is a counter", f"call it: {name}({'' if place.type.size_max == 0 else 'key'})")
         elif place.type.kind == "scope":
             fields = sorted(place.type.fields)
             self._note(place.offset, "not-a-value", f"{name} is not a value", f"read one of its fields: {', '.join(fields[:8])}")
@@ -178,7 +178,7 @@ class NameAnalysis:
             known = [f"{HISTORY}.{name}" for name in sorted(counters.fields)]
             message = f"the rule set has no counter {node.function}"
             self._note_unknown(start, message, f"{HISTORY}.{node.function}", known)
-        elif len(node.arguments) != counter.type.size_max:
+        elif counter.type.size_max is not None and len(node.arguments) != counter.type.size_max:
             wanted = "one argument, the key of a group" if counter.type.size_max else "no argument, because it has no `by`"
             self._note(start, "type-error", f"{HISTORY}.{node.function} takes {wanted}", "")
         self.counter_reads.append(ReadPlace(node.function, start, node.offset))
@@ -338,7 +338,8 @@ class NameAnalysis:
                     return _Place((name,), self._scope[name], (), node.offset)
                 if complain and name not in TYPE_NAMES:
                     known = sorted({*self._scope, *self._variables, *(local for local in names if local != _ACCUMULATOR)})
-                    self._note_unknown(node.offset, f"there is no name {name}", name, known)
+                    meant = HISTORY if name == "counters" else name
+                    self._note_unknown(node.offset, f"there is no name {name}", meant, known)
                     return _BROKEN
             case Select(operand, field_name, False):
                 place = self._resolve(operand, names, complain=complain)

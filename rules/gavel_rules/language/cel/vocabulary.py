@@ -67,9 +67,9 @@ class ValueType:
     """A type of value. `kind` is "bool", "int", "double", "string", "timestamp", "list", "map", "object", "scope", "counter" or "dyn".
 
     A list or map has an `element`. An object has typed `fields`, and so has a string with parts (`subject`). A scope is not a value:
-    only its fields can be read. A counter is a function of `size_max` arguments that gives an `element`. "dyn" is a value whose type the
-    schema leaves open. Of the others `size_max` is the greatest number of characters, elements or entries of a valid value; None if only
-    the size of messages bounds it.
+    only its fields can be read. A counter is a function of `size_max` arguments (None: a mistake hides how many) that gives an `element`.
+    "dyn" is a value whose type the schema leaves open. Of the others `size_max` is the greatest number of characters, elements or entries
+    of a valid value; None if only the size of messages bounds it.
     """
 
     kind: str

@@ -41,12 +41,9 @@ def check_counters(
     expressions: ExpressionChecker,
 ) -> CheckedCounters | None:
     """Return the counters of a document, and record the mistakes of the others. None in the language's first version."""
-    counters: Mapping[str, CounterPart] = getattr(part, "counters", {})
     if getattr(part, "gavel", "v1") == "v1":
-        if counters:
-            place = source.locate_key(("counters",))
-            messages.add(place, "unknown-key", "no such key here: counters need the language's second version", "write `gavel: v2`")
         return None
+    counters: Mapping[str, CounterPart] = getattr(part, "counters", {})
     compiled: dict[str, CompiledCounter] = {}
     types: dict[str, ValueType] = {}
     for name, counter in counters.items():
@@ -54,9 +51,17 @@ def check_counters(
         result = checker.check()
         if result is not None:
             compiled[name] = result
-        arguments = 1 if getattr(counter, "by", None) is not None else 0
-        types[name] = ValueType("counter", checker.value_type, size_max=arguments)
+        types[name] = ValueType("counter", checker.value_type, size_max=_argument_count(source, name, counter))
     return CheckedCounters(compiled, types)
+
+
+def _argument_count(source: Source, name: str, counter: CounterPart) -> int | None:
+    """Return how many arguments a read of a counter has; None if a mistake may stand in for `by`."""
+    if getattr(counter, "by", None) is not None:
+        return 1
+    document: Any = source.composed
+    written = document["counters"][name]
+    return 0 if isinstance(written, dict) and written.keys() <= CounterPart.model_fields.keys() - {"by"} else None
 
 
 def _is_complete(part: CounterPart | CalendarPart) -> bool:

@@ -44,15 +44,21 @@ _STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in Ex
 _TEXTS: Final = {"producer.type": tuple(PRODUCER_TYPE_NAMES.values())[1:], "execution.status": _STATUSES}
 _OUTCOMES: Final = {"approvals": "APPROVED", "rejections": "REJECTED"}
 _WITH_KEY: Final = 3  # the parts of a call of `frees` of a counter with groups
+_SECOND_MS: Final = 1_000
 _MINUTE_MS: Final = 60_000
 _DAY_S: Final = 86_400
 
 
 def find_windows_in_seconds(counters: Mapping[str, CounterPart]) -> Iterator[CounterWarning]:
-    """Yield a warning for each window that is odd in milliseconds and round in seconds: 86400 ms is 86.4 s, 86400 s is a day."""
+    """Yield a warning for each window that is odd in milliseconds and round in seconds: 86400 ms is 86.4 s, 86400 s is a day. A window
+    below a second is odd.
+    """
     for name, counter in counters.items():
         window = counter.window_ms
-        if window is None or window % _MINUTE_MS == 0 or window % 60 != 0 or (window % 1_000 == 0 and window % _DAY_S != 0):
+        if window is None or window % _MINUTE_MS == 0:
+            continue
+        is_round_in_seconds = window % 60 == 0 and (window % 1_000 != 0 or window % _DAY_S == 0)
+        if window >= _SECOND_MS and not is_round_in_seconds:
             continue
         message = f"the window of {name} is {window / 1_000:g} s"
         yield ("counters", name, "window_ms"), WINDOW_IN_SECONDS, message, f"if {window} s are meant, write {window * 1_000}"

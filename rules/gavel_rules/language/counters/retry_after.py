@@ -97,7 +97,8 @@ def check_retry_after(
     places = _split(text, tree.offset)
     if len(places) != len(types):
         arguments = "a key, an amount and a limit" if counter.has_groups else "an amount and a limit, because the counter has no groups"
-        report(tree.offset, "type-error", f"{_FREES} takes {arguments}", _FORM)
+        form = _FORM if counter.has_groups else f"write it like {HISTORY}.{name}.{_FREES}(params.amount, 1000.0)"
+        report(tree.offset, "type-error", f"{_FREES} takes {arguments}", form)
         return None
     # Spaces keep every part at its place in the text.
     parts = [check(" " * start + text[start:end], type_) for (start, end), type_ in zip(places, types, strict=True)]

@@ -9,6 +9,7 @@ from typing import Final
 from pydantic_core import ErrorDetails
 
 from gavel_rules.language.document.models import VersionsPart
+from gavel_rules.text import DID_YOU_MEAN, suggestion
 
 # pydantic's error types and their diagnostic codes. Any other type is "wrong-type".
 _CODES: Final[Mapping[str, str]] = {
@@ -56,4 +57,12 @@ def suggest_fix(details: ErrorDetails) -> str:
         return "quote it"
     if details["type"].startswith("int_") and str(details["loc"][-1]).endswith("_ms"):
         return "write milliseconds, e.g. 60000"
+    if details["type"] == "string_type" and details["loc"][-1] == "by" and isinstance(details["input"], list):
+        return 'write one expression, e.g. `params.customer_id + "/" + subject`'
+    if details["type"] == "model_type" and details["loc"][-1] == "calendar" and isinstance(details["input"], str):
+        return f"write {{unit: {details['input']}}}"
+    if details["type"] == "literal_error":
+        known = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        near = suggestion(str(details["input"]), known)
+        return f"write {known[0]}" if len(known) == 1 else near if near.startswith(DID_YOU_MEAN) else ""
     return _FIXES.get(details["type"], "")

@@ -62,7 +62,8 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
         _compose(source, messages)
     part = _PartialReader(source, messages).read(RuleSetPart, source.composed, ())
     assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
-    _check_version(part, source, messages)
+    if not _check_version(part, source, messages):
+        return None
     _check_names(part, source, messages)
     _check_constants(part, source, messages)
     _check_zones(part, source, messages)
@@ -167,7 +168,9 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         messages.add(source.locate_key(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
     elif code == "unknown-key":
         known = sorted(model.model_fields)
-        messages.add(source.locate_key(path), code, f"no such key here: {path[-1]}", suggestion(str(path[-1]), known, len(messages)))
+        meant = _OTHER_WORDS.get(str(path[-1])) if model is CounterPart else None
+        hint = f"did you mean {meant}?" if meant else suggestion(str(path[-1]), known, len(messages))
+        messages.add(source.locate_key(path), code, f"no such key here: {path[-1]}", hint)
     elif code == "bad-name":
         name = str(next(step for step in reversed(path) if isinstance(step, str)))
         name = {"actions": "action", "offsets": "offset"}.get(name, name)
@@ -175,6 +178,9 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
     else:
         messages.add(source.locate(path), code, f"{_path_text(source.written_path(path))}: {describe_error(details)}", suggest_fix(details))
 
+
+# What other languages call the keys of a counter.
+_OTHER_WORDS: Final = {"group_by": "by", "key": "by", "per": "by", "filter": "where", "when": "where", "total": "sum", "aggregate": "sum"}
 
 _NAMING: Final = defaultdict(
     lambda: "use 1 to 128 of A-Z a-z 0-9 _ . -",
@@ -192,16 +198,16 @@ _NAMING: Final = defaultdict(
 
 
 # Keys of the second version: of the document, of its actions, of its rules, and of its derivations.
-_ADDED_KEYS: Final = ("shared", "constants", "zones", "calendars", "imports", "documents")
+_ADDED_KEYS: Final = ("counters", "shared", "constants", "zones", "calendars", "imports", "documents")
 _ADDED_ACTION_KEYS: Final = ("use",)
 _ADDED_RULE_KEYS: Final = ("actions", "detail")
 _ADDED_DERIVATION_KEYS: Final = ("subject",)
 
 
-def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> None:
-    """Refuse the keys of the second version in documents of the first."""
+def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> bool:
+    """Refuse the keys of the second version in documents of the first. Returns whether there are none: what reads them has no meaning."""
     if getattr(part, "gavel", "v2") != "v1":
-        return
+        return True
     paths: list[Path] = [(key,) for key in _ADDED_KEYS if key in part.model_fields_set]
     for name, action in _actions(part).items():
         paths.extend(("actions", name, key) for key in _ADDED_ACTION_KEYS if key in action.model_fields_set)
@@ -214,6 +220,7 @@ def _check_version(part: RuleSetPart, source: Source, messages: Messages) -> Non
     for path in paths:
         message = f"no such key here: {path[-1]} needs the language's second version"
         messages.add(source.locate_key(path), "unknown-key", message, "write `gavel: v2`")
+    return not paths
 
 
 def _check_constants(part: RuleSetPart, source: Source, messages: Messages) -> None:

@@ -267,7 +267,8 @@ class _NodeReader:
                     problem = "is not written as a plain decimal" if "_" in text else document_number_problem(number)
                 except ValueError:
                     number, problem = 0, "is not written as a plain decimal"
-                hint = "use a plain decimal below 2^53"
+                plain = text.replace("_", "")
+                hint = f"write {plain}" if plain != text and plain.isdigit() else "use a plain decimal below 2^53"
                 return self._refuse(node, path, "bad-number", f"the number {text} {problem}", hint) if problem else number
         if kind.startswith("!"):
             return self._refuse(node, path, "yaml-tag", f"the tag {kind} is not supported", _REMOVE_TAG)

@@ -338,7 +338,9 @@ def test_a_snapshot_holds_counters() -> None:
 
 
 def test_a_refusal_tells_when_there_will_be_room() -> None:
-    """`retry_after` gives the time until enough has stopped counting, at which the proposal is approved; reservations have no such time."""
+    """`retry_after` gives the time until enough has stopped counting, at which the proposal is approved. With reservations the hint is to
+    wait, unless no waiting helps.
+    """
     over = {**OVER, "retry_after": "history.spent.frees(params.customer_id, params.amount, 1000.0)"}
     orders = Orders(counted(BUDGET, over=over))
     for _ in range(3):
@@ -354,7 +356,9 @@ def test_a_refusal_tells_when_there_will_be_room() -> None:
     orders.core.prove()
     reserved = Orders(counted(RESERVED_CODES, over=over))
     reserved.approve(900)
-    assert 0 == reserved.propose(500).retry_hint.retry_after_ms
+    hints = [reserved.propose(amount).retry_hint for amount in (500, 1_001)]
+    revise, wait = decision_pb2.REMEDY_REVISE_PARAMS, decision_pb2.REMEDY_WAIT
+    assert [(0, [revise, wait]), (0, [revise])] == [(hint.retry_after_ms, [*hint.remedy]) for hint in hints]
 
 
 def test_a_proposal_does_not_count_for_itself() -> None:

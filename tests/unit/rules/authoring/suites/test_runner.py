@@ -139,6 +139,8 @@ def test_differences() -> None:
         "rule_id": "",
         "matched": [],
         "hint": [{"key": "a.b", "state": "STALE", "subject": "c/d", "sources": ["x"]}],
+        "retry_after_ms": 7,
+        "counters": [{"counter": "spent", "key": "ann", "value": 7.5}, {"counter": "calls", "value": 1}],
         "warnings": ["W"],
         "terminal": True,
         "conflict_key": "other",
@@ -153,6 +155,8 @@ def test_differences() -> None:
         ("matched", "[]", "[delivered]"),
         ("warnings", "[W]", "[]"),
         ("hint", "[a.b STALE of c/d from x]", "[]"),
+        ("retry_after_ms", "7", "0"),
+        ("counters", "[spent(ann) = 7.5, calls() = 1]", "[]"),
     ] == list(result.differences)
 
 

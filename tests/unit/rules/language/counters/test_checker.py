@@ -73,7 +73,26 @@ def test_equal_counters_have_equal_digests() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("gavel: v2", "gavel: v1", "11:1: unknown-key: no such key here: counters need the language's second version (write `gavel: v2`)"),
+        ("gavel: v2", "gavel: v1", "11:1: unknown-key: no such key here: counters needs the language's second version (write `gavel: v2`)"),
+        ("by: params", "group_by: params", "12:44: unknown-key: no such key here: group_by (did you mean by?)"),
+        (
+            "by: params.customer",
+            "by: [params.customer]",
+            "12:48: wrong-type: counters.spent.by: input should be a valid string "
+            '(write one expression, e.g. `params.customer_id + "/" + subject`)',
+        ),
+        ("keep: reserved", "keep: true", "12:108: unknown-value: counters.spent.keep: input should be 'reserved' (write reserved)"),
+        (
+            "window_ms: 1000, keep",
+            "calendar: day, keep",
+            "12:95: wrong-type: counters.spent.calendar: input should be a mapping (write {unit: day})",
+        ),
+        (
+            "window_ms: 1000, keep",
+            "window_ms: 86_400_000, keep",
+            "12:96: bad-number: the number 86_400_000 is not written as a plain decimal (write 86400000)",
+        ),
+        ("history.calls()", "counters.calls()", "18:51: unknown-name: there is no name counters (did you mean history?)"),
         (
             "action: refund.*, ",
             "",
@@ -241,6 +260,7 @@ def test_warnings() -> None:
         ("window_ms: 1000, keep", "window_ms: 2592000, keep", ["window-in-seconds: the window of spent is 2592 s"]),
         ("window_ms: 1000, keep", "window_ms: 90000, keep", []),
         ("window_ms: 1000, keep", "window_ms: 86400000, keep", []),
+        ("window_ms: 1000, keep", "window_ms: 30, keep", ["window-in-seconds: the window of spent is 0.03 s"]),
         ("> 9.0", "> 9.005", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 9.005"]),
         ("> 9.0", "> 9.05", []),
         ("> 9.0", "> 1000.001", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 1000.001"]),
