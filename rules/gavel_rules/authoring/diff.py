@@ -44,6 +44,9 @@ _KEYS_NOT_COMPARED: Final = ("version", "description", "rules")
 _RULE_KEYS: Final = ("action", "actions", "priority", "when", "effect", "reason_code", "review", "detail", "retry_after")
 
 
+_NONE: Final[Mapping[str, str]] = {}
+
+
 class CaseDecision(NamedTuple):
     """The decision of a version on a case: outcome and reason code as in a Decision, and the rule, "" if none decides."""
 
@@ -88,13 +91,14 @@ class RuleSetDiff(NamedTuple):
 def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequence[Seed] = ()) -> RuleSetDiff:
     """Return the differences between two versions, which may be of different rule sets. `seeds` are known cases of either."""
     before, after = json.loads(old.canonical_json), json.loads(new.canonical_json)
-    old_rules, new_rules = _rules(old, before), _rules(new, after)
+    renamed = renamed_counters(old, new)
+    old_rules, new_rules = _rules(old, before), _rules(new, after, renamed)
     both = [rule_id for rule_id in new_rules if rule_id in old_rules]
     changed = tuple(rule_id for rule_id in both if not _is_same(old_rules[rule_id], new_rules[rule_id]))
     edits = [*_edits("", _declarations(before), _declarations(after))]
     for rule_id in changed:
         edits.extend(_rule_edits(rule_id, old_rules[rule_id], new_rules[rule_id]))
-    actions = [_ActionVersions(name, old, new, _actions(before), _actions(after)) for name in sorted({*old.actions, *new.actions})]
+    actions = [_ActionVersions(name, old, new, _actions(before), _actions(after), renamed) for name in sorted({*old.actions, *new.actions})]
     edited = [action for action in actions if action.may_differ()]
     work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
     cases = tuple(islice(chain.from_iterable(action.case_changes(work_max, seeds) for action in edited), CASES_SHOWN_MAX))
@@ -111,6 +115,12 @@ def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequence[S
 # Edits of the documents
 
 
+def renamed_counters(old: CompiledRuleSet, new: CompiledRuleSet) -> dict[str, str]:
+    """Return the earlier names of the counters that have the same definition under another name, by their names in `new`."""
+    earlier = {counter.digest: name for name, counter in old.counters.items() if name not in new.counters}
+    return {name: earlier[one.digest] for name, one in new.counters.items() if name not in old.counters and one.digest in earlier}
+
+
 class _Rule(NamedTuple):
     """A rule with its keys as written and its condition as parsed."""
 
@@ -118,9 +128,9 @@ class _Rule(NamedTuple):
     tree: Node
 
 
-def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any]) -> dict[str, _Rule]:
+def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], names: Mapping[str, str] = _NONE) -> dict[str, _Rule]:
     trees = {
-        rule.id: canonical_tree(action.environment, condition.tree)
+        rule.id: canonical_tree(action.environment, condition.tree, names)
         for action in rule_set.actions.values()
         for rule, condition in zip(action.rules, action.conditions, strict=True)
     }
@@ -193,13 +203,22 @@ _EvidenceKey = tuple[str, str]
 class _ActionVersions:
     """An action in two versions, one of which may lack it."""
 
-    def __init__(self, name: str, old: CompiledRuleSet, new: CompiledRuleSet, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        old: CompiledRuleSet,
+        new: CompiledRuleSet,
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+        renamed: Mapping[str, str],
+    ) -> None:
         self._name = name
         self._old = old.actions.get(name)
         self._new = new.actions.get(name)
         old_action, new_action = before.get(name, {}), after.get(name, {})
         self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
-        self._old_reads, self._new_reads = _counter_meanings(self._old), _counter_meanings(self._new)
+        self._old_meanings, self._new_meanings = _meanings(self._old), _meanings(self._new, renamed)
+        self._old_reads, self._new_reads = _counter_meanings(self._old), _counter_meanings(self._new, renamed)
         self._same_declarations = is_same(old_action, new_action)
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
         self.not_analysed: list[str] = []  # complete when `case_changes` has ended
@@ -208,7 +227,7 @@ class _ActionVersions:
         """Return whether anything that decides was edited."""
         if self._old is None or self._new is None:
             return True
-        return not self._same_declarations or _meanings(self._old) != _meanings(self._new)
+        return not self._same_declarations or self._old_meanings != self._new_meanings
 
     def case_changes(self, work_max: int, seeds: Sequence[Seed]) -> Iterator[CaseChange]:
         """Yield one case for each edited rule and pair of different decisions. `work_max` is in steps of a Budget."""
@@ -223,9 +242,9 @@ class _ActionVersions:
         of_new = CaseGenerator(new, [old], Budget(work_max // 2), seeds)
         shown: set[str] = set()
         unknown: list[str] = []
-        for generator, version, other in ((of_new, new, old), (of_old, old, new)):
-            unedited = _meanings(other)
-            for index, meaning in enumerate(_meanings(version)):
+        sides = (of_new, new, old, self._new_meanings, self._old_meanings), (of_old, old, new, self._old_meanings, self._new_meanings)
+        for generator, version, other, meanings, unedited in sides:
+            for index, meaning in enumerate(meanings):
                 if meaning not in unedited:
                     witnesses = list(_cases_around_edit(generator, version, index, other))
                     changes = list(self._changes(meaning[0], version, (one.sample for one in witnesses if one.sample is not None)))
@@ -273,11 +292,11 @@ class _ActionVersions:
         return dict(sorted(context.items()))
 
 
-def _counter_meanings(version: CompiledAction | None) -> dict[str, Node]:
-    """Return the meanings of the reads of counters by variable, whatever the layout of their keys."""
+def _counter_meanings(version: CompiledAction | None, names: Mapping[str, str] = _NONE) -> dict[str, Node]:
+    """Return the meanings of the reads of counters by variable, whatever the layout of their keys. `names`: see `canonical_tree`."""
     if version is None:
         return {}
-    return {read.variable: canonical_tree(version.environment, Identifier(read.variable)) for read in version.counter_reads}
+    return {read.variable: canonical_tree(version.environment, Identifier(read.variable), names) for read in version.counter_reads}
 
 
 def _numbers(reads: Mapping[str, Node], sample: SampleCase, own: Mapping[str, Node]) -> dict[str, float]:
@@ -301,10 +320,14 @@ def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
     return {name: (fact["key"], fact.get("subjects", fact.get("subject", "subject"))) for name, fact in action.get("facts", {}).items()}
 
 
-def _meanings(version: CompiledAction) -> list[tuple[str, int, str, str, Node]]:
-    """Return the meaning of each rule, whatever the layout of its condition: id, priority, effect, reason code, tree."""
+def _meanings(version: CompiledAction | None, names: Mapping[str, str] = _NONE) -> list[tuple[str, int, str, str, Node]]:
+    """Return the meaning of each rule, whatever the layout of its condition: id, priority, effect, reason code, tree. `names`: see
+    `canonical_tree`.
+    """
+    if version is None:
+        return []
     return [
-        (rule.id, rule.priority, rule.effect, rule.reason_code, canonical_tree(version.environment, condition.tree))
+        (rule.id, rule.priority, rule.effect, rule.reason_code, canonical_tree(version.environment, condition.tree, names))
         for rule, condition in zip(version.rules, version.conditions, strict=True)
     ]
 

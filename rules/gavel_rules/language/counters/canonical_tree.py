@@ -7,31 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from gavel_rules.language.cel.checker import Environment
 from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.cel.syntax_tree import Call, Identifier, Node
 from gavel_rules.language.cel.vocabulary import HISTORY
 
+_OWN_NAMES: Final[Mapping[str, str]] = {}
 
-def canonical_tree(environment: Environment, tree: Node, digests: Mapping[str, str] | None = None) -> Node:
+
+def canonical_tree(environment: Environment, tree: Node, names: Mapping[str, str] = _OWN_NAMES) -> Node:
     """Return a tree in which each read of a counter is a call with the tree of its key: `history.spent(params.customer)`.
 
-    The call has the name of the counter, or its digest if `digests` maps names to digests. A name is for the versions of one document,
-    whose definitions of counters are compared elsewhere; a digest means the same in all documents.
+    The call has the name of the counter, or what `names` has in its place: the name in another version of the document, whose definitions
+    of counters are compared elsewhere, or the digest, which means the same in all documents.
     """
     reads = {read.variable: read for read in environment.counter_reads.all()}
-    return _TreeConverter(environment, reads, digests).convert(tree) if reads else tree
+    return _TreeConverter(environment, reads, names).convert(tree) if reads else tree
 
 
 class _TreeConverter:
     """Converts the trees of one environment."""
 
-    def __init__(self, environment: Environment, reads: Mapping[str, CounterRead], digests: Mapping[str, str] | None) -> None:
+    def __init__(self, environment: Environment, reads: Mapping[str, CounterRead], names: Mapping[str, str]) -> None:
         self._environment = environment
         self._reads = reads
-        self._digests = digests
+        self._names = names
 
     def convert(self, part: Any) -> Any:
         """Return a node, or a part of one, with calls for the variables of reads."""
@@ -45,5 +47,5 @@ class _TreeConverter:
         return part
 
     def _call(self, read: CounterRead) -> Call:
-        name = read.counter if self._digests is None else self._digests[read.counter]
+        name = self._names.get(read.counter, read.counter)
         return Call(f"{HISTORY}.{name}", None, (self._environment.tree(read.key),) if read.key else ())

@@ -279,8 +279,15 @@ def test_the_layout_of_the_key_of_a_counter() -> None:
 
 
 def test_a_renamed_counter() -> None:
-    """Cases of two versions that read different counters have a number of each."""
+    """A counter with another name alone is an edit that changes no rule and no decision."""
     diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(COUNTED.replace("spent", "used")))
+    assert ((), (), ["counters.spent", "counters.used"]) == (diff.changed, diff.cases, [edit.path for edit in diff.edits])
+
+
+def test_another_counter() -> None:
+    """Cases of two versions that read different counters have a number of each."""
+    other = COUNTED.replace("spent", "used").replace("window_ms: ", "window_ms: 1")
+    diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(other))
     assert ("over",) == diff.changed
     assert {"OVER", ""} == {decision.reason_code for case in diff.cases for decision in (case.before, case.after)}
     assert all({"history.spent(params.customer)", "history.used(params.customer)"} == {*case.context} for case in diff.cases)

@@ -37,17 +37,17 @@ from gavel_rules.authoring.suites.histories.edits import deciding_counters, diff
 from gavel_rules.authoring.suites.histories.enumeration import indexes_by_sum
 from gavel_rules.authoring.suites.histories.history_cases import Earlier, HistoryCases, Past
 from gavel_rules.authoring.suites.histories.proposal_samples import ProposalSamples
-from gavel_rules.authoring.suites.histories.sample_reports import sample_reports
+from gavel_rules.authoring.suites.histories.sample_reports import PLAIN_NUMBER, sample_reports
 from gavel_rules.authoring.suites.models import CasePart
 from gavel_rules.authoring.suites.runner import resolve_cases
 from gavel_rules.authoring.suites.suite import Suite, SuiteCase
 from gavel_rules.language.cel.checker import ScopedExpression
-from gavel_rules.language.counters.counter import SUM
+from gavel_rules.language.counters.counter import SUM, CompiledCounter
 from gavel_rules.language.document.diagnostics import DocumentError, Messages
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledRuleSet
 
-PROPOSALS_MAX: Final = 300  # of the histories of one action, under each version
+PROPOSALS_MAX: Final = 600  # of the histories of one action, under each version
 HISTORIES_SHOWN_MAX: Final = 4  # of one action
 FACT_SAMPLES_MAX: Final = 12  # proposals of one action for which earlier facts are sought
 FACT_SAMPLES_MIN: Final = 2  # of each counter, however many there are
@@ -158,31 +158,41 @@ class _Action:
             for one, pair in pairs.items()
             if pair.counts_facts and pair.before.digest == pair.after.digest
         }
-        self._earlier = EarlierProposals(self._actions, counted, self._deriving, [version.canonical_json for version in self._versions])
+        documents = [version.canonical_json for version in self._versions]
+        self._amounts = self._compared_amounts(counted)
+        halves = [numbers[-1] for numbers in self._amounts.values() if numbers]
+        self._earlier = EarlierProposals(self._actions, counted, self._deriving, documents, halves[0] if halves else PLAIN_NUMBER)
         self.shown: set[str] = set()
         self.edits = {f"counters.{one}" for one in read & counters} | {f"derivations.{rule.id}" for rule in self._derivations}
 
     @cached_property
     def _proposals(self) -> ProposalSamples:
-        return ProposalSamples(self._actions, self._seeds, self._amounts())
+        return ProposalSamples(self._actions, self._seeds, self._amounts)
 
     @cached_property
     def _cases(self) -> HistoryCases:
         return HistoryCases(self._actions, self._proposals.values_of_many)
 
-    def _amounts(self) -> dict[str, list[float]]:
-        """Return the numbers with which counters that add a param up are compared, by param."""
+    def _compared_amounts(self, counters: Iterable[CompiledCounter]) -> dict[str, list[float]]:
+        """Return the numbers with which counters that add a param up are compared, by param, then halves of them.
+
+        Two halves fit under a limit, and with another amount in place of one they do not. If a scale is edited, the halves are not whole:
+        one of them may be rounded up.
+        """
         amounts: dict[str, list[float]] = {}
         expressions = [ScopedExpression(action.environment, one) for action in self._actions for one in action.conditions]
         expressions.extend(rule.value_expression for rule in self._deriving)
-        for counter in self._earlier.counters:
+        for counter in counters:
             scoped = counter.expressions.amount if counter.aggregate == SUM else None
             for name in sorted(scoped.names()) if scoped is not None else ():
                 root, _, param = name.partition(".")
                 if root == "params" and "." not in param:
                     numbers = thresholds_of(_compared_numbers(counter.name, expressions), {})
                     known = amounts.setdefault(param, [])
-                    known.extend(number for number in numbers if number not in known)
+                    versions = self._counter_versions.get(counter.name)
+                    is_rounded = versions is not None and versions.before.scale != versions.after.scale
+                    halves = [number / 2 + step for number in numbers for step in ((0.5, -0.5) if is_rounded else (0,))]
+                    known.extend(number for number in (*numbers, *halves) if number not in known)
         return amounts
 
     def changes(self, buses: tuple[CaseBus, CaseBus]) -> Iterator[HistoryChange]:

@@ -5,7 +5,9 @@ Their number follows from the numbers with which counters are compared, their ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.authoring.samples.builder import SampleCase
@@ -42,7 +44,7 @@ class EarlierProposals:
     """The options for the earlier proposals of an action: each list begins with its plainest one.
 
     `counters` are those whose numbers may tell the versions apart, without those of facts. If there are none, no proposal comes earlier.
-    `deriving` are the derivations from whose reports an edit may show.
+    `deriving` are the derivations from whose reports an edit may show. `reported_amount` is the number in reports.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class EarlierProposals:
         counters: Sequence[CompiledCounter],
         deriving: Sequence[DerivationRule],
         documents: Sequence[str],
+        reported_amount: float,
     ) -> None:
         self._actions = actions
         self.counters = counters
         self._deriving = deriving
         self._documents = documents
+        self._reported_amount = reported_amount
 
     def options(self, samples: int) -> tuple[Sequence[Any], ...]:
         """Return the options of each part of a past with so many samples: arguments of `past`."""
@@ -71,6 +75,7 @@ class EarlierProposals:
         if not count:
             return None
         is_other_subject, is_other_producer = others
+        is_other_subject |= not (report.status or age_ms)  # an open decision holds the key of its subject
         subject = case.subject + _OTHER_SUBJECT if is_other_subject else case.subject
         producer = _OTHER_PRODUCER if is_other_producer else case.producer_id
         return Earlier(count, age_ms, first.params, subject, producer, report.status, report.result)
@@ -94,18 +99,29 @@ class EarlierProposals:
     def _reports(self) -> list[EarlierReport]:
         """Return reports of the earlier proposals: first those that the documents name, and those with a result that a counter reads."""
         named = [one for one in _STATUSES if any(one in document for document in self._documents)]
-        statuses = dict.fromkeys([*named[:1], "", *named[1:], *_STATUSES_OF_ANY])
-        results = [result for result in sample_results(self._hints()) if result]
-        with_results = [EarlierReport(status, result) for result in results for status in _EFFECTIVE if status in statuses]
-        return [*with_results[:1], *(EarlierReport(status, {}) for status in statuses), *with_results[1:]]
+        statuses = dict.fromkeys([*named, *_STATUSES_OF_ANY])
+        hints = [self._hints(counter) for counter in self.counters]
+        # With the fields that all counters read, then with those of each: a version may read another field.
+        of_each = [[*sample_results(one, self._reported_amount)] for one in (ChainMap(*hints), *hints)]
+        plain = self._with_results(one[0] for one in of_each)
+        odd = self._with_results(result for one in of_each for result in one[1:])
+        without = [EarlierReport(status, {}) for status in statuses]
+        return [*(plain or without)[:1], EarlierReport("", {}), *plain[1:], *without[0 if plain else 1 :], *odd]
 
-    def _hints(self) -> dict[str, Hints]:
-        """Return the hints of the expressions of the counters."""
+    def _with_results(self, results: Iterable[Mapping[str, Any]]) -> list[EarlierReport]:
+        """Return reports of an effect with each of these results once."""
+        different = {json.dumps(result): result for result in results if result}
+        return [EarlierReport(status, result) for result in different.values() for status in _EFFECTIVE if self._is_tried(status)]
+
+    def _is_tried(self, status: str) -> bool:
+        return status in _STATUSES_OF_ANY or any(status in document for document in self._documents)
+
+    def _hints(self, counter: CompiledCounter) -> dict[str, Hints]:
+        """Return the hints of the expressions of a counter."""
         hints: dict[str, Hints] = {}
-        for counter in self.counters:
-            for scoped in counter.expressions:
-                if scoped is not None:
-                    hints.update(collect_hints(scoped.expression.tree, scoped.environment.types))
+        for scoped in counter.expressions:
+            if scoped is not None:
+                hints.update(collect_hints(scoped.expression.tree, scoped.environment.types))
         return hints
 
     def _ages(self) -> list[int]:

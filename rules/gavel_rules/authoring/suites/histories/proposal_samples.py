@@ -10,18 +10,19 @@ from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import CaseGenerator, generate_cases
 from gavel_rules.authoring.samples.seeds import Seed
+from gavel_rules.language.document.canonical_form import to_canonical_json
 from gavel_rules.language.rule_set import CompiledAction
 
 WORK_MAX: Final = 200_000  # steps of a Budget, to generate the proposals of one action
 SAMPLES_MAX: Final = 40
 AMOUNT_MAX: Final = 1e9
-AMOUNTS_MAX: Final = 4  # of one param
+AMOUNTS_MAX: Final = 8  # of one param
 
 
 class ProposalSamples:
     """Proposals that tell the rules of both versions of an action apart, and a value of each fact of many subjects, by name.
 
-    `amounts` has the numbers with which counters that add a param up are compared, by param: such amounts are tried too.
+    `amounts` has the amounts that are tried too, by param.
     """
 
     def __init__(
@@ -40,7 +41,15 @@ class ProposalSamples:
             with_amounts = [one for sample in approved[:1] for one in _vary_amounts(version, sample, amounts)]
             for sample in islice(chain(with_amounts, cases, *map(generator.vary_params, approved[:1])), SAMPLES_MAX // 2):
                 case = sample.case
-                key = (sample.params, sample.facts, case.now_ms, case.subject, case.producer_type, case.producer_id, case.producer_groups)
+                key = (
+                    to_canonical_json(sample.params),
+                    sample.facts,
+                    case.now_ms,
+                    case.subject,
+                    case.producer_type,
+                    case.producer_id,
+                    case.producer_groups,
+                )
                 samples.setdefault(repr(key), sample)
         self._samples = list(samples.values())
 
@@ -51,8 +60,11 @@ class ProposalSamples:
         """
         ranks = [(not approved, -_magnitude(sample.params)) for approved, sample in zip(are_approved, self._samples, strict=True)]
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
-        smallest = [index for index in order if not ranks[index][0]][-1:]  # of those approved: many of it fit into a budget
-        return [self._samples[index] for index in dict.fromkeys([*order[:1], *smallest, *order])]
+        approved = [index for index in order if not ranks[index][0]]
+        half = ranks[approved[0]][1] / 2 if approved else 0.0
+        halves = sorted(approved, key=lambda index: abs(ranks[index][1] - half))[:1]  # two of it fill a budget
+        smallest = approved[-1:]  # many of it fit into one
+        return [self._samples[index] for index in dict.fromkeys([*order[:1], *smallest, *halves, *order])]
 
     def __iter__(self) -> Iterator[SampleCase]:
         return iter(self._samples)

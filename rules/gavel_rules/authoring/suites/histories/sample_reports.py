@@ -12,7 +12,7 @@ from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 
 _RESULT: Final = "execution.result."
-_PLAIN_VALUES: Final[tuple[object, ...]] = (1.5, "text", True)
+PLAIN_NUMBER: Final = 1.5
 
 
 def sample_reports(rules: Iterable[DerivationRule]) -> list[Mapping[str, Any]]:
@@ -31,11 +31,12 @@ def sample_reports(rules: Iterable[DerivationRule]) -> list[Mapping[str, Any]]:
     return reports
 
 
-def sample_results(hints: Mapping[str, Hints]) -> Iterator[dict[str, Any]]:
+def sample_results(hints: Mapping[str, Hints], plain_number: float = PLAIN_NUMBER) -> Iterator[dict[str, Any]]:
     """Yield results of an execution with the fields that an expression reads; their types are not known."""
+    plain_values = (plain_number, "text", True)
     fields = [path.removeprefix(_RESULT) for path in hints if path.startswith(_RESULT)]
     names = [name for name in fields if "[]" not in name and not any(other.startswith(f"{name}.") for other in fields)]
-    for plain in _PLAIN_VALUES:
+    for plain in plain_values:
         result: dict[str, Any] = {}
         for name in names:
             of_field: tuple[object, ...] = hints[f"{_RESULT}{name}"].constants
@@ -43,7 +44,7 @@ def sample_results(hints: Mapping[str, Hints]) -> Iterator[dict[str, Any]]:
         yield result
         if not names:
             return
-        if plain == _PLAIN_VALUES[0]:
+        if plain is plain_number:
             yield {}  # a report that lacks them
 
 

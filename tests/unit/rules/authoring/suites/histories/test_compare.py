@@ -154,6 +154,26 @@ def test_a_settlement_by_the_result() -> None:
     assert [{"refunded"}] == [{*change.earlier.result} for change in diff.changes if change.earlier is not None]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("sum: params.amount", "sum: params.amount * 2.0"),
+        ("refunded)'", "repaid)'"),
+        ("refunded)'", "refunded) * 2.0'"),
+        (", settle: 'double(execution.result.refunded)'", ""),
+        ("keep: reserved", "scale: 0, keep: reserved"),
+        ("by: params.customer, sum", "by: subject, sum"),
+    ],
+)
+def test_settled_reservations(old: str, new: str) -> None:
+    """Edits of amounts, settlements, scales and keys of a counter of reservations show in a history."""
+    settle = "keep: reserved, settle: 'double(execution.result.refunded)'"
+    text = RULES.replace("sum: params.amount, window_ms: 3600000}", f"sum: params.amount, {settle}, window_ms: 3600000}}")
+    assert old in text
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(text.replace(old, new)))
+    assert (True, ()) == (bool(diff.changes), diff.not_analysed)
+
+
 @pytest.mark.parametrize(("old", "new"), [("sum: params.amount", "sum: params.amount * 2.0"), ("3600000, keep", "60000, keep")])
 def test_a_sum_that_is_compared_alone(old: str, new: str) -> None:
     """A sum reaches its threshold by the amounts of the earlier proposals, also if no rule compares that param."""
