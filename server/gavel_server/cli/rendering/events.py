@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventCategory, ProducerType
-from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome, ReviewPolicy
+from gavel.v1.decision_pb2 import CounterReading, Decision, FactRequirement, FactRequirementState, Outcome, ReviewPolicy
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation, ShadowVerdict
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import ToolPair, ToolPairState
@@ -155,11 +155,23 @@ def shadow_verdict_line(verdict: ShadowVerdict) -> str:
 
 
 def evidence_lines(decision: Decision) -> list[str]:
-    """Return a line for each fact that a refused decision requires, or one line on what an approval rests on."""
+    """Return a line for each fact that a refused decision requires, or one line on what an approval rests on. Then the counters that were
+    read, what the rule shows, and the delay before a retry.
+    """
     lines = [requirement_line(row) for row in decision.retry_hint.fact_requirements]
     if decision.pinned_facts:
         lines.append(f"rests on {', '.join(f'{fact.key} (#{fact.sequence_number})' for fact in decision.pinned_facts)}")
+    lines += map(reading_text, decision.counters)
+    if decision.details.fields:
+        lines.append(format_struct(decision.details))
+    if decision.retry_hint.retry_after_ms:
+        lines.append(f"retry after {format_delay(decision.retry_hint.retry_after_ms)}")
     return [printable(line) for line in lines]
+
+
+def reading_text(reading: CounterReading) -> str:
+    """Return what a counter gave, e.g. "spent(ann) is 90"."""
+    return f"{reading.counter}({reading.key}) is {format_number(reading.value)}"
 
 
 def requirement_line(row: FactRequirement) -> str:
@@ -357,7 +369,7 @@ def _execution(execution: Execution) -> str:
         parts.append(f"done: {', '.join(execution.completed_steps)}")
     if execution.will_retry:
         parts.append("another attempt follows")
-    parts.extend(f"{one.counter}({one.key}) is {format_number(one.value)}" for one in execution.counters)
+    parts.extend(map(reading_text, execution.counters))
     return printable(", ".join(parts))
 
 

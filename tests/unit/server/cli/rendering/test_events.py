@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gavel.v1.common_pb2 import Producer
-from gavel.v1.decision_pb2 import OUTCOME_APPROVED, Decision, FactRequirementState, Outcome
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_REJECTED, Decision, FactRequirementState, Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview
 from gavel_rules.text import printable
@@ -179,6 +179,15 @@ def test_approval() -> None:
     ).decision
     assert "APPROVED, by rule small of refunds 3" == verdict_line(decision)
     assert ["rests on order.total (#4)"] == evidence_lines(decision)
+
+
+def test_counters_and_delay() -> None:
+    """A decision names the counters that it read, what its rule shows, and when to try again."""
+    decision = Decision(outcome=OUTCOME_REJECTED, reason_code="OVER")
+    decision.counters.add(counter="spent", key="ann", value=90.5)
+    decision.details.update({"left": 9.5})
+    decision.retry_hint.retry_after_ms = 5_400_000
+    assert ["spent(ann) is 90.5", '{"left": 9.5}', "retry after 90 min"] == evidence_lines(decision)
 
 
 def test_compensation() -> None:
