@@ -171,6 +171,7 @@ class Sequencer:
             or self._committer.is_appending
             or self._readers
             or replica.followers
+            or replica.tail.is_followed
             or replica.contest_waiters
             or state.has_uncommitted_changes
             or state.decisions

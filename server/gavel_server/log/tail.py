@@ -12,8 +12,10 @@ from typing import Final
 
 from gavel_server.log.entries import Record
 
-# The bytes of the envelopes that are kept.
+# The memory of the events that are kept.
 TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
+# What an event takes besides its envelope: the record, its hash, its ids and its place here.
+RECORD_BYTES: Final = 448
 
 
 class LogTail:
@@ -25,6 +27,11 @@ class LogTail:
         self._first = 0  # number of the first one kept
         self._bytes = 0
         self._followers = 0
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a stream follows the bus, be it waiting for events or sending some."""
+        return self._followers > 0
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -48,9 +55,9 @@ class LogTail:
             self._first = records[0].sequence_number
         for record in records:
             kept[record.sequence_number] = record
-            self._bytes += len(record.envelope)
+            self._bytes += len(record.envelope) + RECORD_BYTES
         while self._bytes > self._bytes_max:
-            self._bytes -= len(kept.pop(self._first).envelope)
+            self._bytes -= len(kept.pop(self._first).envelope) + RECORD_BYTES
             self._first += 1
 
     def clear(self) -> None:

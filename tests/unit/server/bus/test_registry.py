@@ -245,19 +245,23 @@ async def test_a_read_finds_a_bus_that_another_server_opens(servers: Servers) ->
 
 @with_servers
 async def test_idle_buses_are_closed(servers: Servers) -> None:
-    """A bus without calls, followers and work is closed after the last round, and its next call opens it with its events."""
+    """A bus without calls, followers and work is closed after the last round, and its next call opens it with its events.
+
+    A stream that has been sending old events since the first round follows the bus as well.
+    """
     buses = Buses(servers)
-    for name in ("idle", "read", "followed", "default"):
+    for name in ("idle", "read", "followed", "sent", "default"):
         await buses.publish(name, servers.fact())
     followed = await buses.registry.existing("followed")
     follower = asyncio.create_task(followed.wait_beyond(2))
     await asyncio.sleep(0)
     abandoned = await buses.registry.open("abandoned")
-    for _ in range(IDLE_ROUNDS_MAX + 1):
-        buses.registry.find_open("read")
-        buses.registry.close_idle()
-        await asyncio.sleep(1)
-    assert ["default", "followed", "read"] == [sequencer.bus for sequencer in buses.registry.all()]
+    with (await buses.registry.existing("sent")).tail.followed():
+        for _ in range(IDLE_ROUNDS_MAX + 1):
+            buses.registry.find_open("read")
+            buses.registry.close_idle()
+            await asyncio.sleep(1)
+    assert ["default", "followed", "read", "sent"] == [sequencer.bus for sequencer in buses.registry.all()]
     assert {"idle", "abandoned"} == {*buses.closed}
     assert not abandoned.is_open
     assert 2 == (await buses.registry.existing("idle")).head.sequence_number

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from gavel_server.log import Entry
 from gavel_server.log.protocol import empty_head
-from gavel_server.log.tail import LogTail
+from gavel_server.log.tail import RECORD_BYTES, LogTail
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def grow(log: list[Entry], sizes: list[int]) -> list[Entry]:
 
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "add", "add", "miss", "clear", "follow", "leave"]), st.integers(1, 5)), max_size=25),
-    st.integers(0, 1_000),
+    st.integers(0, 10 * RECORD_BYTES),
 )
 def test_a_tail_reads_like_its_log(steps: list[tuple[str, int]], bytes_max: int) -> None:
     """Whatever was added, missed or forgotten, a read gives consecutive events of the log from the first one asked for, or none."""
@@ -53,7 +53,7 @@ def test_a_tail_reads_like_its_log(steps: list[tuple[str, int]], bytes_max: int)
 def test_a_followed_tail_has_the_newest_events() -> None:
     """While somebody follows, the newest events are in memory, up to the bytes that are kept; else none is."""
     log: list[Entry] = []
-    tail = LogTail(2_000)
+    tail = LogTail(2_000 + 8 * RECORD_BYTES)
     tail.add(grow(log, [100] * 3))
     with tail.followed(), tail.followed():
         tail.add(grow(log, [100] * 5))
