@@ -79,7 +79,7 @@ class CounterBacklog:
 
 
 def _place(entry: CounterEntry) -> tuple[int, str]:
-    return entry.number, entry.entry_id
+    return entry.sequence_number, entry.entry_id
 
 
 def _add_faults(filled: CounterFilled, table: CounterTable, now_ms: int) -> None:
@@ -90,7 +90,7 @@ def _add_faults(filled: CounterFilled, table: CounterTable, now_ms: int) -> None
 
 
 def _message(entry: CounterEntry) -> EntryMessage:
-    message = EntryMessage(entry_id=entry.entry_id, group=entry.group, sequence_number=entry.number)
+    message = EntryMessage(entry_id=entry.entry_id, group=entry.group, sequence_number=entry.sequence_number)
     if isinstance(entry.value, str):
         message.text = entry.value
     else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution
 
 _EFFECTIVE = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
 
@@ -18,7 +19,10 @@ def recount(events: Sequence[Envelope], counter: dict[str, Any], group: str, now
     `counter` has `of`, `action`, `window_ms`, and optionally `keep` and one of `sum`, `distinct`, `min`, `max`, `last` over params.amount.
     With `settle`, a report settles a reservation with `execution.result.refunded`, if it has that.
     """
-    amounts = [amount for amount, lapses_at_ms in _entries(events, counter, group) if lapses_at_ms is None or lapses_at_ms > now_ms]
+    past = _Recount(counter, group)
+    for event, following in zip(events, [*events[1:], Envelope()], strict=True):
+        past.count(event, following)
+    amounts = [amount for amount, lapses_at_ms in past.entries.values() if lapses_at_ms is None or lapses_at_ms > now_ms]
     if "sum" in counter:
         return sum(amounts, Fraction(0))
     if "distinct" in counter:
@@ -32,70 +36,83 @@ def recount(events: Sequence[Envelope], counter: dict[str, Any], group: str, now
     return amounts[-1] if "last" in counter else Fraction(len(amounts))
 
 
-def _entries(events: Sequence[Envelope], counter: dict[str, Any], group: str) -> list[tuple[Fraction, int | None]]:
-    """Return the amount of every event that ever counted in a group, and when it no longer counts (None: not yet known)."""
-    window_ms = counter["window_ms"]
-    entries: dict[str, tuple[Fraction, int | None]] = {}
-    approved: dict[str, Fraction] = {}  # the amounts of decisions
-    holders: dict[str, list[str]] = {}  # the entries of each decision: its own, and one for each attempt that a person granted
-    reviewed: dict[str, str] = {}  # the decision that a review is about, by the decision that requested the review
-    compensated: dict[str, str] = {}  # decisions by that of their compensation
+class _Recount:
+    """The entries of one group: the amount of every event that ever counted, and when it no longer counts (None: not yet known)."""
 
-    def end(decision_id: str) -> None:
-        """Release what is not settled."""
-        if decision_id in holders and entries.get(holders[decision_id][-1], (0, 0))[1] is None:
-            del entries[holders[decision_id][-1]]
+    def __init__(self, counter: dict[str, Any], group: str) -> None:
+        self._counter = counter
+        self._group = group
+        self.entries: dict[str, tuple[Fraction, int | None]] = {}
+        self._approved: dict[str, Fraction] = {}  # the amounts of decisions
+        self._holders: dict[str, list[str]] = {}  # the entries of each decision: its own, and one for each attempt that a person granted
+        self._reviewed: dict[str, str] = {}  # the decision that a review is about, by the decision that requested the review
+        self._compensated: dict[str, str] = {}  # decisions by that of their compensation
 
-    for event, following in zip(events, [*events[1:], Envelope()], strict=True):
+    def count(self, event: Envelope, following: Envelope) -> None:
+        """Count an event, which another one follows."""
         payload = event.WhichOneof("payload")
         recorded_ms = event.recorded_at.seconds * 1000 + event.recorded_at.nanos // 1_000_000
-        if payload == counter["of"].removesuffix("s") or (payload == "decision" and counter["of"] in ("approvals", "rejections")):
-            params = _counted_params(event, counter)
-            if params is not None and params["customer_id"] == group:
-                lapses_at_ms = None if counter.get("keep") else recorded_ms + window_ms
-                entries[event.event_id] = (Fraction(str(params["amount"])), lapses_at_ms)
-                approved[event.event_id] = Fraction(str(params["amount"]))
-                holders[event.event_id] = [event.event_id]
-        if not counter.get("keep"):
-            continue
-        if payload == "decision":
-            decision, previous = event.decision, event.decision.previous_decision_id
-            if decision.compensates_decision_id:
-                compensated[event.event_id] = decision.compensates_decision_id
-            elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
-                reviewed[event.event_id] = reviewed.get(previous, previous)
-            elif decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED):
-                end(reviewed.get(previous, previous))
-            elif decision.outcome == decision_pb2.OUTCOME_APPROVED and reviewed.get(previous) in holders:
-                end(reviewed[previous])
-                holders[reviewed[previous]].append(event.event_id)
-                entries[event.event_id] = (approved[reviewed[previous]], None)
-            continue
+        source = self._counter["of"]
+        if payload == source.removesuffix("s") or (payload == "decision" and source in ("approvals", "rejections")):
+            self._enter(event, recorded_ms)
+        if not self._counter.get("keep"):
+            return
         is_late = payload == "agent_diagnostic" and event.agent_diagnostic.WhichOneof("detail") == "late_execution"
-        if payload != "execution" and not is_late:
-            continue
-        execution = event.agent_diagnostic.late_execution.execution if is_late else event.execution
+        if payload == "decision":
+            self._decide(event)
+        elif payload == "execution" or is_late:
+            execution = event.agent_diagnostic.late_execution.execution if is_late else event.execution
+            self._report(execution, following, recorded_ms, is_late=is_late)
+
+    def _enter(self, event: Envelope, recorded_ms: int) -> None:
+        params = _counted_params(event, self._counter)
+        if params is not None and params["customer_id"] == self._group:
+            amount = self._approved[event.event_id] = Fraction(str(params["amount"]))
+            self.entries[event.event_id] = (amount, None if self._counter.get("keep") else recorded_ms + self._counter["window_ms"])
+            self._holders[event.event_id] = [event.event_id]
+
+    def _decide(self, event: Envelope) -> None:
+        """Follow a later decision: what it is about, and whether it ends or grants an attempt."""
+        decision, previous = event.decision, event.decision.previous_decision_id
+        about = self._reviewed.get(previous, previous)
+        if decision.compensates_decision_id:
+            self._compensated[event.event_id] = decision.compensates_decision_id
+        elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            self._reviewed[event.event_id] = about
+        elif decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED):
+            self._release(about)
+        elif decision.outcome == decision_pb2.OUTCOME_APPROVED and previous in self._reviewed and about in self._holders:
+            self._release(about)
+            self._holders[about].append(event.event_id)
+            self.entries[event.event_id] = (self._approved[about], None)
+
+    def _report(self, execution: Execution, following: Envelope, recorded_ms: int, *, is_late: bool) -> None:
+        """Settle what a report is about, withdraw what it undoes, or release what it gives up."""
         decision_id = execution.decision_id
-        if execution.status in _EFFECTIVE and decision_id in holders:
-            entry_id = holders[decision_id][-1]
-            amount = approved[decision_id]
-            if "settle" in counter and "refunded" in execution.result:
+        if execution.status in _EFFECTIVE and decision_id in self._holders:
+            entry_id = self._holders[decision_id][-1]
+            amount = self._approved[decision_id]
+            if "settle" in self._counter and "refunded" in execution.result:
                 amount = Fraction(str(execution.result["refunded"]))
             if is_late:
-                amount = max(amount, approved[decision_id])
-            before, lapses_at_ms = entries.get(entry_id, (amount, 0))
+                amount = max(amount, self._approved[decision_id])
+            before, lapses_at_ms = self.entries.get(entry_id, (amount, 0))
             if lapses_at_ms is not None and lapses_at_ms > recorded_ms:
                 amount = max(amount, before)
-            entries[entry_id] = (amount, recorded_ms + window_ms)
+            self.entries[entry_id] = (amount, recorded_ms + self._counter["window_ms"])
         if execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
-            for entry_id in holders.get(compensated.get(decision_id, ""), ()):
-                if entries.get(entry_id, (0, None))[1] is not None:  # else a person has granted another attempt since
-                    del entries[entry_id]  # undone
+            for entry_id in self._holders.get(self._compensated.get(decision_id, ""), ()):
+                if self.entries.get(entry_id, (0, None))[1] is not None:  # else a person has granted another attempt since
+                    del self.entries[entry_id]
         is_aborted = execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and not is_late
         is_reviewed = following.decision.previous_decision_id == decision_id  # an earlier attempt may still act
-        if is_aborted and decision_id not in compensated and not is_reviewed:  # a compensation ends by success alone
-            end(decision_id)
-    return list(entries.values())
+        if is_aborted and decision_id not in self._compensated and not is_reviewed:  # a compensation ends by success alone
+            self._release(decision_id)
+
+    def _release(self, decision_id: str) -> None:
+        """Let a decision that ends count no longer, unless a report has settled it."""
+        if decision_id in self._holders and self.entries.get(self._holders[decision_id][-1], (0, 0))[1] is None:
+            del self.entries[self._holders[decision_id][-1]]
 
 
 def _counted_params(event: Envelope, counter: dict[str, Any]) -> dict[str, Any] | None:

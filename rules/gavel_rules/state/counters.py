@@ -38,21 +38,21 @@ ALL_GROUPS: Final = "*" * (GROUP_LENGTH_MAX + 1)
 class CounterEntry:
     """An event that counts: docs/performance.md#plain-classes."""
 
-    def __init__(self, entry_id: str, group: str, value: int | str, lapses_at_ms: int, number: int) -> None:
+    def __init__(self, entry_id: str, group: str, value: int | str, lapses_at_ms: int, sequence_number: int) -> None:
         self.entry_id: Final = entry_id  # see the message CounterEntry
         self.group: Final = group
         self.value: Final[int | str] = value
         self.amount: Final[int] = value if isinstance(value, int) else 0  # what it adds to the group's total
         self.lapses_at_ms: Final = lapses_at_ms
-        self.number: Final = number  # the event's sequence number
+        self.sequence_number: Final = sequence_number  # of the event
 
-    def replace(self, value: int | str, number: int) -> CounterEntry:
-        """Return a copy with another value and number."""
-        return CounterEntry(self.entry_id, self.group, value, self.lapses_at_ms, number)
+    def replace(self, value: int | str, sequence_number: int) -> CounterEntry:
+        """Return a copy with another value and sequence number."""
+        return CounterEntry(self.entry_id, self.group, value, self.lapses_at_ms, sequence_number)
 
     def plain(self) -> list[object]:
         """Return all fields as JSON values."""
-        return [self.entry_id, self.group, self.value, self.lapses_at_ms, self.number]
+        return [self.entry_id, self.group, self.value, self.lapses_at_ms, self.sequence_number]
 
 
 class Reading:
@@ -71,7 +71,7 @@ class CounterGroup:
 
     def __init__(self, aggregate: str) -> None:
         self.aggregate: Final = aggregate
-        self.entries = 0
+        self.entry_count = 0
         self.total = 0
         self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
         # Of min, max and last: (value or number, entry_id). Of distinct: the number of entries with each value.
@@ -80,7 +80,7 @@ class CounterGroup:
 
     def add(self, entry: CounterEntry) -> None:
         """Add an entry."""
-        self.entries += 1
+        self.entry_count += 1
         self.total += entry.amount
         if entry.lapses_at_ms != NEVER_MS:
             _enqueue(self.lapses, entry)
@@ -92,7 +92,7 @@ class CounterGroup:
 
     def remove(self, entry: CounterEntry) -> None:
         """Take an entry back."""
-        self.entries -= 1
+        self.entry_count -= 1
         self.total -= entry.amount
         if entry.lapses_at_ms != NEVER_MS:
             _dequeue(self.lapses, entry)
@@ -122,7 +122,7 @@ class CounterGroup:
         return self.total - sum([entry.amount for entry in entries])
 
     def _place(self, entry: CounterEntry) -> tuple[int, str]:
-        return entry.number if self.aggregate == LAST else entry.amount, entry.entry_id
+        return entry.sequence_number if self.aggregate == LAST else entry.amount, entry.entry_id
 
 
 class EarlyEnd:
@@ -147,10 +147,10 @@ class EarlyEnd:
         if settled is None:
             return None if (self.is_released if is_open else self.is_withdrawn) else entry
         if is_open:
-            return settled if self.is_released else settled.replace(settled.value, entry.number)
+            return settled if self.is_released else settled.replace(settled.value, entry.sequence_number)
         if self.is_withdrawn or entry.lapses_at_ms <= self.since_ms:
             return settled
-        return settled.replace(amount_after(counter, entry.value, settled.value), entry.number)
+        return settled.replace(amount_after(counter, entry.value, settled.value), entry.sequence_number)
 
     def plain(self) -> list[object]:
         """Return all fields as JSON values."""
@@ -187,7 +187,7 @@ class CounterTable:
         # What became of reservations from before `opened_at` before the fill brought their entries.
         self.early_ends: Final[dict[str, EarlyEnd]] = {}
         self.flags: Final[dict[str, bool]] = {}  # "filled", "in force" and "pinned": True, or not there
-        self.lacking = 0  # entries by `lacking_group`
+        self.lacking_count = 0  # entries by `lacking_group`
 
     @property
     def is_filled(self) -> bool:
@@ -207,7 +207,7 @@ class CounterTable:
             group = self.groups[entry.group] = CounterGroup(self.counter.aggregate)
         group.add(entry)
         if len(entry.group) > GROUP_LENGTH_MAX:
-            self.lacking += 1
+            self.lacking_count += 1
         if entry.lapses_at_ms != NEVER_MS:
             _enqueue(self.lapses, entry)
 
@@ -215,12 +215,12 @@ class CounterTable:
         """Take an entry back: the inverse of `add`."""
         del self.entries[entry.entry_id]
         group = self.groups[entry.group]
-        if group.entries == 1:
+        if group.entry_count == 1:
             del self.groups[entry.group]
         else:
             group.remove(entry)
         if len(entry.group) > GROUP_LENGTH_MAX:
-            self.lacking -= 1
+            self.lacking_count -= 1
         if entry.lapses_at_ms != NEVER_MS:
             _dequeue(self.lapses, entry)
 
@@ -258,7 +258,7 @@ class CounterTable:
     def has_fault(self, group: str, now_ms: int) -> bool:
         """Return whether a group gives no number, because it lacks an event, or any group may lack one."""
         faults = self.faults
-        if self.lacking and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
+        if self.lacking_count and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
             return True
         return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
 
@@ -268,7 +268,7 @@ class CounterTable:
             return NOT_COUNTING
         if len(group) > GROUP_LENGTH_MAX:
             return Absence(f"its key has more than {GROUP_LENGTH_MAX} characters")
-        if self.lacking and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
+        if self.lacking_count and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
             return Absence("a reservation found no room, and its decision has not ended")
         until_ms = max(self.faults.get(ALL_GROUPS, 0), self.faults.get(group, 0))
         if until_ms > now_ms:
@@ -305,7 +305,7 @@ class CounterTable:
                 break
             lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
         entries = len(self.entries) - sum(lapsed.values())
-        groups = len(self.groups) - sum([self.groups[group].entries == count for group, count in lapsed.items()])
+        groups = len(self.groups) - sum([self.groups[group].entry_count == count for group, count in lapsed.items()])
         return entries < counter.entries_max and groups < counter.groups_max
 
     def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:

@@ -108,7 +108,7 @@ class StateDecoder:
         store.active_actions.update(actions_by_type(active.values()))
         store.shadows_by_action.update(shadows_by_type(active, store.shadows, store.semantics))
         # In the order in which they lapse, so that each is the last of its queue.
-        for digest, entry in sorted(self._counter_entries, key=lambda one: (one[1].lapses_at_ms, one[1].number)):
+        for digest, entry in sorted(self._counter_entries, key=lambda one: (one[1].lapses_at_ms, one[1].sequence_number)):
             store.counters[digest].add(entry)
         store.counters_by_event = index_counters(store.counters.values())
         store.trace_lapses.update((last_event_ms, trace_id) for trace_id, last_event_ms in store.traces.items())

@@ -201,7 +201,7 @@ def _early_end(entry_id: str, end: EarlyEnd) -> snapshot.EarlyEnd:
 
 def _counter_entry(digest: str, entry_id: str, entry: CounterEntry) -> snapshot.CounterEntry:
     row = snapshot.CounterEntry(
-        digest=digest, entry_id=entry_id, group=entry.group, lapses_at_ms=entry.lapses_at_ms, sequence_number=entry.number
+        digest=digest, entry_id=entry_id, group=entry.group, lapses_at_ms=entry.lapses_at_ms, sequence_number=entry.sequence_number
     )
     if isinstance(entry.value, str):
         row.text = entry.value

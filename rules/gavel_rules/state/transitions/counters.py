@@ -203,7 +203,7 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
         store.schedule(table, entry)
         return
     if entry.lapses_at_ms == NEVER_MS:
-        _enter_lacking(store, table, entry.entry_id, lacking, entry.number)
+        _enter_lacking(store, table, entry.entry_id, lacking, entry.sequence_number)
     else:
         suspend_group(store, table, lacking, entry.lapses_at_ms)
 

@@ -143,7 +143,7 @@ def _settled_entry(
         if before is not None:
             value = amount_after(counter, before.value, value)
         known = reserved or before
-        number = known.number if known is not None else live.sequence_number
+        number = known.sequence_number if known is not None else live.sequence_number
         return CounterEntry(_reservation_id(live), group, value, counter.lapse_ms(store.recorded_at_ms), number)
     except CounterError as error:
         suspend_group(store, table, group if error.group is None else error.group, NEVER_MS)

@@ -54,7 +54,7 @@ def plain_value(name: str, entries: list[CounterEntry]) -> int:
         return len({entry.value for entry in entries})
     if not amounts or "sum" in counter or not {"min", "max", "last"} & counter.keys():
         return sum(amounts)
-    latest = max(entries, key=lambda entry: (entry.number, entry.entry_id)).amount
+    latest = max(entries, key=lambda entry: (entry.sequence_number, entry.entry_id)).amount
     return min(amounts) if "min" in counter else max(amounts) if "max" in counter else latest
 
 

@@ -32,7 +32,7 @@ BUDGET: dict[str, Any] = {
     "sum": "params.amount",
     "window_ms": DAY_MS,
 }
-RESERVED_CODES: dict[str, Any] = {**BUDGET, "keep": "reserved"}
+RESERVED: dict[str, Any] = {**BUDGET, "keep": "reserved"}
 OVER = {
     "id": "over-budget",
     "when": "history.spent(params.customer_id) + params.amount > 1000.0",
@@ -43,7 +43,7 @@ NO_MORE = {**OVER, "when": "history.spent(params.customer_id) < 0.0"}
 NEVER = {**OVER, "when": "history.spent() > 1000"}
 
 
-def counted(counter: dict[str, Any] = RESERVED_CODES, *, over: dict[str, Any] = OVER, version: int = 1, **changes: Any) -> str:
+def counted(counter: dict[str, Any] = RESERVED, *, over: dict[str, Any] = OVER, version: int = 1, **changes: Any) -> str:
     """Return a rule set of the second version with the counter `spent`."""
     text = document(FACTS, [over, OK], params=PARAMS, version=version, conflict_key='"order/" + string(now)', **changes)
     data = json.loads(text)
@@ -120,7 +120,7 @@ def carried_out(orders: Orders, decision: Decision, status: execution_pb2.Execut
 
 def test_reservations_last_until_the_work_ends() -> None:
     """A reserved approval counts beyond its window while its work may happen, then for the window after its report."""
-    orders = Orders(counted(RESERVED_CODES, decision_ttl_ms=2 * DAY_MS))
+    orders = Orders(counted(RESERVED, decision_ttl_ms=2 * DAY_MS))
     decision = orders.approve(600)
     orders.core.now_ms += DAY_MS + 1
     assert 600.0 == orders.spent()
@@ -134,7 +134,7 @@ def test_reservations_last_until_the_work_ends() -> None:
 
 def test_what_comes_to_nothing_is_released() -> None:
     """An approval that expires, is revoked, or whose last attempt fails and is given up no longer counts."""
-    orders = Orders(counted(RESERVED_CODES, retry={"max_attempts": 1}))
+    orders = Orders(counted(RESERVED, retry={"max_attempts": 1}))
     orders.approve(100)
     orders.core.tick(20_000)
     assert 0.0 == orders.spent()
@@ -153,7 +153,7 @@ def test_what_comes_to_nothing_is_released() -> None:
 def test_compensated_work_is_released() -> None:
     """Partly done work counts until its compensation has succeeded."""
     data = json.loads(bus_with_compensation())
-    counter = {key: value for key, value in RESERVED_CODES.items() if key != "by"}
+    counter = {key: value for key, value in RESERVED.items() if key != "by"}
     rules = [{**NO_MORE, "action": ACTION, "priority": 900, "when": "history.spent() < 0.0"}, *data["rules"]]
     core = Core(json.dumps({**data, "gavel": "v2", "counters": {"spent": counter}, "rules": rules}))
     compensation = compensation_of(core, report_partial(core))
@@ -171,7 +171,7 @@ def test_compensated_work_is_released() -> None:
 
 def test_settlement() -> None:
     """The report may say a smaller amount than was approved; it counts from then on, rounded up to the counter's scale."""
-    orders = Orders(counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}))
+    orders = Orders(counted({**RESERVED, "settle": "double(execution.result.refunded)"}))
     decision = orders.approve(600)
     started = orders.core.start(orders.core.by_id[decision.decision_id])
     orders.core.report(started, SUCCESS, result=python_to_value({"refunded": 12.341}).struct_value)
@@ -193,7 +193,7 @@ def test_a_counter_gets_its_past() -> None:
     orders = Orders(counted(BUDGET))
     decisions = [orders.approve(amount, customer) for amount, customer in ((100, "ann"), (200, "bob"), (300, "ann"))]
     carried_out(orders, decisions[0], SUCCESS)
-    orders.core.activate(counted(RESERVED_CODES, version=2))
+    orders.core.activate(counted(RESERVED, version=2))
     assert (400.0, 200.0) == (orders.spent(), orders.spent("bob"))
     carried_out(orders, decisions[1], FAILED)
     orders.core.tick(60_000)
@@ -206,7 +206,7 @@ def test_ends_while_a_counter_is_filled() -> None:
     orders = Orders(counted(BUDGET))
     settled, expiring, _ = orders.approve(100), orders.approve(200, "bob"), orders.approve(400, "carl")
     core = orders.core
-    text = counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}, version=2)
+    text = counted({**RESERVED, "settle": "double(execution.result.refunded)"}, version=2)
     rule_set = compile_cached(text)
     core.run(DeployRuleSet(core.new_id(), rule_set, text))
     backlog = core.open_counters(rule_set)
@@ -226,7 +226,7 @@ def test_counters_of_an_overtaken_version_are_dropped() -> None:
     orders = Orders(counted(BUDGET))
     core = orders.core
     backlogs = []
-    for version, counter in ((2, RESERVED_CODES), (4, {**BUDGET, "window_ms": 2 * DAY_MS})):
+    for version, counter in ((2, RESERVED), (4, {**BUDGET, "window_ms": 2 * DAY_MS})):
         text = counted(counter, version=version)
         rule_set = compile_cached(text)
         core.run(DeployRuleSet(core.new_id(), rule_set, text))
@@ -236,7 +236,7 @@ def test_counters_of_an_overtaken_version_are_dropped() -> None:
     for backlog, fault in zip(backlogs, (True, False), strict=True):
         answers = [core.run(FillCounter(core.new_id(), filled)) for filled in backlog.fills(core.now_ms)]
         assert [fault] == [isinstance(answer, Fault) for answer in answers]
-    core.activate(counted(RESERVED_CODES, version=2))
+    core.activate(counted(RESERVED, version=2))
     orders.approve(100)
     core.prove()
 
@@ -274,7 +274,7 @@ def test_a_full_counter_refuses() -> None:
     assert (LACKING, True) == (cause, 0 < retry_after_ms <= DAY_MS)
     orders.core.now_ms += DAY_MS + 60_000
     orders.approve(1, "carl")
-    reserved = Orders(counted({**RESERVED_CODES, "groups_max": 1}))
+    reserved = Orders(counted({**RESERVED, "groups_max": 1}))
     reserved.approve(1)
     assert ("it has all groups that `groups_max: 1` permits", 0) == absence(reserved.propose(1))
     reserved.core.prove()
@@ -293,7 +293,7 @@ def absence(refusal: Decision) -> tuple[str, int]:
 @pytest.mark.parametrize("limit", ["entries_max", "groups_max"])
 def test_a_full_counter_has_room_once_an_entry_lapses(limit: str) -> None:
     """A counter has room from the very time at which an entry lapses, also if no event came since."""
-    orders = Orders(counted({**RESERVED_CODES, limit: 1}))
+    orders = Orders(counted({**RESERVED, limit: 1}))
     core = orders.core
     carried_out(orders, orders.approve(1), SUCCESS)
     lapses_at_ms = core.now_ms + DAY_MS
@@ -316,7 +316,7 @@ def preflight(core: Core, command: SubmitProposal) -> Decision:
 
 def test_a_snapshot_holds_counters() -> None:
     """From a snapshot, counters that are filled, and those that wait for their fill, go on with the same numbers."""
-    orders = Orders(counted(RESERVED_CODES, decision_ttl_ms=2 * DAY_MS))
+    orders = Orders(counted(RESERVED, decision_ttl_ms=2 * DAY_MS))
     core = orders.core
     settled, revoked = orders.approve(100), orders.approve(200, "bob")
     carried_out(orders, settled, SUCCESS)
@@ -354,7 +354,7 @@ def test_a_refusal_tells_when_there_will_be_room() -> None:
     orders.core.now_ms += 1
     orders.approve(500)
     orders.core.prove()
-    reserved = Orders(counted(RESERVED_CODES, over=over))
+    reserved = Orders(counted(RESERVED, over=over))
     reserved.approve(900)
     hints = [reserved.propose(amount).retry_hint for amount in (500, 1_001)]
     revise, wait = decision_pb2.REMEDY_REVISE_PARAMS, decision_pb2.REMEDY_WAIT
@@ -416,7 +416,7 @@ def test_an_amount_that_cannot_be_counted() -> None:
 
 def test_a_group_with_a_long_name() -> None:
     """A group whose name no counter holds gives no number, so nothing is approved in it, and the other groups go on."""
-    orders = Orders(loose(RESERVED_CODES, over=OVER))
+    orders = Orders(loose(RESERVED, over=OVER))
 
     assert [("its key has more than 256 characters", 0)] * 2 == [absence(orders.propose(999.0, "a" * 257)) for _ in range(2)]
     orders.approve(999.0)
@@ -476,7 +476,7 @@ def test_a_fault_ends_although_events_go_on() -> None:
 @pytest.mark.parametrize("lacked", [{"distinct": "string(params.amount)", "distinct_max": 1}, {"sum": "params.amount"}])
 def test_a_reservation_that_cannot_be_entered(lacked: dict[str, Any], customer_id: str) -> None:
     """A group that lacks a reservation gives no number until the decision ends, even beyond the window; the other groups go on."""
-    counter = {key: value for key, value in RESERVED_CODES.items() if key != "sum"}
+    counter = {key: value for key, value in RESERVED.items() if key != "sum"}
     never = {**NO_MORE, "when": f"history.spent(params.customer_id) < {'0' if 'distinct' in lacked else '0.0'}"}
     orders = Orders(loose({**counter, **lacked}, over=never, decision_ttl_ms=3 * DAY_MS))
     core = orders.core
@@ -494,7 +494,7 @@ def test_a_reservation_that_cannot_be_entered(lacked: dict[str, Any], customer_i
 
 def test_a_settlement_that_fails() -> None:
     """A report whose settlement cannot be evaluated takes the number from its own group alone, for the window."""
-    orders = Orders(counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}))
+    orders = Orders(counted({**RESERVED, "settle": "double(execution.result.refunded)"}))
     core = orders.core
     decision = orders.approve(600)
     core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=python_to_value({"refunded": "much"}).struct_value)
@@ -513,7 +513,7 @@ def test_a_settlement_that_fails_while_a_counter_is_filled() -> None:
     orders = Orders(counted(BUDGET))
     decision = orders.approve(600)
     core = orders.core
-    text = counted({**RESERVED_CODES, "settle": "double(execution.result.refunded)"}, version=2)
+    text = counted({**RESERVED, "settle": "double(execution.result.refunded)"}, version=2)
     rule_set = compile_cached(text)
     core.run(DeployRuleSet(core.new_id(), rule_set, text))
     backlog = core.open_counters(rule_set)
@@ -530,7 +530,7 @@ def test_a_settlement_that_fails_while_a_counter_is_filled() -> None:
 @pytest.mark.parametrize(("where", "expected"), [('reason_code == "SPECIAL"', 0.0), ('outcome == "APPROVED"', 600.0)])
 def test_reports_read_the_decision(where: str, expected: float) -> None:
     """A report is counted or left out as the approval was, by what the decision says."""
-    orders = Orders(counted({**RESERVED_CODES, "where": where}))
+    orders = Orders(counted({**RESERVED, "where": where}))
     decision = orders.approve(600)
     assert expected == orders.spent()
     carried_out(orders, decision, SUCCESS)
@@ -576,7 +576,7 @@ def test_entries_that_lapse_together(amounts: tuple[int, int], is_restored: bool
     orders.core.prove()
 
 
-SETTLED = {**RESERVED_CODES, "settle": "double(execution.result.refunded)"}
+SETTLED = {**RESERVED, "settle": "double(execution.result.refunded)"}
 
 
 def refunded(amount: float) -> Any:
@@ -630,7 +630,7 @@ def test_a_compensation_counts_with_its_own_params(source: str) -> None:
 
 def test_a_fill_keeps_the_faults_of_groups() -> None:
     """A group that gives no number does so after a fill too, and the other groups give theirs; a replay proves both."""
-    orders = Orders(counted(RESERVED_CODES, over=NO_MORE))
+    orders = Orders(counted(RESERVED, over=NO_MORE))
     orders.approve(1)
     orders.approve(2.0**53, "bob")
     orders.core.activate(counted(BUDGET, version=2))
@@ -650,10 +650,10 @@ def test_an_amount_that_fits_frees_at_once() -> None:
 
 def test_a_rollback_keeps_its_counters() -> None:
     """Counters that are filled for an earlier version than the one in force stay, whatever other rule sets come into force."""
-    orders = Orders(counted(RESERVED_CODES))
+    orders = Orders(counted(RESERVED))
     core = orders.core
     core.activate(counted(BUDGET, version=2))
-    rule_set = compile_cached(counted(RESERVED_CODES))
+    rule_set = compile_cached(counted(RESERVED))
     backlog = core.open_counters(rule_set)
     core.activate(document({}, [{**OK, "when": "true"}], rule_set="others", action_type="mail.send"))
     for filled in backlog.fills(core.now_ms):
