@@ -160,7 +160,7 @@ class CoreLayer:
         """See Layer."""
         command = ActivateRuleSet(self.core.new_id(), policy_id, version, None, shadow)
         if isinstance(self._run(command), UnfilledCounters):
-            self.core.fill_counters(self.core.state.rule_sets[policy_id, version].rule_set)
+            self.core.fill_counters(self.core.open_counters(self.core.state.rule_sets[policy_id, version].rule_set))
             self._run(command)
 
     async def deactivate(self, policy_id: str) -> None:

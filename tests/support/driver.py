@@ -210,18 +210,23 @@ class Core:
 
     def activate(self, text: str) -> RuleSetPosition:
         """Deploy and activate a rule set."""
-        rule_set = compile_cached(text)
-        self.run(DeployRuleSet(self.new_id(), rule_set, text))
+        rule_set = self.deploy(text)
         answer = self.run(ActivateRuleSet(self.new_id(), rule_set.policy_id, rule_set.version, None))
         if isinstance(answer, UnfilledCounters):
-            self.fill_counters(rule_set)
+            self.fill_counters(self.open_counters(rule_set))
             answer = self.run(ActivateRuleSet(self.new_id(), rule_set.policy_id, rule_set.version, None))
         assert isinstance(answer, RuleSetPosition), answer
         return answer
 
-    def fill_counters(self, rule_set: CompiledRuleSet) -> None:
-        """Open the counters of a deployed rule set and give them their past, as the server does."""
-        for filled in self.open_counters(rule_set).fills(self.now_ms):
+    def deploy(self, text: str) -> CompiledRuleSet:
+        """Deploy a rule set."""
+        rule_set = compile_cached(text)
+        self.run(DeployRuleSet(self.new_id(), rule_set, text))
+        return rule_set
+
+    def fill_counters(self, backlog: CounterBacklog) -> None:
+        """Give counters that are open their past, as the server does."""
+        for filled in backlog.fills(self.now_ms):
             assert isinstance(self.run(FillCounter(self.new_id(), filled)), EventAnswer)
 
     def open_counters(self, rule_set: CompiledRuleSet) -> CounterBacklog:

@@ -396,6 +396,6 @@ def test_buses_of_an_older_version_refuse_such_rule_sets() -> None:
     text = rule_set(derivation("true", '"customer/1"'))
     compiled = compile_cached(text)
     core.run(DeployRuleSet(core.new_id(), compiled, text))
-    core.fill_counters(compiled)
+    core.fill_counters(core.open_counters(compiled))
     fault = core.fault(ActivateRuleSet(core.new_id(), compiled.policy_id, 1, None))
     assert "rule set refunds: derivation standing reads facts or counters, or names a subject" in fault.message

@@ -245,7 +245,7 @@ def test_counters_are_compared_by_name_in_version_2() -> None:
     core = Core(counting(SCORE, {"spent": SPENT}, rule_set="team"), arbiter_version=2)
     text = counting(SCORE, {"spent": {**SPENT, "window_ms": 120_000}})
     shadow = activation(core, text, shadow=True)
-    core.fill_counters(compile_cached(text))
+    core.fill_counters(core.open_counters(compile_cached(text)))
     assert isinstance(core.run(shadow), RuleSetPosition)
     core.activate(counting(SCORE, {"spent": {**SPENT, "by": "params.note"}}, rule_set="other"))
     assert [False] == [one.disagrees for one in core.state.shadows_by_action[ACTION]]

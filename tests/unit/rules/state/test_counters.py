@@ -9,7 +9,7 @@ import pytest
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, Fault, FillCounter, RuleSetPosition, SubmitProposal
+from gavel_rules.commands import ActivateRuleSet, Fault, FillCounter, RuleSetPosition, SubmitProposal
 from gavel_rules.preflight import preflight as dry_run
 from gavel_rules.state.counters import FAULTY_GROUPS_MAX
 from gavel_rules.state.snapshot.encoding import state_sha256
@@ -207,15 +207,12 @@ def test_ends_while_a_counter_is_filled() -> None:
     settled, expiring, _ = orders.approve(100), orders.approve(200, "bob"), orders.approve(400, "carl")
     core = orders.core
     text = counted({**RESERVED, "settle": "double(execution.result.refunded)"}, version=2)
-    rule_set = compile_cached(text)
-    core.run(DeployRuleSet(core.new_id(), rule_set, text))
-    backlog = core.open_counters(rule_set)
+    backlog = core.open_counters(core.deploy(text))
     started = core.start(core.by_id[settled.decision_id])
     core.report(started, SUCCESS, result=python_to_value({"refunded": 30}).struct_value)
     core.revoke(core.by_id[expiring.decision_id])
     orders.approve(50, "dora")
-    for filled in backlog.fills(core.now_ms):
-        assert isinstance(core.run(FillCounter(core.new_id(), filled)), EventAnswer)
+    core.fill_counters(backlog)
     assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None)), RuleSetPosition)
     assert [30.0, 0.0, 400.0, 50.0] == [orders.spent(customer) for customer in ("ann", "bob", "carl", "dora")]
     core.prove()
@@ -228,9 +225,7 @@ def test_counters_of_an_overtaken_version_are_dropped() -> None:
     backlogs = []
     for version, counter in ((2, RESERVED), (4, {**BUDGET, "window_ms": 2 * DAY_MS})):
         text = counted(counter, version=version)
-        rule_set = compile_cached(text)
-        core.run(DeployRuleSet(core.new_id(), rule_set, text))
-        backlogs.append(core.open_counters(rule_set))
+        backlogs.append(core.open_counters(core.deploy(text)))
     core.activate(counted(BUDGET, over={**OVER, "priority": 70}, version=3))
     assert [1, 4] == sorted(table.version for table in core.state.counters.values())
     for backlog, fault in zip(backlogs, (True, False), strict=True):
@@ -321,17 +316,14 @@ def test_a_snapshot_holds_counters() -> None:
     settled, revoked = orders.approve(100), orders.approve(200, "bob")
     carried_out(orders, settled, SUCCESS)
     text = counted({"of": "proposals", "action": "*", "distinct": "params.customer_id", "window_ms": DAY_MS}, over=NEVER, version=2)
-    rule_set = compile_cached(text)
-    core.run(DeployRuleSet(core.new_id(), rule_set, text))
-    backlog = core.open_counters(rule_set)
+    backlog = core.open_counters(core.deploy(text))
     orders.approve(1, "carl")
     core.revoke(core.by_id[revoked.decision_id])
     restored = restore(core.state)
     assert tables(core.state) == tables(restored)
     assert (core.state.digest(), state_sha256(core.state.store)) == (restored.digest(), state_sha256(restored.store))
     core.state = restored
-    for filled in backlog.fills(core.now_ms):
-        assert isinstance(core.run(FillCounter(core.new_id(), filled)), EventAnswer)
+    core.fill_counters(backlog)
     readings = [table.read(group, core.now_ms) for table in core.state.counters.values() for group in ("ann", "bob", "")]
     assert [0, 0, 0, 0, 3, 100] == sorted(reading.value for reading in readings if reading is not None)
     core.prove()
@@ -514,12 +506,9 @@ def test_a_settlement_that_fails_while_a_counter_is_filled() -> None:
     decision = orders.approve(600)
     core = orders.core
     text = counted({**RESERVED, "settle": "double(execution.result.refunded)"}, version=2)
-    rule_set = compile_cached(text)
-    core.run(DeployRuleSet(core.new_id(), rule_set, text))
-    backlog = core.open_counters(rule_set)
+    backlog = core.open_counters(core.deploy(text))
     core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=python_to_value({"refunded": "much"}).struct_value)
-    for filled in backlog.fills(core.now_ms):
-        core.run(FillCounter(core.new_id(), filled))
+    core.fill_counters(backlog)
     core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None))
     assert reason_codes.COUNTER_FULL == orders.propose(1.0).reason_code
     core.tick(DAY_MS)
@@ -544,8 +533,7 @@ def test_reports_read_the_decision(where: str, expected: float) -> None:
 def test_a_compensation_while_a_counter_is_filled(opened_at: int, filled_at: int) -> None:
     """Compensated work is released whenever the counter was opened and filled."""
     core = Core(WITHOUT)
-    rule_set = compile_cached(WITH[0])
-    core.run(DeployRuleSet(core.new_id(), rule_set, WITH[0]))
+    rule_set = core.deploy(WITH[0])
     steps: list[Step] = [("propose", "ann", 7.25), ("report", 0, PARTIAL), ("undo", 0, SUCCESS), ("pass", 5, None)]
     backlogs = []
     for number, step in enumerate(steps):
@@ -553,8 +541,7 @@ def test_a_compensation_while_a_counter_is_filled(opened_at: int, filled_at: int
             backlogs.append(core.open_counters(rule_set))
         play(core, step, number)
         if number == max(opened_at, filled_at):
-            for filled in backlogs[0].fills(core.now_ms):
-                core.run(FillCounter(core.new_id(), filled))
+            core.fill_counters(backlogs[0])
     compare(core)
     core.prove()
 
@@ -656,7 +643,6 @@ def test_a_rollback_keeps_its_counters() -> None:
     rule_set = compile_cached(counted(RESERVED))
     backlog = core.open_counters(rule_set)
     core.activate(document({}, [{**OK, "when": "true"}], rule_set="others", action_type="mail.send"))
-    for filled in backlog.fills(core.now_ms):
-        assert isinstance(core.run(FillCounter(core.new_id(), filled)), EventAnswer)
+    core.fill_counters(backlog)
     assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 1, None)), RuleSetPosition)
     core.prove()
