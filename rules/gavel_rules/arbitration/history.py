@@ -29,6 +29,12 @@ class HistoryReading:
         self.fragments: Final[list[bytes]] = []
         self.absences: Final[dict[str, Absence]] = {}
 
+    def add_absence(self, counter: str, absence: Absence) -> None:
+        """Add why a counter gives no number, or has no room. Of several causes, the first of those that last longest is kept."""
+        known = self.absences.get(counter)
+        if known is None or (known.until_ms and (not absence.until_ms or absence.until_ms > known.until_ms)):
+            self.absences[counter] = absence
+
 
 def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, proposal_id: str) -> HistoryReading:
     """Read the counters of an action for the case of a proposal. The numbers do not include the proposal itself.
@@ -48,7 +54,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
             table = counters.get(place.digest)
             counter_reading = table.read(key, now_ms, proposal_id) if table is not None else None
             if counter_reading is None:
-                reading.absences[place.counter] = NOT_COUNTING if table is None else table.explain_absence(key, now_ms)
+                reading.add_absence(place.counter, NOT_COUNTING if table is None else table.explain_absence(key, now_ms))
                 continue
             numbers[place.variable] = counter_reading.value
             fragment = encode_reading(place.fragment, encoded_keys[place.key], counter_reading.value, counter_reading.frees_at_ms)
@@ -57,7 +63,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
     for counter in action.reserving_counters:
         table = state.counters.get(counter.digest)
         if table is None or not table.has_room_for_one(now_ms):
-            reading.absences[counter.name] = NOT_COUNTING if table is None else table.explain_lack_of_room(now_ms)
+            reading.add_absence(counter.name, NOT_COUNTING if table is None else table.explain_lack_of_room(now_ms))
     return reading
 
 

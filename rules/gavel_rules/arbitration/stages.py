@@ -345,7 +345,8 @@ def apply_rules(context: Context) -> bool:
             readings = readings + b"".join(history.fragments)
             if history.absences:
                 merge(decision, readings)
-                return refuse_for_counters(decision, action.policy_id, history.absences, context.now_ms)
+                refuse_for_counters(decision, action.policy_id, history.absences, context.now_ms)
+                return True
             case = view.case = case.with_history(history.numbers)
         verdict = context.evaluate(action, case)
         if verdict.error:

@@ -122,29 +122,39 @@ def renamed_counters(old: CompiledRuleSet, new: CompiledRuleSet) -> dict[str, st
 
 
 class _Rule(NamedTuple):
-    """A rule with its keys as written and its condition as parsed."""
+    """A rule with its keys as written, its condition as parsed, and what its expressions mean, by key."""
 
     keys: Mapping[str, object]
     tree: Node
+    meanings: Mapping[str, object]
+
+    def differs(self, other: _Rule, key: str) -> bool:
+        """Return whether a key differs, for an expression in more than its layout."""
+        if key in self.meanings and key in other.meanings:
+            return self.meanings[key] != other.meanings[key]
+        return self.keys.get(key) != other.keys.get(key)
 
 
 def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], names: Mapping[str, str] = _NONE) -> dict[str, _Rule]:
-    trees = {
-        rule.id: canonical_tree(action.environment, condition.tree, names)
-        for action in rule_set.actions.values()
-        for rule, condition in zip(action.rules, action.conditions, strict=True)
-    }
-    return {rule["id"]: _Rule(rule, trees[rule["id"]]) for rule in document["rules"]}
+    trees: dict[str, Node] = {}
+    meanings: dict[str, dict[str, object]] = {}
+    for action in rule_set.actions.values():
+        for rule, condition in zip(action.rules, action.conditions, strict=True):
+            trees[rule.id] = canonical_tree(action.environment, condition.tree, names)
+            meanings[rule.id] = {"when": trees[rule.id]}
+            if rule.id in action.retries:
+                meanings[rule.id]["retry_after"] = action.retries[rule.id].meaning(names)
+    return {rule["id"]: _Rule(rule, trees[rule["id"]], meanings[rule["id"]]) for rule in document["rules"]}
 
 
 def _is_same(before: _Rule, after: _Rule) -> bool:
     """Return whether two rules mean the same. Conditions are compared without layout, with variables replaced by their definitions."""
-    return before.tree == after.tree and all(before.keys.get(key) == after.keys.get(key) for key in _RULE_KEYS if key != "when")
+    return not any(before.differs(after, key) for key in _RULE_KEYS)
 
 
 def _rule_edits(rule_id: str, before: _Rule, after: _Rule) -> Iterator[Edit]:
     for key in _RULE_KEYS:
-        if before.keys.get(key) != after.keys.get(key) and (key != "when" or before.tree != after.tree):
+        if before.differs(after, key):
             yield from _edits(f"rules.{rule_id}.{key}", before.keys.get(key), after.keys.get(key))
     thresholds = _thresholds(before.tree, after.tree)
     if thresholds is not None:

@@ -168,7 +168,7 @@ class Absence(NamedTuple):
     until_ms: int = 0  # 0: not known
 
 
-NOT_COUNTING: Final = Absence("it is not in force")
+NOT_COUNTING: Final = Absence("it is not in force, or not filled yet")
 
 
 class CounterTable:
@@ -257,10 +257,13 @@ class CounterTable:
 
     def has_fault(self, group: str, now_ms: int) -> bool:
         """Return whether a group gives no number, because it lacks an event, or any group may lack one."""
-        faults = self.faults
-        if self.lacking_count and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
-            return True
-        return bool(faults) and (faults.get(ALL_GROUPS, 0) > now_ms or faults.get(group, 0) > now_ms)
+        return self._lacks_reservation(group) or (bool(self.faults) and self._fault_until_ms(group) > now_ms)
+
+    def _lacks_reservation(self, group: str) -> bool:
+        return bool(self.lacking_count) and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups)
+
+    def _fault_until_ms(self, group: str) -> int:
+        return max(self.faults.get(ALL_GROUPS, 0), self.faults.get(group, 0))
 
     def explain_absence(self, group: str, now_ms: int) -> Absence:
         """Return why a group gives no number."""
@@ -268,35 +271,36 @@ class CounterTable:
             return NOT_COUNTING
         if len(group) > GROUP_LENGTH_MAX:
             return Absence(f"its key has more than {GROUP_LENGTH_MAX} characters")
-        if self.lacking_count and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups):
-            return Absence("a reservation found no room, and its decision has not ended")
-        until_ms = max(self.faults.get(ALL_GROUPS, 0), self.faults.get(group, 0))
-        if until_ms > now_ms:
-            return Absence("it lacks an event that it could not count, or a report that it could not settle", until_ms)
-        return Absence("its number is beyond 2^53 of its smallest unit")
+        return self._explain_fault(group, now_ms) or Absence("its number is beyond 2^53 of its smallest unit")
 
     def explain_lack_of_room(self, now_ms: int) -> Absence:
         """Return why one more entry finds no room."""
-        if not self.is_filled or self.has_fault(ALL_GROUPS, now_ms):
-            return self.explain_absence(ALL_GROUPS, now_ms)
-        if len(self.entries) >= self.counter.entries_max:
-            return Absence(f"it has all entries that `entries_max: {self.counter.entries_max}` permits")
-        return Absence(f"it has all groups that `groups_max: {self.counter.groups_max}` permits")
+        if not self.is_filled:
+            return NOT_COUNTING
+        full = "entries" if len(self.entries) >= self.counter.entries_max else "groups"
+        most = self.counter.entries_max if full == "entries" else self.counter.groups_max
+        return self._explain_fault(ALL_GROUPS, now_ms) or Absence(f"it has all {full} that `{full}_max: {most}` permits")
+
+    def _explain_fault(self, group: str, now_ms: int) -> Absence | None:
+        if self._lacks_reservation(group):
+            return Absence("a reservation found no room, and its decision has not ended")
+        until_ms = self._fault_until_ms(group)
+        if until_ms > now_ms:
+            return Absence("it lacks an event that it could not count, or a report that it could not settle", until_ms)
+        return None
 
     def has_room(self, group: CounterGroup | None) -> bool:
         """Return whether one more entry finds room in a group of the counter, or in a new one if it is None.
 
         A group that gives no number takes entries too: it may give one again.
         """
-        counter = self.counter
-        return len(self.entries) < counter.entries_max and (group is not None or len(self.groups) < counter.groups_max)
+        return self._fits_one(len(self.entries), len(self.groups) if group is None else 0)
 
     def has_room_for_one(self, now_ms: int) -> bool:
         """Return whether one more entry finds room at `now_ms`, whatever its group."""
-        counter = self.counter
         if not self.is_filled or self.has_fault(ALL_GROUPS, now_ms):
             return False
-        if len(self.entries) < counter.entries_max and len(self.groups) < counter.groups_max:
+        if self._fits_one(len(self.entries), len(self.groups)):
             return True
         # It was full at the last event. What has lapsed since makes room.
         lapsed: dict[str, int] = {}
@@ -304,9 +308,12 @@ class CounterTable:
             if entry.lapses_at_ms > now_ms:
                 break
             lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
-        entries = len(self.entries) - sum(lapsed.values())
-        groups = len(self.groups) - sum([self.groups[group].entry_count == count for group, count in lapsed.items()])
-        return entries < counter.entries_max and groups < counter.groups_max
+        empty = sum([self.groups[group].entry_count == count for group, count in lapsed.items()])
+        return self._fits_one(len(self.entries) - sum(lapsed.values()), len(self.groups) - empty)
+
+    def _fits_one(self, entries: int, groups: int) -> bool:
+        counter = self.counter
+        return entries < counter.entries_max and (groups < counter.groups_max or not counter.has_groups)
 
     def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:
         """Return when enough entries of a group will have lapsed for `amount` to fit under `limit`; 0 if that cannot be foreseen."""

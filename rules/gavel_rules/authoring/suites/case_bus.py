@@ -130,6 +130,10 @@ class CaseBus:
     """A bus on which a rule set is in force, and other ones too. Raises CaseBusError if the core rejects one of them."""
 
     def __init__(self, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet] = ()) -> None:
+        rule_sets = (rule_set, *others)
+        declared = {fact.key for one in rule_sets for action in one.actions.values() for fact in action.facts}
+        # The keys of facts that counters count and that no action reads.
+        self._only_counted = {key for one in rule_sets for counter in one.counters.values() for key in counter.fact_keys} - declared
         self._state = State("test")
         self._ids = 0
         cross_check = CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
@@ -197,7 +201,7 @@ class CaseBus:
     ) -> EarlierRun:
         """Submit an earlier proposal at its age and carry out its approval, if it has an execution.
 
-        A fact that is younger than the proposal is recorded at the time of the proposal as well.
+        A fact that is younger than the proposal is recorded at the time of the proposal as well, unless it is there to be counted alone.
         """
         part = case.part.earlier[index]
         action_type = part.action or action.action_type
@@ -205,7 +209,7 @@ class CaseBus:
         number = index + 1
         evidence = dict(recorded)
         for one in facts:
-            if one.name not in evidence:
+            if one.name not in evidence and one.key not in self._only_counted:
                 evidence[one.name] = self._record(one, at_ms, number)
         citations = _citations(case.part.cites, facts, evidence)
         binding = VersionBinding(**case.part.version_binding.model_dump())
@@ -357,4 +361,4 @@ class CaseBus:
 
 def _citations(cites: Sequence[str] | None, facts: Sequence[CaseEvidence], recorded: Mapping[str, Envelope]) -> list[Envelope]:
     """Return the evidence that a proposal cites, in the order of the case, as its author would cite it."""
-    return [recorded[evidence.name] for evidence in facts if cites is None or evidence.name in cites]
+    return [recorded[evidence.name] for evidence in facts if evidence.name in recorded and (cites is None or evidence.name in cites)]

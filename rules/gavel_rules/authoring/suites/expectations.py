@@ -55,7 +55,7 @@ def compare(expect: ExpectCase, decision: Decision, consequences: Consequences |
         if expected_ids is not None and sorted(expected_ids) != sorted(actual_ids):
             yield Difference(what, _list(expected_ids), _list(actual_ids))
     details = struct_to_dict(decision.details)
-    if expect.details is not None and expect.details != details:
+    if expect.details is not None and not _equal(expect.details, details):
         yield Difference("details", _format(expect.details), _format(details))
     rows = list(decision.retry_hint.fact_requirements)
     if expect.hint is not None and not _pair_up(expect.hint, rows, _hint_fits):
@@ -132,7 +132,7 @@ def _counter_fits(expected: CounterCase, reading: CounterReading) -> bool:
 
 
 def _format_counter(counter: str, key: str | None, value: float) -> str:
-    return f"{counter}({key or ''}) = {_format(value)}"
+    return f"{counter if key is None else f'{counter}({key})'} = {_format(value)}"
 
 
 def _equal(expected: object, actual: object) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from gavel_rules import limits
+from gavel_rules.language.counters.counter import GROUP_LENGTH_MAX
 from gavel_rules.language.document.models import ATTEMPTS_MAX, DURATION_MS_MAX, REJECTION_LIMIT_MAX, ActionType, FactKey, Milliseconds
 from gavel_rules.values import INTEGER_MAX
 
@@ -169,7 +170,7 @@ class CounterCase(_Part):
 
     counter: Annotated[str, StringConstraints(max_length=128)]
     """The counter's name."""
-    key: Annotated[str, StringConstraints(max_length=256)] | None = None
+    key: Annotated[str, StringConstraints(max_length=GROUP_LENGTH_MAX)] | None = None
     """The group. "": that of a counter without groups. Default: any."""
     value: float
     """The number."""

@@ -72,16 +72,21 @@ def find_exact_thresholds(
     for node in walk(condition.tree):
         match node:
             case Call(function, None, (left, right)) if function in _COMPARISONS:
-                for read, other in ((left, right), (right, left)):
-                    for variable, type_ in find_variables(read, environment.types):
-                        threshold = _number(other)
-                        if variable not in names or threshold is None:
-                            continue
-                        name = names[variable]
-                        step = Decimal(1) if type_.kind == "int" else Decimal(1).scaleb(-counters[name].scale)
-                        if Decimal(repr(threshold)) % step != 0:
-                            message = f"{HISTORY}.{name} is a multiple of {step:f}, so it never equals {threshold!r}"
-                            yield path, THRESHOLD_TOO_EXACT, message, "round the threshold" + _or_raise_scale(type_.kind)
+                form = linear_form(left).plus(linear_form(right), -1)
+                if len(form.terms) != 1:
+                    continue
+                ((term, coefficient),) = form.terms.items()
+                if not (isinstance(term, Identifier) and term.name in names and abs(coefficient) == 1):
+                    continue
+                name, threshold = names[term.name], -form.constant * coefficient
+                is_whole = environment.types[term.name].kind == "int"
+                scale = 0 if is_whole else counters[name].scale
+                if -_exponent(threshold) > scale:
+                    message = (
+                        f"{HISTORY}.{name} is a multiple of {Decimal(1).scaleb(-scale):f}, so it never equals {threshold.normalize():f}"
+                    )
+                    hint = "round the threshold" if is_whole else "round the threshold, or raise the counter's scale"
+                    yield path, THRESHOLD_TOO_EXACT, message, hint
 
 
 def find_other_limits(
@@ -177,12 +182,7 @@ def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Itera
                 yield (*path, "where"), NEVER_EQUALS, message, suggestion(one.value, sorted(texts[name]), 0)
 
 
-def _number(node: Node) -> float | None:
-    """Return the value of a number that is written out; None for any other node."""
-    if isinstance(node, Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return node.value
-    return None
-
-
-def _or_raise_scale(kind: str) -> str:
-    return ", or raise the counter's scale" if kind == "double" else ""
+def _exponent(number: Decimal) -> int:
+    """Return the power of ten of the last digit of a number that is not zero; 0 for infinities, which no counter reaches."""
+    exponent = number.normalize().as_tuple().exponent
+    return exponent if isinstance(exponent, int) else 0

@@ -16,6 +16,7 @@ from gavel_rules.language.cel.syntax_tree import Call, Identifier, Select
 from gavel_rules.language.cel.tokens import closing_offset, tokens
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY
+from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.counters.counter import COUNT, SUM, CompiledCounter
 from gavel_rules.language.engines.case import Case, CaseReader
 from gavel_rules.language.engines.cel import Program, condition_source
@@ -46,11 +47,18 @@ class RetryAfter:
     def __init__(self, environment: Environment, checked: FreesCall, counter: CompiledCounter) -> None:
         self.counter: Final = counter
         trees = [part.tree for part in checked.parts]
+        self._environment: Final = environment
+        self._trees: Final = trees
         self._reader: Final = CaseReader(
             (variable for tree in trees for variable in find_variables(tree, environment.types)),
             [path for tree in trees for path in find_presence_tests(tree)],
         )
         self._program: Final = Program(environment, [condition_source(part.source) for part in checked.parts])
+
+    def meaning(self, names: Mapping[str, str]) -> tuple[object, ...]:
+        """Return what two calls of the same meaning have in common, whatever their layout. `names`: see `canonical_tree`."""
+        name = self.counter.name
+        return names.get(name, name), *(canonical_tree(self._environment, tree, names) for tree in self._trees)
 
     def room(self, case: Case) -> Room | None:
         """Return the room that a case asks for; None if an expression fails or gives a number that the counter cannot hold."""

@@ -279,8 +279,10 @@ def test_the_layout_of_the_key_of_a_counter() -> None:
 
 
 def test_a_renamed_counter() -> None:
-    """A counter with another name alone is an edit that changes no rule and no decision."""
-    diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(COUNTED.replace("spent", "used")))
+    """A counter with another name alone is an edit that changes no rule and no decision, wherever the counter is read."""
+    retry = "reason_code: OVER, retry_after: 'history.spent.frees(params.customer, 0, 1000)'"
+    text = COUNTED.replace("reason_code: OVER", retry)
+    diff = diff_rule_sets(compile_rule_set(text), compile_rule_set(text.replace("customer, 0", "customer,0").replace("spent", "used")))
     assert ((), (), ["counters.spent", "counters.used"]) == (diff.changed, diff.cases, [edit.path for edit in diff.edits])
 
 

@@ -273,6 +273,22 @@ def test_a_full_counter_refuses() -> None:
     reserved.approve(1)
     assert ("it has all groups that `groups_max: 1` permits", 0) == absence(reserved.propose(1))
     reserved.core.prove()
+    ungrouped = {key: value for key, value in RESERVED.items() if key != "by"}
+    together = Orders(counted({**ungrouped, "groups_max": 1, "entries_max": 2}, over={**OVER, "when": "history.spent() < 0.0"}))
+    together.approve(1)
+    together.approve(1)
+    assert ("it has all entries that `entries_max: 2` permits", 0) == absence(together.propose(1))
+
+
+def test_a_fault_of_all_groups() -> None:
+    """A reserving counter of which all groups lack an event says so, and when they will not, whichever of its limits is asked."""
+    orders = Orders(counted({**RESERVED, "where": "double(params.customer_id) > 0.0"}))
+    core = orders.core
+    orders.approve(1.0, "ann")  # `where` fails
+    cause, _ = absence(orders.propose(1.0, "bob"))
+    assert "a reservation found no room, and its decision has not ended" == cause
+    core.tick(2 * DAY_MS)
+    orders.approve(1.0, "7")
 
 
 LACKING = "it lacks an event that it could not count, or a report that it could not settle"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from gavel.v1.decision_pb2 import CounterReading
 
+from gavel_rules.authoring.diff import renamed_counters
 from gavel_rules.errors import CaseError
 from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
+_OWN_NAMES: Final[Mapping[str, str]] = {}
 _Numbers = Mapping[tuple[str, str], float]  # by counter and key
 
 
@@ -23,20 +26,22 @@ def edited_counters(old: CompiledRuleSet, new: CompiledRuleSet) -> set[str]:
 def edited_derivations(old: CompiledRuleSet, new: CompiledRuleSet) -> Iterator[DerivationRule]:
     """Yield the derivations that only one version has, or that mean something else in each."""
     before, after = ({rule.id: rule for rule in version.derivations} for version in (old, new))
+    renamed = renamed_counters(old, new)
     for rule_id in {**before, **after}:
         pair = [version[rule_id] for version in (before, after) if rule_id in version]
-        if len(pair) == 1 or _meaning(pair[0]) != _meaning(pair[1]):
+        if len(pair) == 1 or _meaning(pair[0]) != _meaning(pair[1], renamed):
             yield pair[-1]
 
 
-def _meaning(rule: DerivationRule) -> tuple[object, ...]:
+def _meaning(rule: DerivationRule, names: Mapping[str, str] = _OWN_NAMES) -> tuple[object, ...]:
+    """Return what two derivations of the same meaning have in common. `names`: see `canonical_tree`."""
     subject = rule.subject_expression
     return (
         rule.action_type,
         rule.status,
         rule.key,
-        canonical_tree(rule.value_expression.environment, rule.value_expression.expression.tree),
-        canonical_tree(subject.environment, subject.expression.tree) if subject is not None else None,
+        canonical_tree(rule.value_expression.environment, rule.value_expression.expression.tree, names),
+        canonical_tree(subject.environment, subject.expression.tree, names) if subject is not None else None,
     )
 
 

@@ -156,7 +156,7 @@ def test_differences() -> None:
         ("warnings", "[W]", "[]"),
         ("hint", "[a.b STALE of c/d from x]", "[]"),
         ("retry_after_ms", "7", "0"),
-        ("counters", "[spent(ann) = 7.5, calls() = 1]", "[]"),
+        ("counters", "[spent(ann) = 7.5, calls = 1]", "[]"),
     ] == list(result.differences)
 
 

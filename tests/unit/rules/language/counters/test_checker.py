@@ -66,6 +66,7 @@ def test_variables_read_counters(case: Cases) -> None:
 def test_equal_counters_have_equal_digests() -> None:
     """A counter is known by what it counts: other rules and another name do not matter, another window does."""
     spent = compile_changed().counters["spent"].digest
+    assert spent == compile_rule_set(SAMPLE.replace("spent", "used")).counters["used"].digest
     assert spent == compile_changed("> 9.0", "> 8.0").counters["spent"].digest
     assert spent != compile_changed("window_ms: 1000, keep", "window_ms: 1001, keep").counters["spent"].digest
 
@@ -263,6 +264,15 @@ def test_warnings() -> None:
         ("window_ms: 1000, keep", "window_ms: 30, keep", ["window-in-seconds: the window of spent is 0.03 s"]),
         ("> 9.0", "> 9.005", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 9.005"]),
         ("> 9.0", "> 9.05", []),
+        ("> 9.0", "> 1e30", []),
+        ("> 9.0", "+ params.amount > 9.005", []),
+        ("> 9.0", "* 1.1 > 9.005", []),
+        ("history.calls() > 5", "double(history.calls()) / 2.5 > 0.5", []),
+        (
+            "history.calls() > 5",
+            "double(history.calls()) - 0.5 > 5.0",
+            ["threshold-too-exact: history.calls is a multiple of 1, so it never equals 5.5"],
+        ),
         ("> 9.0", "> 1000.001", ["threshold-too-exact: history.spent is a multiple of 0.01, so it never equals 1000.001"]),
         ("history.calls() > 5", "5.5 < history.calls()", ["threshold-too-exact: history.calls is a multiple of 1, so it never equals 5.5"]),
         ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.spent.frees( params.customer , 0, 9)", []),
