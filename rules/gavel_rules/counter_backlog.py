@@ -53,7 +53,7 @@ class CounterBacklog:
                 yield filled
 
     def fill_steps(self, now_ms: int, digests: Iterable[str] = ()) -> Iterator[CounterFilled | None]:
-        """Yield the same events, and None after a step that has none: a caller may do something else between two steps.
+        """Yield the events of `fills`, and None after each step of sorting: a caller may do something else between two steps.
 
         `digests` leave out the other counters.
         """

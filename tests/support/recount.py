@@ -19,10 +19,10 @@ def recount(events: Sequence[Envelope], counter: dict[str, Any], group: str, now
     `counter` has `of`, `action`, `window_ms`, and optionally `keep` and one of `sum`, `distinct`, `min`, `max`, `last` over params.amount.
     With `settle`, a report settles a reservation with `execution.result.refunded`, if it has that.
     """
-    past = _Recount(counter, group)
+    counted = _Recount(counter, group)
     for event, following in zip(events, [*events[1:], Envelope()], strict=True):
-        past.count(event, following)
-    amounts = [amount for amount, lapses_at_ms in past.entries.values() if lapses_at_ms is None or lapses_at_ms > now_ms]
+        counted.count(event, following)
+    amounts = [amount for amount, lapses_at_ms in counted.entries.values() if lapses_at_ms is None or lapses_at_ms > now_ms]
     if "sum" in counter:
         return sum(amounts, Fraction(0))
     if "distinct" in counter:
@@ -37,14 +37,14 @@ def recount(events: Sequence[Envelope], counter: dict[str, Any], group: str, now
 
 
 class _Recount:
-    """The entries of one group: the amount of every event that ever counted, and when it no longer counts (None: not yet known)."""
+    """The entries of one group: the amounts that count, and when each no longer does (None: not yet known)."""
 
     def __init__(self, counter: dict[str, Any], group: str) -> None:
         self._counter = counter
         self._group = group
         self.entries: dict[str, tuple[Fraction, int | None]] = {}
         self._approved: dict[str, Fraction] = {}  # the amounts of decisions
-        self._holders: dict[str, list[str]] = {}  # the entries of each decision: its own, and one for each attempt that a person granted
+        self._entry_ids: dict[str, list[str]] = {}  # the entries of each decision: its own, and one for each attempt that a person granted
         self._reviewed: dict[str, str] = {}  # the decision that a review is about, by the decision that requested the review
         self._compensated: dict[str, str] = {}  # decisions by that of their compensation
 
@@ -59,7 +59,7 @@ class _Recount:
             return
         is_late = payload == "agent_diagnostic" and event.agent_diagnostic.WhichOneof("detail") == "late_execution"
         if payload == "decision":
-            self._decide(event)
+            self._follow_decision(event)
         elif payload == "execution" or is_late:
             execution = event.agent_diagnostic.late_execution.execution if is_late else event.execution
             self._report(execution, following, recorded_ms, is_late=is_late)
@@ -69,9 +69,9 @@ class _Recount:
         if params is not None and params["customer_id"] == self._group:
             amount = self._approved[event.event_id] = Fraction(str(params["amount"]))
             self.entries[event.event_id] = (amount, None if self._counter.get("keep") else recorded_ms + self._counter["window_ms"])
-            self._holders[event.event_id] = [event.event_id]
+            self._entry_ids[event.event_id] = [event.event_id]
 
-    def _decide(self, event: Envelope) -> None:
+    def _follow_decision(self, event: Envelope) -> None:
         """Follow a later decision: what it is about, and whether it ends or grants an attempt."""
         decision, previous = event.decision, event.decision.previous_decision_id
         about = self._reviewed.get(previous, previous)
@@ -81,16 +81,16 @@ class _Recount:
             self._reviewed[event.event_id] = about
         elif decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED):
             self._release(about)
-        elif decision.outcome == decision_pb2.OUTCOME_APPROVED and previous in self._reviewed and about in self._holders:
+        elif decision.outcome == decision_pb2.OUTCOME_APPROVED and previous in self._reviewed and about in self._entry_ids:
             self._release(about)
-            self._holders[about].append(event.event_id)
+            self._entry_ids[about].append(event.event_id)
             self.entries[event.event_id] = (self._approved[about], None)
 
     def _report(self, execution: Execution, following: Envelope, recorded_ms: int, *, is_late: bool) -> None:
         """Settle what a report is about, withdraw what it undoes, or release what it gives up."""
         decision_id = execution.decision_id
-        if execution.status in _EFFECTIVE and decision_id in self._holders:
-            entry_id = self._holders[decision_id][-1]
+        if execution.status in _EFFECTIVE and decision_id in self._entry_ids:
+            entry_id = self._entry_ids[decision_id][-1]
             amount = self._approved[decision_id]
             if "settle" in self._counter and "refunded" in execution.result:
                 amount = Fraction(str(execution.result["refunded"]))
@@ -101,7 +101,7 @@ class _Recount:
                 amount = max(amount, before)
             self.entries[entry_id] = (amount, recorded_ms + self._counter["window_ms"])
         if execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
-            for entry_id in self._holders.get(self._compensated.get(decision_id, ""), ()):
+            for entry_id in self._entry_ids.get(self._compensated.get(decision_id, ""), ()):
                 if self.entries.get(entry_id, (0, None))[1] is not None:  # else a person has granted another attempt since
                     del self.entries[entry_id]
         is_aborted = execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and not is_late
@@ -111,8 +111,8 @@ class _Recount:
 
     def _release(self, decision_id: str) -> None:
         """Let a decision that ends count no longer, unless a report has settled it."""
-        if decision_id in self._holders and self.entries.get(self._holders[decision_id][-1], (0, 0))[1] is None:
-            del self.entries[self._holders[decision_id][-1]]
+        if decision_id in self._entry_ids and self.entries.get(self._entry_ids[decision_id][-1], (0, 0))[1] is None:
+            del self.entries[self._entry_ids[decision_id][-1]]
 
 
 def _counted_params(event: Envelope, counter: dict[str, Any]) -> dict[str, Any] | None:

@@ -125,6 +125,12 @@ class CounterGroup:
         return entry.sequence_number if self.aggregate == LAST else entry.amount, entry.entry_id
 
 
+# Flags of a table.
+FILLED: Final = "filled"
+IN_FORCE: Final = "in force"
+PINNED: Final = "pinned"
+
+
 class EarlyEnd:
     """What became of a reservation while its counter was filled, before the fill brought its entry.
 
@@ -186,18 +192,23 @@ class CounterTable:
         self.faults: Final[dict[str, int]] = {}
         # What became of reservations from before `opened_at` before the fill brought their entries.
         self.early_ends: Final[dict[str, EarlyEnd]] = {}
-        self.flags: Final[dict[str, bool]] = {}  # "filled", "in force" and "pinned": True, or not there
+        self.flags: Final[dict[str, bool]] = {}  # FILLED, IN_FORCE and PINNED: True, or not there
         self.lacking_count = 0  # entries by `lacking_group`
 
     @property
     def is_filled(self) -> bool:
         """Whether the counter has the entries of the events before it was opened."""
-        return "filled" in self.flags
+        return FILLED in self.flags
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether a rule set in force reads the counter, or one did."""
+        return IN_FORCE in self.flags
 
     @property
     def is_pinned(self) -> bool:
         """Whether the counter counts a log from its beginning, and ignores events that open, fill or drop counters."""
-        return "pinned" in self.flags
+        return PINNED in self.flags
 
     def add(self, entry: CounterEntry) -> None:
         """Add an entry, as the undo log and `transitions` do."""
@@ -238,7 +249,7 @@ class CounterTable:
         lapses = counter_group.lapses
         frees_at_ms = lapses[0].lapses_at_ms if lapses else 0
         value = counter_group.total
-        if not self.counter.adds or 0 < frees_at_ms <= now_ms or excluded_id in self.entries:
+        if not self.counter.is_additive or 0 < frees_at_ms <= now_ms or excluded_id in self.entries:
             missing: list[CounterEntry] = []
             own = self.entries.get(excluded_id)
             frees_at_ms = 0
@@ -253,7 +264,7 @@ class CounterTable:
             value = counter_group.value_without(missing, self.entries)
         if abs(value) > TOTAL_MAX:
             return None
-        return Reading(self.counter.number(value), frees_at_ms)
+        return Reading(self.counter.from_units(value), frees_at_ms)
 
     def has_fault(self, group: str, now_ms: int) -> bool:
         """Return whether a group gives no number, because it lacks an event, or any group may lack one."""
@@ -318,7 +329,7 @@ class CounterTable:
     def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:
         """Return when enough entries of a group will have lapsed for `amount` to fit under `limit`; 0 if that cannot be foreseen."""
         counter_group = self.groups.get(group)
-        if counter_group is None or not self.counter.adds:
+        if counter_group is None or not self.counter.is_additive:
             return 0
         total = counter_group.total
         if total + amount <= limit:

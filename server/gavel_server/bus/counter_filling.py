@@ -1,7 +1,7 @@
 """Gives the counters of a rule set their past before the rule set is activated.
 
-The counters are opened first and count from there on. Then the log before that is read and counted beside the decisions, in short slices,
-and its entries are recorded. Decisions go on meanwhile.
+The counters are opened first and count from there on. Then the log before that is counted in short slices between decisions, and its entries
+are recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gavel_server.history.replay import pages
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import Record
 
-# Events counted before other tasks run: half a millisecond. A decision waits for several slices, and the fill takes as long as it takes.
+# Events counted before other tasks run: half a millisecond. A decision waits for several slices.
 SLICE_EVENTS: Final = 16
 
 _LOG: Final = structlog.get_logger(__name__)

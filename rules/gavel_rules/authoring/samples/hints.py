@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gavel_rules.authoring.samples.text_forms import FORMS
+from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, Node, Select, children, walk
 
 # Length of the longest sample list, and the largest size that counts as a length.
@@ -51,6 +52,16 @@ class Hints(NamedTuple):
 
 
 NO_HINTS: Final = Hints()
+
+
+def collect_hints_of(expressions: Iterable[ScopedExpression | None]) -> dict[str, Hints]:
+    """Return the hints of several expressions by path; None is none."""
+    merged: dict[str, Hints] = {}
+    for scoped in expressions:
+        if scoped is not None:
+            for path, hints in collect_hints(scoped.expression.tree, scoped.environment.types).items():
+                merged[path] = merged.get(path, NO_HINTS).merge(hints)
+    return merged
 
 
 def collect_hints(tree: Node, types: Mapping[str, object]) -> dict[str, Hints]:

@@ -1,4 +1,4 @@
-"""Expressions compared by meaning: trees in which reads of counters say what is read, with which key.
+"""Canonical trees: equal for expressions that mean the same. Each read of a counter is a call with its key.
 
 The variable of a read, such as `History.spent_0`, does not say with which key the counter is read, and its number depends on earlier reads.
 """

@@ -55,7 +55,7 @@ class CountedEvent:
         producer_type: str,
         producer_id: str,
         producer_version: str,
-        others: Mapping[str, object],  # trace.id, value, outcome, reason_code and execution, by variable
+        variables: Mapping[str, object],  # trace.id, value, outcome, reason_code and execution, by variable
     ) -> None:
         self.action_type: Final = action_type
         self.params: Final = params
@@ -63,7 +63,7 @@ class CountedEvent:
         self.producer_type: Final = producer_type
         self.producer_id: Final = producer_id
         self.producer_version: Final = producer_version
-        self.others: Final = others
+        self.variables: Final = variables
         self._case: Case | None = None
         self._schema: ParamsSchema | None = None  # of `_case`
         # By `CompiledCounter.measure`, for counters that differ only in their windows and limits. _NOT_COUNTED: the event does not count.
@@ -130,10 +130,10 @@ class _Expression:
             return None  # params of another version of the schema
         if self._variable:
             return values.get(self._variable)
-        others = event.others
+        variables = event.variables
         for name in self._others:
-            if name in others:
-                values[name] = others[name]
+            if name in variables:
+                values[name] = variables[name]
         answers = self._program.evaluate_all(values)
         return None if answers is None else answers[0]
 
@@ -176,7 +176,7 @@ class CompiledCounter:
         self.actions: Final = frozenset(schemas)
         self.fact_keys: Final = frozenset(part.fact or ())
         self.aggregate: Final = aggregate_of(part)
-        self.adds: Final = self.aggregate in (COUNT, SUM)
+        self.is_additive: Final = self.aggregate in (COUNT, SUM)
         self.is_whole: Final = value_type.kind == "int"
         self.scale: Final = 0 if self.is_whole else part.scale
         self._units: Final[int] = 10**self.scale  # smallest units in 1
@@ -226,7 +226,7 @@ class CompiledCounter:
             return _NOT_COUNTED
         return Amount(group, 1 if self._amount is None else self._scaled(self._amount.evaluate(event, schema), group))
 
-    def fits(self, event: CountedEvent) -> bool:
+    def params_match(self, event: CountedEvent) -> bool:
         """Return whether the params of an event match the schema of its action, which the counter's expressions rely on."""
         schema = self._schemas.get(event.action_type)
         return schema is None or not schema.violations(event.params)
@@ -235,7 +235,7 @@ class CompiledCounter:
         """Return the amount of a reserved approval after its report. Raises CounterError."""
         return approved if self._settle is None else self._scaled(self._settle.evaluate(event, self._schemas.get(event.action_type)), None)
 
-    def lapse_ms(self, recorded_at_ms: int) -> int:
+    def lapses_at_ms(self, recorded_at_ms: int) -> int:
         """Return the time from which an event recorded at `recorded_at_ms` no longer counts. Raises CounterError outside of its zone."""
         if not self._calendar_unit:
             return recorded_at_ms + self.window_ms
@@ -244,14 +244,14 @@ class CompiledCounter:
             raise CounterError(f"the zone of counter {self.name} has no offset for the end of the {self._calendar_unit}")
         return end_ms
 
-    def fault_ms(self, recorded_at_ms: int) -> int:
+    def fault_until_ms(self, recorded_at_ms: int) -> int:
         """Return the time until which the counter gives no number if it lacks an event recorded at `recorded_at_ms`."""
         try:
-            return self.lapse_ms(recorded_at_ms)
+            return self.lapses_at_ms(recorded_at_ms)
         except CounterError:
             return recorded_at_ms + _LONGEST_UNIT_MS
 
-    def number(self, value: int) -> float | int:
+    def from_units(self, value: int) -> float | int:
         """Return a whole number of the smallest unit as expressions read it."""
         return value if self.is_whole else value / self._units
 

@@ -1,4 +1,4 @@
-"""What is probably not meant about counters: windows in seconds, thresholds between two numbers, values that no event has, keys that are
+"""Warnings about counters: windows in seconds, thresholds between two numbers, values that no event has, keys that are
 not those of the counter, and a `retry_after` unlike its rule.
 
 Each yields (path, code, message, suggestion) for a warning about a valid document.

@@ -24,8 +24,11 @@ from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import (
     ALL_GROUPS,
     FAULTY_GROUPS_MAX,
+    FILLED,
+    IN_FORCE,
     NO_COUNTERS,
     NO_END,
+    PINNED,
     CounterEntry,
     CounterTable,
     index_counters,
@@ -106,8 +109,8 @@ def open_counters(
         table = CounterTable(counter, store.head, policy_id, version)
         store.put(store.counters, counter.digest, table)
         if is_pinned:
-            store.put(table.flags, "pinned", True)
-            store.put(table.flags, "filled", True)
+            store.put(table.flags, PINNED, True)
+            store.put(table.flags, FILLED, True)
     store.set("counters_by_event", index_counters(store.counters.values()))
 
 
@@ -130,9 +133,9 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
     for fault in filled.faults:
         suspend_group(store, table, fault.group, milliseconds(fault.until))
     if filled.complete:
-        store.put(table.flags, "filled", True)
+        store.put(table.flags, FILLED, True)
         for entry_id in sorted(table.early_ends):
-            settled = table.early_ends[entry_id].settled  # the fill brought no such entry: it was released before the opening
+            settled = table.early_ends[entry_id].settled  # the fill has no such entry: the reservation ended without one
             store.drop(table.early_ends, entry_id)
             if settled is not None and settled.lapses_at_ms > store.recorded_at_ms:
                 enter(store, table, settled)
@@ -148,9 +151,9 @@ def drop_unused_counters(store: Store) -> None:
     }
     for digest, table in list(store.counters.items()):
         if digest in in_force:
-            if "in force" not in table.flags:
-                store.put(table.flags, "in force", True)
-        elif not table.is_pinned and ("in force" in table.flags or _is_overtaken(store, table)):
+            if not table.is_in_force:
+                store.put(table.flags, IN_FORCE, True)
+        elif not table.is_pinned and (table.is_in_force or _is_overtaken(store, table)):
             store.dispose(store.counters, digest)
     store.set("counters_by_event", index_counters(store.counters.values()))
 
@@ -171,10 +174,10 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
             amount = counter.amount_of(event)
             if amount is None:
                 continue
-            lapses_at_ms = NEVER_MS if counter.is_reserved else counter.lapse_ms(recorded_at_ms)
+            lapses_at_ms = NEVER_MS if counter.is_reserved else counter.lapses_at_ms(recorded_at_ms)
         except CounterError as error:
             # A proposal that is refused for its params names no group: it must not keep the others' proposals from being decided.
-            if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.fits(event):
+            if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.params_match(event):
                 group = ALL_GROUPS if error.group is None else error.group
                 if counter.is_reserved:
                     _enter_lacking(store, table, entry_id, group, number)
@@ -215,7 +218,7 @@ def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str,
 
 def suspend_group(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
     """Let a group, or ALL_GROUPS, give no number until a time; NEVER_MS: as long as the present event would count."""
-    until_ms = table.counter.fault_ms(store.recorded_at_ms) if until_ms == NEVER_MS else until_ms
+    until_ms = table.counter.fault_until_ms(store.recorded_at_ms) if until_ms == NEVER_MS else until_ms
     if group not in table.faults and len(table.faults) >= FAULTY_GROUPS_MAX:
         group = ALL_GROUPS
     store.put(table.faults, group, max(until_ms, table.faults.get(group, 0)))

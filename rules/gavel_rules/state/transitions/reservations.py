@@ -90,26 +90,31 @@ def _settle_in(store: Store, table: CounterTable, live: LiveDecision, event: Cou
 
     If the amount cannot be told, the group gives no number for the window.
     """
-    entry_id = _reservation_id(live)
-    entry = table.entries.get(entry_id)
-    is_open = entry is not None and entry.lapses_at_ms == NEVER_MS
+    entry = table.entries.get(_reservation_id(live))
     if entry is None and _is_early(table, live):
-        end = table.early_ends.get(entry_id, NO_END)
-        before = end.settled if end.settled is not None and end.settled.lapses_at_ms > store.recorded_at_ms else None
-        settled = _settled_entry(store, table, live, event, None, before, is_late=is_late)
-        if settled is not None:
-            since_ms = end.since_ms if before is not None else store.recorded_at_ms
-            end = EarlyEnd(settled, since_ms, is_released=end.is_released, is_withdrawn=end.is_withdrawn)
-        else:
-            end = EarlyEnd(end.settled, end.since_ms, is_released=True, is_withdrawn=end.is_withdrawn)
-        store.put(table.early_ends, entry_id, end)
+        _settle_early(store, table, live, event, is_late=is_late)
         return
+    is_open = entry is not None and entry.lapses_at_ms == NEVER_MS
     reserved, before = (entry, None) if is_open else (None, entry)
     settled = _settled_entry(store, table, live, event, reserved, before, is_late=is_late)
     if entry is not None and (is_open or settled is not None):
         store.unschedule(table, entry)
     if settled is not None:
         enter(store, table, settled)
+
+
+def _settle_early(store: Store, table: CounterTable, live: LiveDecision, event: CountedEvent, *, is_late: bool) -> None:
+    """Note what a report settles before the fill brings the reservation."""
+    entry_id = _reservation_id(live)
+    end = table.early_ends.get(entry_id, NO_END)
+    before = end.settled if end.settled is not None and end.settled.lapses_at_ms > store.recorded_at_ms else None
+    settled = _settled_entry(store, table, live, event, None, before, is_late=is_late)
+    if settled is not None:
+        since_ms = end.since_ms if before is not None else store.recorded_at_ms
+        end = EarlyEnd(settled, since_ms, is_released=end.is_released, is_withdrawn=end.is_withdrawn)
+    else:
+        end = EarlyEnd(end.settled, end.since_ms, is_released=True, is_withdrawn=end.is_withdrawn)
+    store.put(table.early_ends, entry_id, end)
 
 
 def _settled_entry(
@@ -144,7 +149,7 @@ def _settled_entry(
             value = amount_after(counter, before.value, value)
         known = reserved or before
         number = known.sequence_number if known is not None else live.sequence_number
-        return CounterEntry(_reservation_id(live), group, value, counter.lapse_ms(store.recorded_at_ms), number)
+        return CounterEntry(_reservation_id(live), group, value, counter.lapses_at_ms(store.recorded_at_ms), number)
     except CounterError as error:
         suspend_group(store, table, group if error.group is None else error.group, NEVER_MS)
         return None

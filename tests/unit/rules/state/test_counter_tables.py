@@ -83,7 +83,7 @@ def compare(table: CounterTable, entries: list[CounterEntry], now_ms: int) -> No
             assert reading is not None
             counted = [entry for entry in live if entry is not excluded]
             lapses = [entry.lapses_at_ms for entry in counted if entry.lapses_at_ms != NEVER_MS]
-            expected = table.counter.number(plain_value(table.counter.name, counted)), min(lapses, default=0)
+            expected = table.counter.from_units(plain_value(table.counter.name, counted)), min(lapses, default=0)
             assert expected == (reading.value, reading.frees_at_ms)
 
 

@@ -48,7 +48,7 @@ from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledRuleSet
 
 PROPOSALS_MAX: Final = 600  # of the histories of one action, under each version
-HISTORIES_SHOWN_MAX: Final = 4  # of one action
+HISTORIES_SHOWN_MAX: Final = 4  # of one action and kind of history
 FACT_SAMPLES_MAX: Final = 12  # proposals of one action for which earlier facts are sought
 FACT_SAMPLES_MIN: Final = 2  # of each counter, however many there are
 PASTS_MAX: Final = 40  # of one counter and proposal

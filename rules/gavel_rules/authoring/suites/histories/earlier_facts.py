@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.authoring.samples.attributes import BASE_TIME_MS
 from gavel_rules.authoring.samples.budget import Budget
-from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, collect_hints
+from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, collect_hints_of
 from gavel_rules.authoring.samples.values import Sampler, neighbours
 from gavel_rules.authoring.suites.histories.enumeration import indexes_by_sum
 from gavel_rules.language.cel.syntax_tree import Node
@@ -94,12 +94,7 @@ class FactSource:
         self.counts_in_read_group = False  # whether a fact was found that counts in a group that a sample reads
         self.needs_more = False  # whether a threshold was found beyond FACTS_MAX facts
         self._schemas = schemas
-        self._hints: dict[str, Hints] = {}
-        for counter in versions:
-            for scoped in (counter.expressions.where, counter.expressions.by, counter.expressions.amount):
-                if scoped is not None and counter.source in SOURCES:
-                    for path, hints in collect_hints(scoped.expression.tree, scoped.environment.types).items():
-                        self._hints[path] = self._hints.get(path, NO_HINTS).merge(hints)
+        self._hints = collect_hints_of(scoped for counter in versions if counter.source in SOURCES for scoped in counter.expressions)
 
     def pasts(self, reads: SampleReads) -> Iterator[tuple[EarlierFacts, ...]]:
         """Yield earlier facts for a sample, the most telling first."""
@@ -202,7 +197,7 @@ class FactSource:
         for counter, amount in zip(self.versions, amounts, strict=True):
             if amount is None or counter.aggregate not in (COUNT, SUM, DISTINCT):
                 continue
-            each = counter.number(amount.value) if isinstance(amount.value, int) else 1
+            each = counter.from_units(amount.value) if isinstance(amount.value, int) else 1
             for threshold in reads.thresholds if each else ():
                 ratio = threshold / each
                 if ratio > FACTS_MAX:
@@ -245,7 +240,7 @@ def _lapses(counter: CompiledCounter) -> tuple[int | None, ...]:
     lapses: list[int | None] = []
     for at_ms in range(BASE_TIME_MS, BASE_TIME_MS + 366 * _DAY_MS, 13 * _HOUR_MS):
         try:
-            lapses.append(counter.lapse_ms(at_ms))
+            lapses.append(counter.lapses_at_ms(at_ms))
         except CounterError:
             lapses.append(None)
     return (counter.window_ms, *lapses)
@@ -280,7 +275,7 @@ def _measure(counter: CompiledCounter, event: CountedEvent) -> Amount | None:
 def _is_counted(counter: CompiledCounter, recorded_at_ms: int, now_ms: int) -> bool:
     """Return whether an event that was recorded at a time still counts."""
     try:
-        return counter.lapse_ms(recorded_at_ms) > now_ms
+        return counter.lapses_at_ms(recorded_at_ms) > now_ms
     except CounterError:
         return False
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.authoring.samples.builder import SampleCase
-from gavel_rules.authoring.samples.hints import Hints, collect_hints
+from gavel_rules.authoring.samples.hints import collect_hints, collect_hints_of
 from gavel_rules.authoring.suites.histories.history_cases import Earlier
 from gavel_rules.authoring.suites.histories.sample_reports import sample_results
 from gavel_rules.language.cel.checker import ScopedExpression
@@ -34,7 +34,7 @@ _OTHER_PRODUCER: Final = "another-agent"
 
 
 class EarlierReport(NamedTuple):
-    """A report of an earlier execution; `status` "": it is not carried out."""
+    """The report of an earlier execution; with an empty `status` there is none."""
 
     status: str
     result: Mapping[str, Any]
@@ -100,7 +100,7 @@ class EarlierProposals:
         """Return reports of the earlier proposals: first those that the documents name, and those with a result that a counter reads."""
         named = [one for one in _STATUSES if any(one in document for document in self._documents)]
         statuses = dict.fromkeys([*named, *_STATUSES_OF_ANY])
-        hints = [self._hints(counter) for counter in self.counters]
+        hints = [collect_hints_of(counter.expressions) for counter in self.counters]
         # With the fields that all counters read, then with those of each: a version may read another field.
         of_each = [[*sample_results(one, self._reported_amount)] for one in (ChainMap(*hints), *hints)]
         plain = self._with_results(one[0] for one in of_each)
@@ -115,14 +115,6 @@ class EarlierProposals:
 
     def _is_tried(self, status: str) -> bool:
         return status in _STATUSES_OF_ANY or any(status in document for document in self._documents)
-
-    def _hints(self, counter: CompiledCounter) -> dict[str, Hints]:
-        """Return the hints of the expressions of a counter."""
-        hints: dict[str, Hints] = {}
-        for scoped in counter.expressions:
-            if scoped is not None:
-                hints.update(collect_hints(scoped.expression.tree, scoped.environment.types))
-        return hints
 
     def _ages(self) -> list[int]:
         """Return ages of earlier proposals: between the windows of the counters, just now, and around each window."""

@@ -1,4 +1,4 @@
-"""What was edited between two versions of a rule set, and whether an edited counter matters for a decision."""
+"""Edits between two versions of a rule set, and whether an edited counter matters for a decision."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def _matters(counter: str, action: CompiledAction, case: Case, others: _Numbers)
             number = others.get((counter, keys[place.key] or ""))
             if number is not None:
                 history[place.variable] = number
-    return history != case.history and _decides(action, case) != _decides(action, case.with_history(history))
+    return history != case.history and _deciding_rule_id(action, case) != _deciding_rule_id(action, case.with_history(history))
 
 
-def _decides(action: CompiledAction, case: Case) -> str:
+def _deciding_rule_id(action: CompiledAction, case: Case) -> str:
     """Return the rule that decides a case, "" if none does."""
     try:
         matches = action.evaluate_reference(case).matches

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gavel.v1.execution_pb2 import ExecutionStatus
 
-from gavel_rules.authoring.samples.hints import Hints, collect_hints
+from gavel_rules.authoring.samples.hints import Hints, collect_hints_of
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 
@@ -20,11 +20,7 @@ def sample_reports(rules: Iterable[DerivationRule]) -> list[Mapping[str, Any]]:
     reports: list[Mapping[str, Any]] = []
     for rule in rules:
         status = ExecutionStatus.Name(rule.status).removeprefix(STATUS_PREFIX)
-        hints: dict[str, Hints] = {}
-        for scoped in (rule.value_expression, rule.subject_expression):
-            if scoped is not None:
-                hints.update(collect_hints(scoped.expression.tree, scoped.environment.types))
-        for result in sample_results(hints):
+        for result in sample_results(collect_hints_of((rule.value_expression, rule.subject_expression))):
             report = {"status": status, **({"result": result} if result else {})}
             if report not in reports:
                 reports.append(report)

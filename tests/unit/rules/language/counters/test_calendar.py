@@ -58,15 +58,15 @@ def test_units_of_a_zone(unit: str, at_ms: int) -> None:
     """A unit ends when the clocks of its zone show its end, whether they are changed meanwhile or not."""
     local = (datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)).astimezone(BERLIN).replace(tzinfo=None)
     end = next_start(local, unit).replace(tzinfo=BERLIN)
-    assert round(end.timestamp() * 1000) == COUNTERS[unit].lapse_ms(at_ms)
+    assert round(end.timestamp() * 1000) == COUNTERS[unit].lapses_at_ms(at_ms)
 
 
 @given(st.integers(0, END_MS), st.sampled_from(["+02:00", "-05:30"]))
 def test_units_of_an_offset(at_ms: int, offset: str) -> None:
     """With a fixed offset, a day ends at midnight by that offset; UTC has the offset 0."""
     minutes = (int(offset[1:3]) * 60 + int(offset[4:])) * (-1 if offset[0] == "-" else 1)
-    assert (at_ms + minutes * 60_000) // 86_400_000 * 86_400_000 + 86_400_000 - minutes * 60_000 == DAYS[offset].lapse_ms(at_ms)
-    assert DAYS["+00:00"].lapse_ms(at_ms) == DAYS["UTC"].lapse_ms(at_ms) == at_ms // 86_400_000 * 86_400_000 + 86_400_000
+    assert (at_ms + minutes * 60_000) // 86_400_000 * 86_400_000 + 86_400_000 - minutes * 60_000 == DAYS[offset].lapses_at_ms(at_ms)
+    assert DAYS["+00:00"].lapses_at_ms(at_ms) == DAYS["UTC"].lapses_at_ms(at_ms) == at_ms // 86_400_000 * 86_400_000 + 86_400_000
 
 
 DAYS = {offset: counter_by("day", offset) for offset in ("UTC", "+00:00", "+02:00", "-05:30")}
@@ -76,8 +76,8 @@ DAYS = {offset: counter_by("day", offset) for offset in ("UTC", "+00:00", "+02:0
 def test_outside_of_a_zone(at_ms: int) -> None:
     """Outside of the zone's data the end of a unit is unknown, so the counter gives no number for longer than the unit could last."""
     with pytest.raises(CounterError):
-        COUNTERS["month"].lapse_ms(at_ms)
-    assert at_ms + LONGEST_MS < COUNTERS["month"].fault_ms(at_ms)
+        COUNTERS["month"].lapses_at_ms(at_ms)
+    assert at_ms + LONGEST_MS < COUNTERS["month"].fault_until_ms(at_ms)
 
 
 def test_digests_hold_the_zone() -> None:
