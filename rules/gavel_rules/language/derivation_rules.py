@@ -22,7 +22,7 @@ from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
 from gavel_rules.language.cel.counter_reads import CounterRead
-from gavel_rules.language.counters.counter import CompiledCounter
+from gavel_rules.language.counters.counter import OBSERVATIONS, CompiledCounter
 from gavel_rules.language.document.models import DerivationPart
 from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.fact_declaration import FactDeclaration, case_value
@@ -32,7 +32,6 @@ from gavel_rules.values import problems, value_to_python
 
 _FACTS: Final = "facts."
 # Counters of these count observations of any tier.
-_OBSERVATIONS: Final = "observations"
 
 # The part of a derivation that has no value.
 VALUE: Final = "value"
@@ -92,7 +91,7 @@ class DerivationRule:
         self.facts: Mapping[str, FactDeclaration] = {name: facts[name] for name in _fact_names(names)}
         # Whether the rule reads more than the report and its decision, or names the subject.
         self.needs_evidence = bool(self.counter_reads or self.facts or subject is not None)
-        counts_observations = any(counter.source == _OBSERVATIONS for counter in self._counters)
+        counts_observations = any(counter.source == OBSERVATIONS for counter in self._counters)
         self._counters_tier = common_pb2.TRUST_TIER_3_AGENT_INFERENCE if counts_observations else common_pb2.TRUST_TIER_1_SYSTEM_FACT
 
     def applies(self, execution: Execution, decision: Decision) -> bool:

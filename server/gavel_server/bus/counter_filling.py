@@ -1,7 +1,7 @@
 """Gives the counters of a rule set their past before the rule set is activated.
 
-The counters are opened first and count from there on. Then the log before that is counted in short slices between decisions, and its entries
-are recorded.
+The counters are opened first and count from there on. Then the log before that is counted in short slices between decisions, and its
+entries are recorded.
 """
 
 from __future__ import annotations

@@ -12,7 +12,18 @@ from typing import Any, Final, NamedTuple
 from gavel_rules.language.cel.checker import Environment, ScopedExpression
 from gavel_rules.language.cel.vocabulary import DOUBLE, DYN, FACT_TYPES, INT, Field, ValueType, counted_event_scope
 from gavel_rules.language.cel.zones import Zone, decode_zone, encode_zone
-from gavel_rules.language.counters.counter import AGGREGATES, COUNT, DISTINCT, NEVER_MS, CompiledCounter, CounterExpressions, aggregate_of
+from gavel_rules.language.counters.counter import (
+    AGGREGATES,
+    APPROVALS,
+    COUNT,
+    DISTINCT,
+    EXECUTIONS,
+    NEVER_MS,
+    VALUE_SOURCES,
+    CompiledCounter,
+    CounterExpressions,
+    aggregate_of,
+)
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.models import CalendarPart, CounterPart, RuleSetPart, matches_action, zones_of
@@ -23,7 +34,6 @@ from gavel_rules.text import suggestion
 
 # The keys that determine group and amount of an event.
 _MEASURE: Final = frozenset((*AGGREGATES, "where", "by", "scale"))
-_OF_FACTS: Final = ("facts", "observations")
 
 
 class CheckedCounters(NamedTuple):
@@ -118,7 +128,7 @@ class _CounterChecker:
         by = self._check_expression(environment, "by", "STRING")
         settle = None
         if part.settle is not None:
-            reports = Environment(counted_event_scope("executions", _shared_params(schemas), DYN), version=2)
+            reports = Environment(counted_event_scope(EXECUTIONS, _shared_params(schemas), DYN), version=2)
             settle = self._check_expression(reports, "settle", "STRING" if aggregate == DISTINCT else "NUMBER")
         if len(self._messages) > before:
             return None
@@ -131,7 +141,7 @@ class _CounterChecker:
         """Record keys that are missing, or that contradict each other."""
         part = self._part
         source = getattr(part, "of", "")
-        if source in _OF_FACTS:
+        if source in VALUE_SOURCES:
             self._require("fact", f"a counter of {source} needs the keys of the facts", "add e.g. `fact: order.refunded`")
             self._refuse("action", f"a counter of {source} counts facts, not actions", "remove it; compare `value` or `producer.id`")
         elif source:
@@ -145,7 +155,7 @@ class _CounterChecker:
         aggregates = [key for key in AGGREGATES if getattr(part, key, None) is not None]
         for key in aggregates[1:]:
             self._refuse(key, f"the counter already has `{aggregates[0]}`", "declare another counter")
-        if getattr(part, "keep", None) is not None and source != "approvals":
+        if getattr(part, "keep", None) is not None and source != APPROVALS:
             self._refuse("keep", "only approvals are reserved", "remove it, or write `of: approvals`")
         if getattr(part, "settle", None) is not None:
             if getattr(part, "keep", None) is None:

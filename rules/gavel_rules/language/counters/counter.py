@@ -30,6 +30,17 @@ GROUP_LENGTH_MAX: Final = 256
 NEVER_MS: Final = 2**62
 _FIFTEEN_DIGITS: Final = 10**15
 
+# The events that a counter may count: its `of`.
+APPROVALS: Final = "approvals"
+REJECTIONS: Final = "rejections"
+PROPOSALS: Final = "proposals"
+EXECUTIONS: Final = "executions"
+FACTS: Final = "facts"
+OBSERVATIONS: Final = "observations"
+VALUE_SOURCES: Final = (FACTS, OBSERVATIONS)
+# The outcome of the decisions of a source, as expressions read it.
+OUTCOMES: Final = {APPROVALS: "APPROVED", REJECTIONS: "REJECTED"}
+
 COUNT: Final = "count"
 SUM: Final = "sum"
 DISTINCT: Final = "distinct"

@@ -18,7 +18,7 @@ from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, Lis
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY, INT
 from gavel_rules.language.counters.canonical_tree import canonical_tree
-from gavel_rules.language.counters.counter import CompiledCounter, direct_variable
+from gavel_rules.language.counters.counter import OUTCOMES, CompiledCounter, direct_variable
 from gavel_rules.language.counters.linear_form import ZERO, LinearForm, linear_form
 from gavel_rules.language.counters.retry_after import FreesCall
 from gavel_rules.language.document.diagnostics import Path
@@ -42,7 +42,6 @@ _MIRRORED: Final = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 # The texts that a name of counted events may have, where they are not open.
 _STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in ExecutionStatus.items() if number > 1)
 _TEXTS: Final = {"producer.type": tuple(PRODUCER_TYPE_NAMES.values())[1:], "execution.status": _STATUSES}
-_OUTCOMES: Final = {"approvals": "APPROVED", "rejections": "REJECTED"}
 _WITH_KEY: Final = 3  # the parts of a call of `frees` of a counter with groups
 _SECOND_MS: Final = 1_000
 _MINUTE_MS: Final = 60_000
@@ -166,8 +165,8 @@ def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Itera
     if where is None:
         return
     texts = {**_TEXTS, "reason_code": tuple({*reason_codes, *RESERVED_CODES})}
-    if counter.source in _OUTCOMES:
-        texts["outcome"] = (_OUTCOMES[counter.source],)
+    if counter.source in OUTCOMES:
+        texts["outcome"] = (OUTCOMES[counter.source],)
     for node in walk(where.expression.tree):
         match node:
             case Call("_==_" | "_!=_", None, (Identifier(name), other)) | Call("_==_" | "_!=_", None, (other, Identifier(name))):

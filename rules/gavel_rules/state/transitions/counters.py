@@ -19,7 +19,20 @@ from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_REJECTED, PRODUCE
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.language.counters.counter import NEVER_MS, Amount, CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.counters.counter import (
+    APPROVALS,
+    EXECUTIONS,
+    FACTS,
+    NEVER_MS,
+    OBSERVATIONS,
+    OUTCOMES,
+    PROPOSALS,
+    REJECTIONS,
+    Amount,
+    CompiledCounter,
+    CountedEvent,
+    CounterError,
+)
 from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import (
     ALL_GROUPS,
@@ -37,15 +50,8 @@ from gavel_rules.state.counters import (
 from gavel_rules.state.store import Store
 from gavel_rules.values import struct_to_dict, value_to_python
 
-APPROVALS: Final = "approvals"
-_REJECTIONS: Final = "rejections"
-_PROPOSALS: Final = "proposals"
-_EXECUTIONS: Final = "executions"
-_FACTS: Final = "facts"
-_OBSERVATIONS: Final = "observations"
-
-# The source that counts the decisions of an outcome, and the outcome as expressions read it.
-_DECISIONS: Final = {OUTCOME_APPROVED: (APPROVALS, "APPROVED"), OUTCOME_REJECTED: (_REJECTIONS, "REJECTED")}
+# The source that counts the decisions of an outcome.
+_SOURCES: Final = {OUTCOME_APPROVED: APPROVALS, OUTCOME_REJECTED: REJECTIONS}
 
 
 def expire_entries(store: Store) -> None:
@@ -66,7 +72,7 @@ def count_event(store: Store, event: RecordedEvent) -> None:
     payload = event.payload
     index = store.counters_by_event  # an event is read only if counters have its source
     if payload == "proposal":
-        tables = index.get(_PROPOSALS, NO_COUNTERS).get(event.proposal.action_type)
+        tables = index.get(PROPOSALS, NO_COUNTERS).get(event.proposal.action_type)
         if tables is not None:
             proposal = event.proposal
             enter_event(store, tables, event.event_id, event_of(proposal, proposal.action_type, proposal.params, event.subject, {}))
@@ -75,14 +81,14 @@ def count_event(store: Store, event: RecordedEvent) -> None:
     elif payload == "execution":
         _count_execution(store, event.envelope, event.envelope.execution)
     elif payload == "fact":
-        names = index.get(_FACTS)
+        names = index.get(FACTS)
         if names is not None:
             fact = event.envelope.fact
             tables = names.get(fact.key)
             if tables is not None and fact.WhichOneof("system") is None and not fact.trust_tier:
                 _count_value(store, tables, event, event.event_id, value_to_python(fact.value))
     elif payload == "observation":
-        names = index.get(_OBSERVATIONS)
+        names = index.get(OBSERVATIONS)
         if names is not None:
             fields = event.envelope.observation.extracted_fields
             for key in sorted(fields):
@@ -177,7 +183,7 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
             lapses_at_ms = NEVER_MS if counter.is_reserved else counter.lapses_at_ms(recorded_at_ms)
         except CounterError as error:
             # A proposal that is refused for its params names no group: it must not keep the others' proposals from being decided.
-            if counter.source not in (_PROPOSALS, _REJECTIONS) or counter.params_match(event):
+            if counter.source not in (PROPOSALS, REJECTIONS) or counter.params_match(event):
                 group = ALL_GROUPS if error.group is None else error.group
                 if counter.is_reserved:
                     _enter_lacking(store, table, entry_id, group, number)
@@ -228,19 +234,16 @@ def suspend_group(store: Store, table: CounterTable, group: str, until_ms: int) 
 
 
 def _count_decision(store: Store, event: RecordedEvent) -> None:
-    counted = _DECISIONS.get(event.outcome)
-    if counted is None:
-        return
-    source, outcome = counted
-    names = store.counters_by_event.get(source)
-    if names is None:
+    source = _SOURCES.get(event.outcome)
+    names = None if source is None else store.counters_by_event.get(source)
+    if source is None or names is None:
         return
     decision = event.envelope.decision
     action_type = decision.action_type
     tables = names.get(action_type)
     if tables is None:
         return
-    others: dict[str, object] = {"outcome": outcome, "reason_code": decision.reason_code}
+    others: dict[str, object] = {"outcome": OUTCOMES[source], "reason_code": decision.reason_code}
     if not decision.previous_decision_id:
         # A first decision has the params of its proposal, which have been read.
         proposal = store.contest_tables.open_proposals[decision.proposal_id].proposal
@@ -263,7 +266,7 @@ def _decided_proposal(store: Store, decision: Decision) -> Envelope | None:
 
 
 def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> None:
-    names = store.counters_by_event.get(_EXECUTIONS)
+    names = store.counters_by_event.get(EXECUTIONS)
     if names is None or execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
         return
     live = store.decisions.get(execution.decision_id)

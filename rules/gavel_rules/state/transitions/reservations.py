@@ -12,12 +12,12 @@ from gavel.v1 import execution_pb2
 from gavel.v1.execution_pb2 import Execution
 
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_rules.language.counters.counter import GROUP_LENGTH_MAX, NEVER_MS, Amount, CountedEvent, CounterError
+from gavel_rules.language.counters.counter import APPROVALS, GROUP_LENGTH_MAX, NEVER_MS, Amount, CountedEvent, CounterError
 from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import ALL_GROUPS, NO_COUNTERS, NO_END, CounterEntry, CounterTable, EarlyEnd, amount_after
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.counters import APPROVALS, enter, enter_event, event_of, suspend_group
+from gavel_rules.state.transitions.counters import enter, enter_event, event_of, suspend_group
 from gavel_rules.values import struct_to_dict
 
 _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)

@@ -25,7 +25,6 @@ from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.authoring.suites.case_bus import CaseBus, CaseBusError, CaseRun
 from gavel_rules.authoring.suites.histories.earlier_facts import (
     FACTS_MAX,
-    SOURCES,
     CounterVersions,
     EarlierFacts,
     FactSource,
@@ -42,7 +41,7 @@ from gavel_rules.authoring.suites.models import CasePart
 from gavel_rules.authoring.suites.runner import resolve_cases
 from gavel_rules.authoring.suites.suite import Suite, SuiteCase
 from gavel_rules.language.cel.checker import ScopedExpression
-from gavel_rules.language.counters.counter import SUM, CompiledCounter
+from gavel_rules.language.counters.counter import SUM, VALUE_SOURCES, CompiledCounter
 from gavel_rules.language.document.diagnostics import DocumentError, Messages
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledRuleSet
@@ -141,7 +140,7 @@ class _Action:
             version.counters[one]
             for one in sorted(needed)
             for version in (old, new)
-            if one in version.counters and version.counters[one].source not in SOURCES
+            if one in version.counters and version.counters[one].source not in VALUE_SOURCES
         ]
         pairs = {
             one: CounterVersions(old.counters.get(one) or new.counters[one], new.counters.get(one) or old.counters[one])

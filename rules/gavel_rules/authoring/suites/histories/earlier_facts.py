@@ -19,7 +19,20 @@ from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, collect_hints_o
 from gavel_rules.authoring.samples.values import Sampler, neighbours
 from gavel_rules.authoring.suites.histories.enumeration import indexes_by_sum
 from gavel_rules.language.cel.syntax_tree import Node
-from gavel_rules.language.counters.counter import COUNT, DISTINCT, LAST, MAX, MIN, SUM, Amount, CompiledCounter, CountedEvent, CounterError
+from gavel_rules.language.counters.counter import (
+    COUNT,
+    DISTINCT,
+    LAST,
+    MAX,
+    MIN,
+    OBSERVATIONS,
+    SUM,
+    VALUE_SOURCES,
+    Amount,
+    CompiledCounter,
+    CountedEvent,
+    CounterError,
+)
 from gavel_rules.limits import PRODUCER_ID, RECORDABLE_SUBJECT
 from gavel_rules.values import python_to_value, value_to_python
 
@@ -30,9 +43,6 @@ VALUES_MAX: Final = 40
 KEYS_MAX: Final = 4
 OPTIONS_MAX: Final = 8  # subjects, sources, and numbers that a counter is compared with
 WORK_MAX: Final = 20_000  # steps of a Budget, to generate the values of a counter's facts
-
-OBSERVATIONS: Final = "observations"
-SOURCES: Final = ("facts", OBSERVATIONS)
 
 _FACT_TIER: Final = 1
 _OBSERVATION_TIER: Final = 3
@@ -64,7 +74,7 @@ class CounterVersions(NamedTuple):
     @property
     def counts_facts(self) -> bool:
         """Whether either version counts facts or observations."""
-        return any(counter.source in SOURCES for counter in self)
+        return any(counter.source in VALUE_SOURCES for counter in self)
 
     @property
     def differ(self) -> bool:
@@ -94,7 +104,7 @@ class FactSource:
         self.counts_in_read_group = False  # whether a fact was found that counts in a group that a sample reads
         self.needs_more = False  # whether a threshold was found beyond FACTS_MAX facts
         self._schemas = schemas
-        self._hints = collect_hints_of(scoped for counter in versions if counter.source in SOURCES for scoped in counter.expressions)
+        self._hints = collect_hints_of(scoped for counter in versions if counter.source in VALUE_SOURCES for scoped in counter.expressions)
 
     def pasts(self, reads: SampleReads) -> Iterator[tuple[EarlierFacts, ...]]:
         """Yield earlier facts for a sample, the most telling first."""
@@ -257,7 +267,7 @@ def _counted_event(fact: EarlierFacts) -> CountedEvent:
 def _amount(counter: CompiledCounter, fact: EarlierFacts, event: CountedEvent, groups: frozenset[str], now_ms: int) -> Amount | None:
     """Return the amount with which a fact counts at `now_ms` in one of the groups; None if it does not."""
     tier = _OBSERVATION_TIER if counter.source == OBSERVATIONS else _FACT_TIER
-    if counter.source not in SOURCES or fact.tier != tier or fact.key not in counter.fact_keys:
+    if counter.source not in VALUE_SOURCES or fact.tier != tier or fact.key not in counter.fact_keys:
         return None
     amount = _measure(counter, event)
     if amount is None or amount.group not in groups or not _is_counted(counter, now_ms - fact.age_ms, now_ms):
