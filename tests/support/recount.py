@@ -47,6 +47,8 @@ class _Recount:
         self._entry_ids: dict[str, list[str]] = {}  # the entries of each decision: its own, and one for each attempt that a person granted
         self._reviewed: dict[str, str] = {}  # the decision that a review is about, by the decision that requested the review
         self._compensated: dict[str, str] = {}  # decisions by that of their compensation
+        self._attempts: dict[str, set[int]] = {}  # begun and not reported, by decision
+        self._numbers: dict[str, int] = {}  # of entries and compensations: the event from which on they are
 
     def count(self, event: Envelope, following: Envelope) -> None:
         """Count an event, which another one follows."""
@@ -62,7 +64,13 @@ class _Recount:
             self._follow_decision(event)
         elif payload == "execution" or is_late:
             execution = event.agent_diagnostic.late_execution.execution if is_late else event.execution
-            self._report(execution, following, recorded_ms, is_late=is_late)
+            attempts = self._attempts.setdefault(execution.decision_id, set())
+            if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
+                attempts.add(execution.attempt)
+            else:
+                attempts.discard(execution.attempt)
+            is_late = is_late or bool(attempts)
+            self._report(execution, following, event.sequence_number, recorded_ms, is_late=is_late)
 
     def _enter(self, event: Envelope, recorded_ms: int) -> None:
         params = _counted_params(event, self._counter)
@@ -70,6 +78,7 @@ class _Recount:
             amount = self._approved[event.event_id] = Fraction(str(params["amount"]))
             self.entries[event.event_id] = (amount, None if self._counter.get("keep") else recorded_ms + self._counter["window_ms"])
             self._entry_ids[event.event_id] = [event.event_id]
+            self._numbers[event.event_id] = event.sequence_number
 
     def _follow_decision(self, event: Envelope) -> None:
         """Follow a later decision: what it is about, and whether it ends or grants an attempt."""
@@ -77,6 +86,7 @@ class _Recount:
         about = self._reviewed.get(previous, previous)
         if decision.compensates_decision_id:
             self._compensated[event.event_id] = decision.compensates_decision_id
+            self._numbers[event.event_id] = event.sequence_number
         elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
             self._reviewed[event.event_id] = about
         elif decision.outcome in (decision_pb2.OUTCOME_EXPIRED, decision_pb2.OUTCOME_REVOKED):
@@ -85,8 +95,9 @@ class _Recount:
             self._release(about)
             self._entry_ids[about].append(event.event_id)
             self.entries[event.event_id] = (self._approved[about], None)
+            self._numbers[event.event_id] = event.sequence_number
 
-    def _report(self, execution: Execution, following: Envelope, recorded_ms: int, *, is_late: bool) -> None:
+    def _report(self, execution: Execution, following: Envelope, number: int, recorded_ms: int, *, is_late: bool) -> None:
         """Settle what a report is about, withdraw what it undoes, or release what it gives up."""
         decision_id = execution.decision_id
         if execution.status in _EFFECTIVE and decision_id in self._entry_ids:
@@ -100,9 +111,12 @@ class _Recount:
             if lapses_at_ms is not None and lapses_at_ms > recorded_ms:
                 amount = max(amount, before)
             self.entries[entry_id] = (amount, recorded_ms + self._counter["window_ms"])
+            if is_late and decision_id in self._compensated.values():
+                self._numbers[entry_id] = number  # the compensation does not undo this effect
         if execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
             for entry_id in self._entry_ids.get(self._compensated.get(decision_id, ""), ()):
-                if self.entries.get(entry_id, (0, None))[1] is not None:  # else a person has granted another attempt since
+                is_undone = self._numbers[entry_id] < self._numbers[decision_id]
+                if is_undone and self.entries.get(entry_id, (0, None))[1] is not None:  # else a person has granted another attempt
                     del self.entries[entry_id]
         is_aborted = execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and not is_late
         is_reviewed = following.decision.previous_decision_id == decision_id  # an earlier attempt may still act

@@ -44,6 +44,9 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
     reading = HistoryReading()
     places = action.counter_places
     if places:
+        # Only a proposal that waits for its contest has been recorded, and counted.
+        waiting = state.open_proposals.get(proposal_id) if state.open_proposals else None
+        entry_id = str(waiting.sequence_number) if waiting is not None else ""
         counters, numbers, fragments = state.counters, reading.numbers, reading.fragments
         keys = action.counter_keys(case)
         encoded_keys = [b"" if key is None else encode_key(key) for key in keys]
@@ -52,7 +55,7 @@ def read_history(state: State, action: CompiledAction, case: Case, now_ms: int, 
             if key is None:
                 continue
             table = counters.get(place.digest)
-            counter_reading = table.read(key, now_ms, proposal_id) if table is not None else None
+            counter_reading = table.read(key, now_ms, entry_id) if table is not None else None
             if counter_reading is None:
                 reading.add_absence(place.counter, NOT_COUNTING if table is None else table.explain_absence(key, now_ms))
                 continue
@@ -75,8 +78,8 @@ def delay_for_counter(decision: Decision, state: State, retry: RetryAfter, case:
     table = state.counters.get(retry.counter.digest)
     if room is None or table is None:
         return
-    frees_at_ms = table.frees_at_ms(room.group, now_ms, room.amount, room.limit)
+    frees_at_ms = table.frees_at_ms(room.group, now_ms, room.most)
     if frees_at_ms > now_ms:
         delay_retry(decision, frees_at_ms - now_ms)
-    elif not frees_at_ms and room.amount <= room.limit and state.semantics.has_remedies:
+    elif not frees_at_ms and room.most >= 0 and state.semantics.has_remedies:
         advise_waiting(decision)

@@ -52,6 +52,7 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.language.fact_declaration import FactDeclaration
 from gavel_rules.language.rule_set import CompiledAction, Rule
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
+from gavel_rules.state.counters import Absence
 from gavel_rules.state.keys import action_key
 from gavel_rules.state.state import State
 from gavel_rules.state.versions import TraceVersions
@@ -336,6 +337,7 @@ def apply_rules(context: Context) -> bool:
     room = CONDITIONS_QUOTED_MAX
     deciding: tuple[int, str, CompiledAction, Rule] | None = None
     as_text = not context.state.semantics.has_remedies
+    absences: dict[str, Mapping[str, Absence]] = {}  # of counters, by policy_id
     for view in context.views:
         action = view.action
         match_fragments = action.text_match_fragments() if as_text else action.match_fragments
@@ -344,9 +346,8 @@ def apply_rules(context: Context) -> bool:
             history = read_history(context.state, action, case, context.now_ms, context.proposal.event_id)
             readings = readings + b"".join(history.fragments)
             if history.absences:
-                merge(decision, readings)
-                refuse_for_counters(decision, action.policy_id, history.absences, context.now_ms)
-                return True
+                absences[action.policy_id] = history.absences
+                continue
             case = view.case = case.with_history(history.numbers)
         verdict = context.evaluate(action, case)
         if verdict.error:
@@ -368,6 +369,10 @@ def apply_rules(context: Context) -> bool:
             rank = _EFFECT_RANK[first.effect]
             if deciding is None or (rank, action.policy_id) < deciding[:2]:
                 deciding = (rank, action.policy_id, action, first)
+    if absences:
+        merge(decision, readings)
+        refuse_for_counters(decision, absences, context.now_ms)
+        return True
     fragments = fragments + readings
     if deciding is not None and not errors and not is_disputed:
         _, _, action, rule = deciding

@@ -114,12 +114,14 @@ def hold(decision: Decision) -> None:
     refuse(decision, reason_codes.UNDER_REVIEW)
 
 
-def refuse_for_counters(decision: Decision, policy_id: str, absences: Mapping[str, Absence], now_ms: int) -> None:
-    """Refuse because counters give no number, or have no room for an approval, as `absences` says by name."""
+def refuse_for_counters(decision: Decision, absences: Mapping[str, Mapping[str, Absence]], now_ms: int) -> None:
+    """Refuse because counters give no number, or have no room for an approval, as `absences` says by policy_id and name."""
     refuse(decision, reason_codes.COUNTER_FULL)
-    for name, absence in absences.items():
-        decision.warnings.add(code=reason_codes.COUNTER_FULL, message=f"{policy_id}/{name}: {absence.cause}")
-    times = [absence.until_ms for absence in absences.values()]
+    times = []
+    for policy_id, of_policy in absences.items():
+        for name, absence in of_policy.items():
+            decision.warnings.add(code=reason_codes.COUNTER_FULL, message=f"{policy_id}/{name}: {absence.cause}")
+            times.append(absence.until_ms)
     if all(times):
         retry_hint.delay_retry(decision, max(times) - now_ms)
 

@@ -135,33 +135,33 @@ class EarlyEnd:
     """What became of a reservation while its counter was filled, before the fill brought its entry.
 
     `settled` is the entry of its reports since `since_ms`. `is_released`: it had ended without an effect before these.
-    `is_withdrawn`: a compensation has undone what earlier reports had settled.
+    `undone_before`: a compensation has undone what was settled before it was approved, at this sequence number; 0: none has.
     """
 
     def __init__(
-        self, settled: CounterEntry | None = None, since_ms: int = 0, *, is_released: bool = False, is_withdrawn: bool = False
+        self, settled: CounterEntry | None = None, since_ms: int = 0, *, is_released: bool = False, undone_before: int = 0
     ) -> None:
         self.settled: Final = settled
         self.since_ms: Final = since_ms
         self.is_released: Final = is_released
-        self.is_withdrawn: Final = is_withdrawn
+        self.undone_before: Final = undone_before
 
     def change(self, entry: CounterEntry, counter: CompiledCounter) -> CounterEntry | None:
         """Return what the entry has become that the fill brings; None if it no longer counts."""
         settled = self.settled
         is_open = entry.lapses_at_ms == NEVER_MS
+        is_undone = not is_open and entry.sequence_number < self.undone_before
         if settled is None:
-            return None if (self.is_released if is_open else self.is_withdrawn) else entry
-        if is_open:
-            return settled if self.is_released else settled.replace(settled.value, entry.sequence_number)
-        if self.is_withdrawn or entry.lapses_at_ms <= self.since_ms:
+            return None if is_undone or (is_open and self.is_released) else entry
+        if is_undone or (is_open and self.is_released) or entry.lapses_at_ms <= self.since_ms:
             return settled
-        return settled.replace(amount_after(counter, entry.value, settled.value), entry.sequence_number)
+        value = settled.value if is_open else amount_after(counter, entry.value, settled.value)
+        return settled.replace(value, max(entry.sequence_number, settled.sequence_number))
 
     def plain(self) -> list[object]:
         """Return all fields as JSON values."""
         settled = None if self.settled is None else self.settled.plain()
-        return [settled, self.since_ms, self.is_released, self.is_withdrawn]
+        return [settled, self.since_ms, self.is_released, self.undone_before]
 
 
 NO_END: Final = EarlyEnd()
@@ -239,7 +239,7 @@ class CounterTable:
         """Return the number of a group at `now_ms`, which is not before the last event; None if an entry may be missing, or if a double
         does not hold the number exactly.
 
-        `excluded_id` is the event_id of a proposal that is being decided: one that waits for its contest has been counted already.
+        `excluded_id` is the entry of a proposal that is being decided after its contest: it has been counted already.
         """
         if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.has_fault(group, now_ms):
             return None
@@ -288,9 +288,14 @@ class CounterTable:
         """Return why one more entry finds no room."""
         if not self.is_filled:
             return NOT_COUNTING
-        full = "entries" if len(self.entries) >= self.counter.entries_max else "groups"
-        most = self.counter.entries_max if full == "entries" else self.counter.groups_max
-        return self._explain_fault(ALL_GROUPS, now_ms) or Absence(f"it has all {full} that `{full}_max: {most}` permits")
+        fault = self._explain_fault(ALL_GROUPS, now_ms)
+        if fault is not None:
+            return fault
+        entries, _ = self._sizes(now_ms)
+        if entries < self.counter.entries_max:
+            return Absence(f"it has all groups that `groups_max: {self.counter.groups_max}` permits")
+        frees_at_ms = next((entry.lapses_at_ms for entry in self.lapses if entry.lapses_at_ms > now_ms), 0)
+        return Absence(f"it has all entries that `entries_max: {self.counter.entries_max}` permits", frees_at_ms)
 
     def _explain_fault(self, group: str, now_ms: int) -> Absence | None:
         if self._lacks_reservation(group):
@@ -313,36 +318,37 @@ class CounterTable:
             return False
         if self._fits_one(len(self.entries), len(self.groups)):
             return True
-        # It was full at the last event. What has lapsed since makes room.
+        return self._fits_one(*self._sizes(now_ms))  # it was full at the last event; what has lapsed since makes room
+
+    def _sizes(self, now_ms: int) -> tuple[int, int]:
+        """Return the number of entries at `now_ms`, and of groups that have any."""
         lapsed: dict[str, int] = {}
         for entry in self.lapses:
             if entry.lapses_at_ms > now_ms:
                 break
             lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
         empty = sum([self.groups[group].entry_count == count for group, count in lapsed.items()])
-        return self._fits_one(len(self.entries) - sum(lapsed.values()), len(self.groups) - empty)
+        return len(self.entries) - sum(lapsed.values()), len(self.groups) - empty
 
     def _fits_one(self, entries: int, groups: int) -> bool:
         counter = self.counter
         return entries < counter.entries_max and (groups < counter.groups_max or not counter.has_groups)
 
-    def frees_at_ms(self, group: str, now_ms: int, amount: int, limit: int) -> int:
-        """Return when enough entries of a group will have lapsed for `amount` to fit under `limit`; 0 if that cannot be foreseen."""
-        counter_group = self.groups.get(group)
-        if counter_group is None or not self.counter.is_additive:
+    def frees_at_ms(self, group: str, now_ms: int, most: int) -> int:
+        """Return when enough entries of a group will have lapsed for it to have at most `most`; 0 if that cannot be foreseen."""
+        if not self.counter.is_additive:
             return 0
-        total = counter_group.total
-        if total + amount <= limit:
-            return now_ms
-        lapses_at_ms = 0
+        counter_group = self.groups.get(group)
+        total = counter_group.total if counter_group is not None else 0
+        at_ms = now_ms
         # All entries of a time lapse together. Their order says nothing: a snapshot does not keep it.
-        for entry in counter_group.lapses:
-            if entry.lapses_at_ms != lapses_at_ms:
-                if lapses_at_ms and total + amount <= limit:
+        for entry in counter_group.lapses if counter_group is not None else ():
+            if entry.lapses_at_ms > at_ms:
+                if total <= most:
                     break
-                lapses_at_ms = entry.lapses_at_ms
+                at_ms = entry.lapses_at_ms
             total -= entry.amount
-        return max(lapses_at_ms, now_ms) if lapses_at_ms and total + amount <= limit else 0
+        return at_ms if total <= most else 0
 
 
 def amount_after(counter: CompiledCounter, settled: int | str, reported: int | str) -> int | str:

@@ -17,7 +17,7 @@ class LinearForm(NamedTuple):
     constant: Decimal
     terms: Mapping[Node, Decimal]
 
-    def plus(self, other: LinearForm, factor: int = 1) -> LinearForm:
+    def plus(self, other: LinearForm, factor: Decimal | int = 1) -> LinearForm:
         """Return the sum of this form and a multiple of the other."""
         terms = dict(self.terms)
         for term, coefficient in other.terms.items():
@@ -29,7 +29,7 @@ ZERO: Final = LinearForm(Decimal(0), {})
 
 
 def linear_form(node: Node) -> LinearForm:
-    """Return the linear form of a number. What is neither a sum nor a literal is a term; conversions of numbers do not count."""
+    """Return the linear form of a number. What is neither a literal nor a sum nor a multiple is a term; conversions do not count."""
     match node:
         case Constant(_, int() | float() as value) if not isinstance(value, bool):
             return LinearForm(Decimal(repr(value)), {})
@@ -37,6 +37,11 @@ def linear_form(node: Node) -> LinearForm:
             return linear_form(left).plus(linear_form(right))
         case Call("_-_", None, (left, right)):
             return linear_form(left).plus(linear_form(right), -1)
+        case Call("_*_", None, (left, right)):
+            factors = linear_form(left), linear_form(right)
+            for one, other in (factors, factors[::-1]):
+                if not one.terms:
+                    return ZERO.plus(other, one.constant)
         case Call("-_", None, (operand,)):
             return ZERO.plus(linear_form(operand), -1)
         case Call(function, None, (operand,)) if function in _CONVERSIONS:

@@ -7,8 +7,8 @@ Each yields (path, code, message, suggestion) for a warning about a valid docume
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal
-from typing import Final
+from decimal import ROUND_FLOOR, Decimal
+from typing import Final, NamedTuple
 
 from gavel.v1.execution_pb2 import ExecutionStatus
 
@@ -25,7 +25,7 @@ from gavel_rules.language.document.diagnostics import Path
 from gavel_rules.language.document.models import CounterPart
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 from gavel_rules.reason_codes import RESERVED_CODES
-from gavel_rules.text import suggestion
+from gavel_rules.text import DID_YOU_MEAN, suggestion
 
 WINDOW_IN_SECONDS: Final = "window-in-seconds"
 THRESHOLD_TOO_EXACT: Final = "threshold-too-exact"
@@ -42,6 +42,7 @@ _MIRRORED: Final = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 # The texts that a name of counted events may have, where they are not open.
 _STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in ExecutionStatus.items() if number > 1)
 _TEXTS: Final = {"producer.type": tuple(PRODUCER_TYPE_NAMES.values())[1:], "execution.status": _STATUSES}
+_REASON_CODE: Final = "reason_code"
 _WITH_KEY: Final = 3  # the parts of a call of `frees` of a counter with groups
 _SECOND_MS: Final = 1_000
 _MINUTE_MS: Final = 60_000
@@ -93,41 +94,63 @@ def find_other_limits(
 ) -> Iterator[CounterWarning]:
     """Yield a warning if `retry_after` foresees room at another number of the counter than that at which the condition changes."""
     read = f"{HISTORY}.{call.counter}"
-    *key, amount, limit = call.parts
+    key, (amount, limit) = call.parts[:-2], [linear_form(canonical_tree(environment, part.tree)) for part in call.parts[-2:]]
     target = Call(read, None, tuple([part.tree for part in key]))
     # There is room while the counter plus `asked` is at most zero.
-    asked = linear_form(amount.tree).plus(linear_form(limit.tree), -1)
-    tree = canonical_tree(environment, condition.tree)
+    asked = amount.plus(limit, -1)
     is_whole = environment.scope[HISTORY].fields[call.counter].type.element is INT
-    bounds = list(_bounds(tree, target, Decimal(1) if is_whole else Decimal(1).scaleb(-counters[call.counter].scale)))
-    if not bounds or asked in bounds:
+    step = Decimal(1) if is_whole else Decimal(1).scaleb(-counters[call.counter].scale)
+    bounds = list(_bounds(canonical_tree(environment, condition.tree), target))
+    if not bounds or any(_is_chosen(term) for term in asked.terms) or any(bound.admits(asked, step) for bound in bounds):
         return
     message = f"retry_after does not foresee when the condition of the rule changes with {read}"
-    near = next((bound for bound in bounds if bound.terms == asked.terms), None)
+    near = next((bound for bound in bounds if bound.form.terms == asked.terms), None)
     if near is None:
         hint = f"its amount is what the condition adds to {read}, its limit what it compares the sum with"
         yield path, LIMIT_DIFFERS, message, hint
         return
-    difference = asked.constant - near.constant
-    wanted = linear_form(limit.tree)
+    difference = asked.constant - near.highest(step)
     by = f"raise it by {difference:f}" if difference > 0 else f"lower it by {-difference:f}"
-    hint = f"with this amount, its limit is {wanted.constant + difference:f}" if not wanted.terms else f"its limit: {by}"
+    hint = f"with this amount, its limit is {limit.constant + difference:f}" if not limit.terms else f"its limit: {by}"
     yield path, LIMIT_DIFFERS, message, hint
 
 
-def _bounds(tree: Node, target: Node, step: Decimal) -> Iterator[LinearForm]:
-    """Yield for each comparison of a counter the form that, with the counter, is at most zero on the lower side of the comparison."""
+class _Bound(NamedTuple):
+    """A comparison of a counter: on its lower side the counter plus `form` is at most zero, or below zero if `is_strict`."""
+
+    form: LinearForm
+    is_strict: bool
+
+    def admits(self, asked: LinearForm, step: Decimal) -> bool:
+        """Return whether the counter, a multiple of `step`, passes this bound and the other one at the same number."""
+        left = asked.constant - self.form.constant
+        return asked.terms == self.form.terms and (0 < left <= step if self.is_strict else 0 <= left < step)
+
+    def highest(self, step: Decimal) -> Decimal:
+        """Return the constant of a bound that is not strict and changes at the same number."""
+        if not self.is_strict:
+            return self.form.constant
+        return ((self.form.constant / step).to_integral_value(ROUND_FLOOR) + 1) * step
+
+
+def _bounds(tree: Node, target: Node) -> Iterator[_Bound]:
+    """Yield the bound of each comparison of a counter."""
     for node in walk(tree):
         match node:
             case Call(function, None, (left, right)) if function in _MIRRORED:
                 form = linear_form(left).plus(linear_form(right), -1)
                 sign = form.terms.get(target)
-                if sign is None or abs(sign) != 1:
+                if sign is None or 1 / sign * sign != 1:
                     continue
-                if sign < 0:
-                    form, function = ZERO.plus(form, -1), _MIRRORED[function]
+                form = ZERO.plus(form, 1 / sign)
+                function = function if sign > 0 else _MIRRORED[function]
                 others = {term: one for term, one in form.terms.items() if term != target}
-                yield LinearForm(form.constant + (step if function in ("_<_", "_>=_") else 0), others)
+                yield _Bound(LinearForm(form.constant, others), function in ("_<_", "_>=_"))
+
+
+def _is_chosen(term: Node) -> bool:
+    """Return whether a term is chosen by a condition, which is not analysed."""
+    return any(isinstance(node, Call) and node.function == "_?_:_" for node in walk(term))
 
 
 def find_other_counters(path: Path, condition: CheckedExpression, environment: Environment, call: FreesCall) -> Iterator[CounterWarning]:
@@ -146,14 +169,16 @@ def find_other_counters(path: Path, condition: CheckedExpression, environment: E
 
 
 def find_other_keys(path: Path, counter: CompiledCounter, reads: Iterable[tuple[str, Environment]]) -> Iterator[CounterWarning]:
-    """Yield a warning if every read of a counter, each a key with its environment, takes another value of the proposal than `by`.
+    """Yield a warning if every read of a counter, each a key with its environment, takes a value of another kind than `by`.
 
-    `reads` are those of actions whose events the counter counts. A key that is more than one value is not compared.
+    `reads` are those of actions whose events the counter counts. A key that is more than one value is not compared, and two params may be
+    two roles of one thing: "who was credited today may not send".
     """
     by = counter.expressions.by
     name = "" if by is None else direct_variable(by.expression.tree, by.environment)
     keys = {direct_variable(environment.tree(key), environment) for key, environment in reads} if name else set()
-    if keys and "" not in keys and name not in keys:
+    kinds = {key.partition(".")[0] for key in keys}
+    if keys and "" not in keys and name.partition(".")[0] not in kinds:
         read = sorted(keys)[0]
         message = f"{HISTORY}.{counter.name} is counted by {name}, and every rule reads it with another key, such as {read}"
         yield (*path, "by"), KEY_DIFFERS, message, f"write `by: {read}`, or read {HISTORY}.{counter.name}({name})"
@@ -164,7 +189,7 @@ def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Itera
     where = counter.expressions.where
     if where is None:
         return
-    texts = {**_TEXTS, "reason_code": tuple({*reason_codes, *RESERVED_CODES})}
+    texts = {**_TEXTS, _REASON_CODE: tuple({*reason_codes, *RESERVED_CODES})}
     if counter.source in OUTCOMES:
         texts["outcome"] = (OUTCOMES[counter.source],)
     for node in walk(where.expression.tree):
@@ -178,7 +203,10 @@ def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Itera
         for one in compared:
             if name in texts and isinstance(one, Constant) and isinstance(one.value, str) and one.value not in texts[name]:
                 message = f'no event that {counter.name} counts has {name} "{one.value}"'
-                yield (*path, "where"), NEVER_EQUALS, message, suggestion(one.value, sorted(texts[name]), 0)
+                hint = suggestion(one.value, sorted(texts[name]), 0)
+                # Another rule set on the action may give a reason code that is unlike all known ones.
+                if name != _REASON_CODE or (one.value and hint.startswith(DID_YOU_MEAN)):
+                    yield (*path, "where"), NEVER_EQUALS, message, hint
 
 
 def _exponent(number: Decimal) -> int:

@@ -7,7 +7,7 @@ entries will have lapsed for the amount to fit under the limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_FLOOR, Decimal
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
@@ -34,11 +34,10 @@ class FreesCall(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The room that a proposal needs in a group, in whole numbers of the counter's smallest unit."""
+    """The room that a proposal needs: the most that its group may have, in whole numbers of the counter's smallest unit."""
 
     group: str
-    amount: int
-    limit: int
+    most: int
 
 
 class RetryAfter:
@@ -66,11 +65,8 @@ class RetryAfter:
         if answers is None:
             return None
         group = answers[0] if self.counter.has_groups else ""
-        amount = _scale(answers[-2], self.counter.scale, ROUND_CEILING)
-        limit = _scale(answers[-1], self.counter.scale, ROUND_FLOOR)
-        if not isinstance(group, str) or amount is None or limit is None:
-            return None
-        return Room(group, amount, limit)
+        most = _difference(answers[-1], answers[-2], self.counter.scale)
+        return Room(group, most) if isinstance(group, str) and most is not None else None
 
 
 def check_retry_after(
@@ -129,11 +125,11 @@ def _split(text: str, opening: int) -> list[tuple[int, int]]:
     return places if text[opening + 1 : end].strip() else []
 
 
-def _scale(value: object, scale: int, rounding: str) -> int | None:
-    """Return a number in the smallest unit; None for other types and for values that are not finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _difference(limit: object, amount: object, scale: int) -> int | None:
+    """Return a limit without an amount in the smallest unit, rounded down; None for other types and for values that are not finite."""
+    if any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in (limit, amount)):
         return None
     try:
-        return int((Decimal(repr(value)) * Decimal(10) ** scale).to_integral_value(rounding))
+        return int(((Decimal(repr(limit)) - Decimal(repr(amount))) * Decimal(10) ** scale).to_integral_value(ROUND_FLOOR))
     except (ArithmeticError, ValueError):
         return None

@@ -195,7 +195,7 @@ def _early_end(entry_id: str, end: EarlyEnd) -> snapshot.EarlyEnd:
         settled=None if end.settled is None else _counter_entry("", entry_id, end.settled),
         since_ms=end.since_ms,
         is_released=end.is_released,
-        is_withdrawn=end.is_withdrawn,
+        undone_before=end.undone_before,
     )
 
 

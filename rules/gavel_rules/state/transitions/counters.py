@@ -75,18 +75,19 @@ def count_event(store: Store, event: RecordedEvent) -> None:
         tables = index.get(PROPOSALS, NO_COUNTERS).get(event.proposal.action_type)
         if tables is not None:
             proposal = event.proposal
-            enter_event(store, tables, event.event_id, event_of(proposal, proposal.action_type, proposal.params, event.subject, {}))
+            counted = event_of(proposal, proposal.action_type, proposal.params, event.subject, {})
+            enter_event(store, tables, str(event.sequence_number), counted)
     elif payload == "decision":
         _count_decision(store, event)
     elif payload == "execution":
-        _count_execution(store, event.envelope, event.envelope.execution)
+        _count_execution(store, event, event.envelope.execution)
     elif payload == "fact":
         names = index.get(FACTS)
         if names is not None:
             fact = event.envelope.fact
             tables = names.get(fact.key)
             if tables is not None and fact.WhichOneof("system") is None and not fact.trust_tier:
-                _count_value(store, tables, event, event.event_id, value_to_python(fact.value))
+                _count_value(store, tables, event, str(event.sequence_number), value_to_python(fact.value))
     elif payload == "observation":
         names = index.get(OBSERVATIONS)
         if names is not None:
@@ -94,9 +95,9 @@ def count_event(store: Store, event: RecordedEvent) -> None:
             for key in sorted(fields):
                 tables = names.get(key)
                 if tables is not None:
-                    _count_value(store, tables, event, f"{event.event_id}/{key}", value_to_python(fields[key]))
+                    _count_value(store, tables, event, f"{event.sequence_number}/{key}", value_to_python(fields[key]))
     elif payload == "agent_diagnostic" and event.envelope.agent_diagnostic.WhichOneof("detail") == "late_execution":
-        _count_execution(store, event.envelope, event.envelope.agent_diagnostic.late_execution.execution)
+        _count_execution(store, event, event.envelope.agent_diagnostic.late_execution.execution)
 
 
 def open_counters(
@@ -265,7 +266,7 @@ def _decided_proposal(store: Store, decision: Decision) -> Envelope | None:
     return live.proposal if live is not None and decision.compensates_decision_id else None
 
 
-def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> None:
+def _count_execution(store: Store, event: RecordedEvent, execution: Execution) -> None:
     names = store.counters_by_event.get(EXECUTIONS)
     if names is None or execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
         return
@@ -279,8 +280,8 @@ def _count_execution(store: Store, envelope: Envelope, execution: Execution) -> 
     tables = names.get(action_type)
     if tables is not None:
         params = struct_to_dict(live.decision.decision.params)  # a compensation has other params than the proposal
-        event = event_of(ProposalView(live.proposal), action_type, params, envelope.subject, execution_values(execution))
-        enter_event(store, tables, envelope.event_id, event)
+        counted = event_of(ProposalView(live.proposal), action_type, params, event.subject, execution_values(execution))
+        enter_event(store, tables, str(event.sequence_number), counted)
 
 
 def _count_value(store: Store, tables: tuple[CounterTable, ...], event: RecordedEvent, entry_id: str, value: object) -> None:

@@ -26,10 +26,12 @@ _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECU
 def settle(store: Store, live: LiveDecision, execution: Execution, *, is_late: bool = False) -> None:
     """Settle the reservation of a decision whose report states an effect. Withdraw the effects that it compensates.
 
-    `is_late`: the report came after another attempt had begun, or after a review was requested: more than one attempt may have acted.
+    `is_late`: the report came after another attempt had begun, or after a review was requested.
     """
     if execution.status not in _EFFECTIVE:
         return
+    # More than one attempt may have acted.
+    is_late = is_late or any(attempt != execution.attempt for attempt in live.unreported_attempts)
     tables = _reserving_tables(store, live)
     if tables:
         event = _approval_event(live, execution_values(execution))
@@ -37,7 +39,7 @@ def settle(store: Store, live: LiveDecision, execution: Execution, *, is_late: b
             _settle_in(store, table, live, event, is_late=is_late)
     compensated_id = live.decision.decision.compensates_decision_id
     if compensated_id and execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS:
-        _withdraw(store, compensated_id)
+        _withdraw(store, compensated_id, live.sequence_number)
 
 
 def release(store: Store, live: LiveDecision) -> None:
@@ -51,7 +53,7 @@ def release(store: Store, live: LiveDecision) -> None:
         elif _is_early(table, live):
             end = table.early_ends.get(entry_id, NO_END)
             if end.settled is None and not end.is_released:
-                store.put(table.early_ends, entry_id, EarlyEnd(is_released=True, is_withdrawn=end.is_withdrawn))
+                store.put(table.early_ends, entry_id, EarlyEnd(is_released=True, undone_before=end.undone_before))
 
 
 def reserve_again(store: Store, live: LiveDecision, grant_id: str) -> None:
@@ -111,9 +113,9 @@ def _settle_early(store: Store, table: CounterTable, live: LiveDecision, event: 
     settled = _settled_entry(store, table, live, event, None, before, is_late=is_late)
     if settled is not None:
         since_ms = end.since_ms if before is not None else store.recorded_at_ms
-        end = EarlyEnd(settled, since_ms, is_released=end.is_released, is_withdrawn=end.is_withdrawn)
+        end = EarlyEnd(settled, since_ms, is_released=end.is_released, undone_before=end.undone_before)
     else:
-        end = EarlyEnd(end.settled, end.since_ms, is_released=True, is_withdrawn=end.is_withdrawn)
+        end = EarlyEnd(end.settled, end.since_ms, is_released=True, undone_before=end.undone_before)
     store.put(table.early_ends, entry_id, end)
 
 
@@ -149,14 +151,19 @@ def _settled_entry(
             value = amount_after(counter, before.value, value)
         known = reserved or before
         number = known.sequence_number if known is not None else live.sequence_number
+        if is_late and live.compensation:
+            number = store.head  # the compensation does not undo this effect
         return CounterEntry(_reservation_id(live), group, value, counter.lapses_at_ms(store.recorded_at_ms), number)
     except CounterError as error:
         suspend_group(store, table, group if error.group is None else error.group, NEVER_MS)
         return None
 
 
-def _withdraw(store: Store, decision_id: str) -> None:
-    """Let the effects of a decision count no longer. A reservation stays: a person has granted another attempt since."""
+def _withdraw(store: Store, decision_id: str, undone_before: int) -> None:
+    """Let the effects of a decision count no longer that a compensation, approved at `undone_before`, has undone.
+
+    It has undone neither a grant that came later, nor what a late report stated since. A reservation stays: it is a person's grant.
+    """
     ended = store.ended_decisions.get(decision_id)
     live = store.decisions.get(decision_id) if ended is None else ended.live
     entry_ids = (decision_id, *live.grant_ids) if live is not None else (decision_id,)
@@ -166,9 +173,17 @@ def _withdraw(store: Store, decision_id: str) -> None:
         for entry_id in entry_ids:
             entry = table.entries.get(entry_id)
             if entry is not None:
-                if entry.lapses_at_ms != NEVER_MS:
+                if entry.lapses_at_ms != NEVER_MS and entry.sequence_number < undone_before:
                     store.unschedule(table, entry)
             elif not table.is_filled and (live is None or _is_early(table, live)):
-                end = table.early_ends.get(entry_id, NO_END)
-                is_released = end.is_released or end.settled is not None
-                store.put(table.early_ends, entry_id, EarlyEnd(is_released=is_released, is_withdrawn=True))
+                _withdraw_early(store, table, entry_id, undone_before)
+
+
+def _withdraw_early(store: Store, table: CounterTable, entry_id: str, undone_before: int) -> None:
+    """Note what a compensation has undone before the fill brings the entry."""
+    end = table.early_ends.get(entry_id, NO_END)
+    if end.settled is None:
+        end = EarlyEnd(is_released=end.is_released, undone_before=undone_before)
+    elif end.settled.sequence_number < undone_before:
+        end = EarlyEnd(is_released=True, undone_before=undone_before)
+    store.put(table.early_ends, entry_id, end)

@@ -603,16 +603,16 @@ def test_a_granted_attempt_reserves_again() -> None:
 
 
 def test_a_late_report_lowers_nothing() -> None:
-    """If a superseded attempt reports an effect too, the largest of what was approved and reported counts."""
+    """While another attempt has not reported, and when it reports an effect too, the largest of what was approved and reported counts."""
     orders = Orders(counted(SETTLED, retry={"max_attempts": 2, "human_takeover_after_ms": 60_000}, decision_ttl_ms=2 * DAY_MS))
     core = orders.core
     decision = orders.approve(500)
     first = core.start(core.by_id[decision.decision_id], lease_ms=1_000)
     core.tick(2_000)
     core.derive(core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=refunded(400)))
-    assert 400.0 == orders.spent()
-    core.run(core.report_command(first, SUCCESS, result=refunded(1)))
     assert 500.0 == orders.spent()
+    core.run(core.report_command(first, SUCCESS, result=refunded(600)))
+    assert 600.0 == orders.spent()
     core.prove()
 
 

@@ -215,6 +215,10 @@ HISTORIES: dict[str, list[Step]] = {
         *[("start", 1, None), ("pass", 0, 30_001), ("resolve", 1, REJECT), ("resolve", 0, GRANT), OPEN],
         reported(SUCCESS, 5.0, 2),
     ],
+    "a late report before a compensation succeeds": [
+        *[PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 2.0, 1), ("start", 1, None), OPEN, reported(SUCCESS, 50.0, 0)],
+        reported(SUCCESS, 2.0, 2),
+    ],
     "a late report after a compensation": [
         *[PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 50.0, 1), OPEN],
         *[("start", 1, None), reported(SUCCESS, 1.0, 2), reported(SUCCESS, 1.0, 0)],
@@ -238,6 +242,20 @@ def test_what_ends_while_a_counter_is_filled(name: str) -> None:
     for number, step in enumerate({**HISTORIES, **PLAIN_HISTORIES}[name]):
         assert play.step(step, number) or step[0] == "pass", (number, step)
     play.compare()
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_a_compensation_undoes_no_later_effect(is_opened: bool) -> None:
+    """A compensation withdraws what was settled before it was approved, and not what a late report states since."""
+    play = Play(is_compensated=True)
+    undone = [PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 2.0, 1), ("start", 1, None)]
+    for number, step in enumerate([*undone, *([OPEN] if is_opened else []), reported(SUCCESS, 50.0, 0), reported(SUCCESS, 2.0, 2)]):
+        assert play.step(step, number) or step[0] == "pass"
+    play.compare()
+    (table,) = [table for table in play.core.state.counters.values() if table.counter.name == "settled"]
+    reading = table.read(CUSTOMERS[0], play.core.now_ms)
+    assert reading is not None
+    assert 50.0 == reading.value
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -650,8 +650,8 @@ class CounterEntry(_message.Message):
     LAPSES_AT_FIELD_NUMBER: _builtins.int
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
-    """The decision_id of an approval, or of a person's grant of another attempt; the event_id of any other event; of an observation with "/"
-    and the key.
+    """The decision_id of a decision, or of a person's grant of another attempt; the sequence number of any other event, whose event_id may
+    come again after the idempotency window; of an observation with "/" and the key.
     """
     group: _builtins.str
     """The group. 257 asterisks: all groups lack this reservation; followed by "/" and a group: that group lacks it."""

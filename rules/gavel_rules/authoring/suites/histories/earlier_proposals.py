@@ -99,7 +99,7 @@ class EarlierProposals:
     def _reports(self) -> list[EarlierReport]:
         """Return reports of the earlier proposals: first those that the documents name, and those with a result that a counter reads."""
         named = [one for one in _STATUSES if any(one in document for document in self._documents)]
-        statuses = dict.fromkeys([*named, *_STATUSES_OF_ANY])
+        statuses = dict.fromkeys([*named[:1], *_STATUSES_OF_ANY[:1], *named, *_STATUSES_OF_ANY])
         hints = [collect_hints_of(counter.expressions) for counter in self.counters]
         # With the fields that all counters read, then with those of each: a version may read another field.
         of_each = [[*sample_results(one, self._reported_amount)] for one in (ChainMap(*hints), *hints)]

@@ -20,8 +20,8 @@ actions:
   refund.create:
     params:
       type: object
-      required: [amount, customer]
-      properties: {amount: {type: number}, count: {type: integer}, customer: {type: string, maxLength: 20}}
+      required: [amount, customer, payer]
+      properties: {amount: {type: number}, count: {type: integer}, customer: {type: string, maxLength: 20}, payer: {type: string}}
     facts: {owner: {key: order.owner, type: string, max_length: 20, max_age_ms: 1000, optional: true}}
 counters:
   spent: {of: approvals, action: refund.*, by: params.customer, sum: params.amount, window_ms: 1000, keep: reserved}
@@ -319,6 +319,20 @@ def test_units(old: str, new: str, expected: list[str]) -> None:
         ("has(params.count) && history.calls() >= params.count", "history.calls.frees(1, 5)", "its amount is what the condition adds"),
         ("history.spent('a') > 1.0 || history.spent('a') + params.amount > 9.0", "history.spent.frees('a', params.amount, 9)", ""),
         ("history.spent('a') * 2.0 > 9.0", "history.spent.frees('a', 0, 4.5)", ""),
+        (
+            "2.0 * (history.spent('a') + params.amount) > 9.0",
+            "history.spent.frees('a', params.amount, 9)",
+            "with this amount, its limit is 4.5",
+        ),
+        ("history.spent('a') + params.amount * 1.0 > 4.5 * 2.0", "history.spent.frees('a', params.amount, 9)", ""),
+        ("history.spent('a') + history.spent('b') > 9.0", "history.spent.frees('a', 0, 9.0 - history.spent('b'))", ""),
+        ("history.spent('a') > 9.0 || params.amount > 5.0", "'history.spent.frees(\"a\", 0, params.amount > 5.0 ? 5.0 : 9.0)'", ""),
+        ("history.spent('a') + params.amount >= 9.005", "history.spent.frees('a', params.amount, 9)", ""),
+        (
+            "history.spent('a') + params.amount >= 9.005",
+            "history.spent.frees('a', params.amount, 9.01)",
+            "with this amount, its limit is 9.0",
+        ),
     ],
 )
 def test_limits_of_retry_after(condition: str, call: str, hint: str) -> None:
@@ -335,6 +349,7 @@ def test_limits_of_retry_after(condition: str, call: str, hint: str) -> None:
     [
         ("by: params.customer", "by: producer.id", ["key-differs: write `by: params.customer`, or read history.spent(producer.id)"]),
         ("by: params.customer", "by: params.customer + ''", []),
+        ("spent(params.customer) >", "spent(params.payer) >", []),
         ("spent(params.customer) >", "spent(params.customer + 'x') >", []),
         ("window_ms: 1000, keep", "where: 'outcome == \"APPROVED\"', window_ms: 1000, keep", []),
         ("window_ms: 1000, keep", "where: '\"APROVED\" != outcome', window_ms: 1000, keep", ["never-equals: did you mean APPROVED?"]),
@@ -342,6 +357,7 @@ def test_limits_of_retry_after(condition: str, call: str, hint: str) -> None:
         ("of: proposals, ", "of: executions, where: 'execution.status == \"SUCCES\"', ", ["never-equals: did you mean SUCCESS?"]),
         ("of: proposals, ", "of: executions, where: 'execution.status == \"SUCCESS\"', ", []),
         ("of: proposals, ", 'of: rejections, where: \'reason_code in ["OVER", "REVIEW_REJECTED"]\', ', []),
+        ("of: proposals, ", 'of: rejections, where: \'reason_code in ["", "COMPANY_FREEZE"]\', ', []),
         ("of: proposals, ", "of: rejections, where: 'reason_code == \"OVR\"', ", ["never-equals: did you mean OVER?"]),
     ],
 )

@@ -1979,15 +1979,15 @@ class EarlyEnd(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
     IS_RELEASED_FIELD_NUMBER: _builtins.int
-    IS_WITHDRAWN_FIELD_NUMBER: _builtins.int
+    UNDONE_BEFORE_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
     """The entry's id."""
     since_ms: _builtins.int
     """The time of the first of these reports."""
     is_released: _builtins.bool
     """Whether it had ended without an effect before these reports."""
-    is_withdrawn: _builtins.bool
-    """Whether a compensation has undone what earlier reports had settled."""
+    undone_before: _builtins.int
+    """The sequence number of a compensation that has undone what was settled before. 0: none has."""
     @_builtins.property
     def settled(self) -> Global___CounterEntry:
         """The entry of its reports. Unset: none states an effect."""
@@ -1999,11 +1999,11 @@ class EarlyEnd(_message.Message):
         settled: Global___CounterEntry | None = ...,
         since_ms: _builtins.int = ...,
         is_released: _builtins.bool = ...,
-        is_withdrawn: _builtins.bool = ...,
+        undone_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "is_released", b"is_released", "is_withdrawn", b"is_withdrawn", "settled", b"settled", "since_ms", b"since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "is_released", b"is_released", "settled", b"settled", "since_ms", b"since_ms", "undone_before", b"undone_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
