@@ -82,9 +82,7 @@ def find_exact_thresholds(
                 is_whole = environment.types[term.name].kind == "int"
                 scale = 0 if is_whole else counters[name].scale
                 if -_exponent(threshold) > scale:
-                    message = (
-                        f"{HISTORY}.{name} is a multiple of {Decimal(1).scaleb(-scale):f}, so it never equals {threshold.normalize():f}"
-                    )
+                    message = f"{HISTORY}.{name} is a multiple of {Decimal(1).scaleb(-scale):f}, so it never equals {_plain(threshold)}"
                     hint = "round the threshold" if is_whole else "round the threshold, or raise the counter's scale"
                     yield path, THRESHOLD_TOO_EXACT, message, hint
 
@@ -110,8 +108,8 @@ def find_other_limits(
         yield path, LIMIT_DIFFERS, message, hint
         return
     difference = asked.constant - near.highest(step)
-    by = f"raise it by {difference:f}" if difference > 0 else f"lower it by {-difference:f}"
-    hint = f"with this amount, its limit is {limit.constant + difference:f}" if not limit.terms else f"its limit: {by}"
+    by = f"raise it by {_plain(difference)}" if difference > 0 else f"lower it by {_plain(-difference)}"
+    hint = f"with this amount, its limit is {_plain(limit.constant + difference)}" if not limit.terms else f"its limit: {by}"
     yield path, LIMIT_DIFFERS, message, hint
 
 
@@ -207,6 +205,10 @@ def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Itera
                 # Another rule set on the action may give a reason code that is unlike all known ones.
                 if name != _REASON_CODE or (one.value and hint.startswith(DID_YOU_MEAN)):
                     yield (*path, "where"), NEVER_EQUALS, message, hint
+
+
+def _plain(number: Decimal) -> str:
+    return f"{number.normalize():f}"
 
 
 def _exponent(number: Decimal) -> int:

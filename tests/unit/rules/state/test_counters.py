@@ -16,7 +16,7 @@ from gavel_rules.state.snapshot.encoding import state_sha256
 from gavel_rules.values import python_to_value
 
 from tests.support.counted_plays import FACTS, OK, PARAMS, WITH, WITHOUT, Step, compare, play
-from tests.support.driver import ACTION, Core, compile_cached, document
+from tests.support.driver import ACTION, Core, compile_cached, document, fact_envelope, observation_envelope
 from tests.support.histories.compensations import bus_with_compensation, compensation_of, report_partial
 from tests.support.state.snapshots import restore, tables
 
@@ -369,6 +369,22 @@ def test_a_refusal_tells_when_there_will_be_room() -> None:
     assert [(0, [revise, wait]), (0, [revise])] == [(hint.retry_after_ms, [*hint.remedy]) for hint in hints]
 
 
+def test_a_hint_after_a_lapse() -> None:
+    """A hint leaves out what has lapsed since the last event, and rounds the room once."""
+    over = {**OVER, "when": "history.spent(params.customer_id) + params.amount > 10.5"}
+    over["retry_after"] = "history.spent.frees(params.customer_id, params.amount, 10.5)"
+    orders = Orders(counted({**BUDGET, "scale": 0}, over=over))
+    core = orders.core
+    status = core.fact("order.status", "delivered", subject="order/late")
+    for amount in (-5, 6, 9):
+        orders.approve(amount)
+        core.now_ms += 60_000
+    core.now_ms += DAY_MS - 180_000  # -5 lapses now
+    params = {"amount": 1.4, "customer_id": "ann"}
+    decision = preflight(core, core.proposal([status], subject="order/late", params=params, max_fact_age_ms=10 * DAY_MS))
+    assert ([15.0], 60_000) == ([reading.value for reading in decision.counters], decision.retry_hint.retry_after_ms)
+
+
 def test_a_proposal_does_not_count_for_itself() -> None:
     """A counter of proposals gives the same for a proposal decided at once as for one that waits for its contest and is counted by then."""
     counter = {"of": "proposals", "action": "*", "window_ms": DAY_MS}
@@ -387,6 +403,52 @@ def test_a_proposal_does_not_count_for_itself() -> None:
             outcomes.append(decision.reason_code)
         assert ["", "", "DAILY_BUDGET"] == outcomes
         core.prove()
+
+
+@pytest.mark.parametrize("source", ["facts", "observations", "proposals"])
+def test_an_event_id_that_comes_again(source: str) -> None:
+    """An event_id may come again after the idempotency window: both events count, each until it lapses, also from a snapshot."""
+    names: dict[str, Any] = {"action": ACTION} if source == "proposals" else {"fact": "card.chargeback"}
+    orders = Orders(counted({"of": source, "window_ms": 30 * DAY_MS, **names}, over={**NEVER, "when": "history.spent() > 2"}))
+    core = orders.core
+    event_id = core.new_id()
+
+    def record(number: int) -> None:
+        subject = f"order/{number}"
+        if source == "proposals":
+            status = core.fact("order.status", "delivered", subject=subject)
+            params = {"amount": 1.0, "customer_id": "ann"}
+            core.decide([status], subject=subject, trace_id=f"trace-{number}", event_id=event_id, params=params)
+            return
+        write = fact_envelope if source == "facts" else observation_envelope
+        envelope = write("card.chargeback", "yes", subject=subject)
+        envelope.event_id = event_id
+        core.publish(envelope)
+
+    numbers = []
+    for number in (1, 2):
+        record(number)
+        core.tick(8 * DAY_MS)
+        core.state = restore(core.state)
+        numbers.append(orders.spent(""))
+    for days in (15, 8):
+        core.tick(days * DAY_MS)
+        core.fact("order.status", "delivered", subject="order/9")
+        numbers.append(orders.spent(""))
+    assert [1, 2, 1, 0] == numbers
+
+
+def test_a_proposal_with_the_event_id_of_a_counted_fact() -> None:
+    """An agent that gives its proposal the event_id of a fact that counts does not take the fact out of the number."""
+    counter = {"of": "facts", "fact": "card.chargeback", "window_ms": 30 * DAY_MS}
+    orders = Orders(counted(counter, over={**NEVER, "when": "history.spent() > 0"}))
+    core = orders.core
+    chargeback = core.fact("card.chargeback", "yes", subject="card/1")
+    core.tick(8 * DAY_MS)
+    status = core.fact("order.status", "delivered", subject="order/1")
+    params = {"amount": 1.0, "customer_id": "ann"}
+    decision = core.decide([status], subject="order/1", trace_id="trace-1", event_id=chargeback.event_id, params=params)
+    assert "DAILY_BUDGET" == decision.reason_code
 
 
 def loose(counter: dict[str, Any], amount: str = "number", over: dict[str, Any] = NO_MORE, **changes: Any) -> str:

@@ -331,7 +331,7 @@ def test_units(old: str, new: str, expected: list[str]) -> None:
         (
             "history.spent('a') + params.amount >= 9.005",
             "history.spent.frees('a', params.amount, 9.01)",
-            "with this amount, its limit is 9.0",
+            "with this amount, its limit is 9",
         ),
     ],
 )
