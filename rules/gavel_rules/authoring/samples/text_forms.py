@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Final
 
 # The time of a sample case by default: a Monday noon in UTC.
-BASE_TIME: Final = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
+BASE_TIME: Final = datetime(2026, 1, 15, 12, 0, tzinfo=UTC)  # in the middle of a week and of a month
 
 Constants = Iterable[str | float]
 

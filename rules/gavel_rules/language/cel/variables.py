@@ -187,7 +187,7 @@ class Variables:
         for offset, tested in self._needless_tests(tree):
             note(offset, "needless-has", f"{tested} is always present", "remove has()")
         reads = set()
-        for free in _free(tree, self._bound()):
+        for free in self._free(tree):
             if is_literal(free.name):
                 if free.name not in self.names:
                     note(free.offset, "unknown-name", *self._unknown_literal(free.name))
@@ -199,10 +199,10 @@ class Variables:
         self._variables[name] = _Variable(text, self._uses(tree), frozenset(reads))
 
     def _uses(self, tree: Node) -> tuple[_Use, ...]:
-        return tuple(sorted({use for use in _free(tree, self._bound()) if use.name in self.names}))
+        return tuple(sorted({use for use in self._free(tree) if use.name in self.names}))
 
     def _unknown_constants(self, tree: Node) -> list[_Use]:
-        return sorted({use for use in _free(tree, self._bound()) if is_literal(use.name) and use.name not in self.names})
+        return sorted({use for use in self._free(tree) if is_literal(use.name) and use.name not in self.names})
 
     def _needless_tests(self, tree: Node) -> Iterator[tuple[int, str]]:
         """Yield (place, name) of every has() of a constant, zone or calendar."""
@@ -220,9 +220,9 @@ class Variables:
         kind, _, own = name.partition(".")
         return f"there is no {kind.removesuffix('s')} {own}", suggestion(name, sorted(filter(is_literal, self.names)), self._reported)
 
-    def _bound(self) -> frozenset[str]:
-        """Return the names that stand for nothing of the document: in the first version, `constants` is a name like any other."""
-        return LITERAL_ROOTS if self._version == 1 else frozenset()
+    def _free(self, tree: Node) -> Iterator[_Use]:
+        """Yield every name that no macro binds, with its place. In the first version, `constants` is a name like any other."""
+        return _free(tree, frozenset(), LITERAL_ROOTS if self._version > 1 else frozenset())
 
     def _refuse_cycles(self, report: VariableReport) -> None:
         """Report every variable that depends on itself, at its first step there; mark the variables that use a broken one."""
@@ -321,23 +321,23 @@ def _expand(text: str, uses: Iterable[_Use], expansions: Mapping[str, Expansion]
     return Expansion("".join(parts), tuple(pieces))
 
 
-def _free(node: Node, bound: frozenset[str]) -> Iterator[_Use]:
-    """Yield every name that no macro binds, with its place."""
+def _free(node: Node, bound: frozenset[str], literal_roots: frozenset[str]) -> Iterator[_Use]:
+    """Yield every name that no macro binds, with its place: below `literal_roots` the whole path."""
     match node:
         case Identifier(name, offset):
             if name not in bound:
                 yield _Use(offset, name)
-        case Select(Identifier(name, offset), field_name, False, dot) if name in LITERAL_ROOTS and name not in bound:
+        case Select(Identifier(name, offset), field_name, False, dot) if name in literal_roots and name not in bound:
             yield _Use(offset, f"{name}.{field_name}", dot)
         case Comprehension():
-            yield from _free(node.range, bound)
-            yield from _free(node.start, bound)
+            yield from _free(node.range, bound, literal_roots)
+            yield from _free(node.start, bound, literal_roots)
             inner = bound | {node.variable, node.second_variable, node.accumulator}
             for part in (node.condition, node.step, node.result):
-                yield from _free(part, inner)
+                yield from _free(part, inner, literal_roots)
         case _:
             for child in children(node):
-                yield from _free(child, bound)
+                yield from _free(child, bound, literal_roots)
 
 
 def _captures(node: Node, names: Collection[str]) -> Iterator[tuple[int, str]]:

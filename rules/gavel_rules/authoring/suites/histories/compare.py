@@ -70,7 +70,8 @@ class HistoryChange(NamedTuple):
     after: CaseDecision
     derived_before: tuple[DerivedFact, ...]
     derived_after: tuple[DerivedFact, ...]
-    earlier_facts: tuple[EarlierFacts, ...] = ()
+    earlier_facts: tuple[EarlierFacts, ...]
+    now: str  # the time of the last proposal, as suites write it
 
 
 class NotAnalysed(NamedTuple):
@@ -272,6 +273,7 @@ class _Action:
             facts_beyond(facts_before, facts_after),
             facts_beyond(facts_after, facts_before),
             past.facts,
+            part.now,
         )
 
     def _runs(self, buses: tuple[CaseBus, CaseBus], part: CasePart, *, explain: bool = False) -> tuple[CaseRun | None, CaseRun | None]:

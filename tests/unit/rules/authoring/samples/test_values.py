@@ -44,7 +44,7 @@ def test_spans_beyond_the_calendar() -> None:
     """A duration that no time can be shifted by gives no time, and the others still give theirs."""
     longest = f"{timedelta.max // timedelta(hours=1)}h"
     times = list(texts_of_forms({"timestamp"}, [longest, "36h"]))
-    assert "2026-01-07T00:00:00Z" in times
+    assert "2026-01-17T00:00:00Z" in times
     assert times == list(texts_of_forms({"timestamp"}, ["36h"]))
 
 
@@ -101,4 +101,4 @@ def test_times_beyond_the_calendar_are_left_out() -> None:
     texts = Sampler({}, {"params.at": Hints(("87600000h",), forms=frozenset(["timestamp"]))}, Budget(WORK_MAX)).values(
         {"type": "string"}, "params.at"
     )
-    assert "2026-01-05T12:00:00Z" in texts
+    assert "2026-01-15T12:00:00Z" in texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -192,6 +193,21 @@ def test_mistakes_are_reported_where_they_are_written(changes: dict[str, str], e
     line, code, message = expected
     matches = [one for one in mistakes(changed(changes)) if one[:2] == (line, code)]
     assert [True] == [message in one[2] for one in matches], mistakes(changed(changes))
+
+
+@pytest.mark.parametrize("name", ["constants", "zones", "calendars", "history"])
+def test_the_first_version_has_these_names_free(name: str) -> None:
+    """A variable of a document of the first version may have a name that the second version takes."""
+    data = {
+        "gavel": "v1",
+        "rule_set": "old",
+        "version": 1,
+        "actions": {"a.b": {"params": {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}}},
+        "variables": {name: "params.n", "twice": f"{name} + {name}"},
+        "rules": [{"id": "x", "action": "a.b", "priority": 1, "when": f"twice > 2 && {name} > 1", "effect": "approve"}],
+    }
+    (condition,) = compile_rule_set(json.dumps(data)).actions["a.b"].conditions
+    assert "((params.n) + (params.n)) > 2 && (params.n) > 1" == condition.text
 
 
 def test_a_constant_that_nothing_uses_is_noted() -> None:

@@ -136,7 +136,7 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
         facts = [f"facts {_value(change.facts)}"] if change.facts else []
         report = f", reported as {_value(change.execution)}" if change.execution is not None else ""
         parts = [f"params {_value(change.params)}", *facts, f"subject {change.subject}", f"producer.id {change.producer}"]
-        yield f"  then {', '.join(parts)}{report}"
+        yield f"  then at {change.now} {', '.join(parts)}{report}"
         yield from _verdict_lines(change.before, change.after, change.derived_before, change.derived_after)
     for name, reason in histories.not_analysed:
         yield f"not-analysed: no history shows the edit of {name}: {reason}; it may still change decisions or derived facts"

@@ -92,7 +92,7 @@ def test_histories_of_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     new.write_text(text.replace("value == true", "value == false"))
     assert 1 == run(["rules", "diff", str(old), str(new)])
     out, _ = capsys.readouterr()
-    assert "  30 min before, 1 x fact mail.bounced = false of subject/1 from test-source\n  then params " in out
+    assert "  30 min before, 1 x fact mail.bounced = false of subject/1 from test-source\n  then at 2026-01-15T12:00:00.000Z params " in out
     assert "  before: APPROVED by rest\n  after:  REJECTED OFTEN by often\n" in out
     assert 1 == run(["rules", "diff", str(old), str(new), "--json"])
     output = json.loads(capsys.readouterr().out)
