@@ -74,8 +74,8 @@ def _check_fact(header: EnvelopeHeader, fact: Fact) -> None:
     if fact.WhichOneof("system") is not None:
         raise _reserved_field_error("fact.system is reserved for the server; use the call that records such a fact")
     derived = is_derived(fact)
-    reactor = header.producer_type == common_pb2.PRODUCER_TYPE_SYSTEM and header.producer_id == FACT_DERIVATION_REACTOR
-    if derived != reactor:
+    reactor = header.producer_id == FACT_DERIVATION_REACTOR  # of any type: rules name sources by the id alone
+    if derived != reactor or (reactor and header.producer_type != common_pb2.PRODUCER_TYPE_SYSTEM):
         raise _reserved_field_error(
             f'derivation fields and the producer id "{FACT_DERIVATION_REACTOR}" go together: both are reserved for the reactor'
         )

@@ -180,7 +180,8 @@ class NameAnalysis:
             self._note_unknown(start, message, f"{HISTORY}.{node.function}", known)
         elif counter.type.size_max is not None and len(node.arguments) != counter.type.size_max:
             wanted = "one argument, the key of a group" if counter.type.size_max else "no argument, because it has no `by`"
-            self._note(start, "type-error", f"{HISTORY}.{node.function} takes {wanted}", "")
+            hint = "" if counter.type.size_max else f"add `by` to {node.function}, or remove the argument"
+            self._note(start, "type-error", f"{HISTORY}.{node.function} takes {wanted}", hint)
         self.counter_reads.append(ReadPlace(node.function, start, node.offset))
 
     def _visit_call(self, node: Call, known: _Known, names: _Locals) -> None:

@@ -100,8 +100,8 @@ def check_retry_after(
     types = ["STRING", "NUMBER", "NUMBER"] if counter.has_groups else ["NUMBER", "NUMBER"]
     places = _split(text, tree.offset)
     if len(places) != len(types):
-        arguments = "a key, an amount and a limit" if counter.has_groups else "an amount and a limit, because the counter has no groups"
-        form = _FORM if counter.has_groups else f"write it like {HISTORY}.{name}.{_FREES}(params.amount, 1000.0)"
+        arguments = "a key, an amount and a limit" if counter.has_groups else "an amount and a limit, because the counter has no `by`"
+        form = _FORM if counter.has_groups else f"add `by` to {name}, or write it like {HISTORY}.{name}.{_FREES}(params.amount, 1000.0)"
         report(tree.offset, "type-error", f"{_FREES} takes {arguments}", form)
         return None
     # Spaces keep every part at its place in the text.

@@ -209,6 +209,7 @@ RESERVED: list[tuple[str, Callable[[], Envelope], Change]] = [
     ("executor feedback", valid_fact, set_field("fact.observed_from", fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK)),
     ("human input", valid_fact, set_field("fact.observed_from", fact_pb2.OBSERVED_FROM_HUMAN_INPUT)),
     ("the reactor's name", valid_fact, set_field("producer", Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id="fact-derivation-reactor"))),
+    ("the reactor's name as another producer", valid_fact, set_field("producer.id", "fact-derivation-reactor")),
     ("a notice of Gavel's", valid_diagnostic, set_field("agent_diagnostic.kind", "NeedsHumanReview")),
     ("a decision's name", valid_diagnostic, set_field("event_name", "DecisionApproved")),
     ("a notice's name", valid_diagnostic, set_field("event_name", "NeedsHumanReview")),

@@ -244,6 +244,8 @@ class _Action:
 
         The runs have been explained.
         """
+        if change.before != change.after and len(self.edits) == 1:
+            return set(self.edits)
         names: set[str] = set()
         if change.before != change.after and before.cases and after.cases:
             names = deciding_counters(self._counter_versions, before.cases[0], after.cases[0])
