@@ -134,15 +134,22 @@ PINNED: Final = "pinned"
 class EarlyEnd:
     """What became of a reservation while its counter was filled, before the fill brought its entry.
 
-    `settled` is the entry of its reports since `since_ms`. `is_released`: it had ended without an effect before these.
-    `undone_before`: a compensation has undone what was settled before it was approved, at this sequence number; 0: none has.
+    `settled` is the entry of its reports since `since_ms`, the last of which is event `reported_at`. `is_released`: it had ended without an
+    effect before these. `undone_before`: a compensation has undone what was settled before it was approved, at this sequence number.
     """
 
     def __init__(
-        self, settled: CounterEntry | None = None, since_ms: int = 0, *, is_released: bool = False, undone_before: int = 0
+        self,
+        settled: CounterEntry | None = None,
+        since_ms: int = 0,
+        reported_at: int = 0,
+        *,
+        is_released: bool = False,
+        undone_before: int = 0,
     ) -> None:
         self.settled: Final = settled
         self.since_ms: Final = since_ms
+        self.reported_at: Final = reported_at
         self.is_released: Final = is_released
         self.undone_before: Final = undone_before
 
@@ -161,7 +168,7 @@ class EarlyEnd:
     def plain(self) -> list[object]:
         """Return all fields as JSON values."""
         settled = None if self.settled is None else self.settled.plain()
-        return [settled, self.since_ms, self.is_released, self.undone_before]
+        return [settled, self.since_ms, self.reported_at, self.is_released, self.undone_before]
 
 
 NO_END: Final = EarlyEnd()

@@ -313,7 +313,9 @@ def _add_counter(store: Store, row: snapshot.Counter) -> None:
     table.faults.update((fault.key, fault.value) for fault in row.faults)
     for one in row.early_ends:
         settled = _counter_entry(one.settled) if one.HasField("settled") else None
-        table.early_ends[one.entry_id] = EarlyEnd(settled, one.since_ms, is_released=one.is_released, undone_before=one.undone_before)
+        table.early_ends[one.entry_id] = EarlyEnd(
+            settled, one.since_ms, one.reported_at, is_released=one.is_released, undone_before=one.undone_before
+        )
     store.counters[row.digest] = table
 
 

@@ -194,6 +194,7 @@ def _early_end(entry_id: str, end: EarlyEnd) -> snapshot.EarlyEnd:
         entry_id=entry_id,
         settled=None if end.settled is None else _counter_entry("", entry_id, end.settled),
         since_ms=end.since_ms,
+        reported_at=end.reported_at,
         is_released=end.is_released,
         undone_before=end.undone_before,
     )

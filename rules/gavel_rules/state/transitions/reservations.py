@@ -113,9 +113,9 @@ def _settle_early(store: Store, table: CounterTable, live: LiveDecision, event: 
     settled = _settled_entry(store, table, live, event, None, before, is_late=is_late)
     if settled is not None:
         since_ms = end.since_ms if before is not None else store.recorded_at_ms
-        end = EarlyEnd(settled, since_ms, is_released=end.is_released, undone_before=end.undone_before)
+        end = EarlyEnd(settled, since_ms, store.head, is_released=end.is_released, undone_before=end.undone_before)
     else:
-        end = EarlyEnd(end.settled, end.since_ms, is_released=True, undone_before=end.undone_before)
+        end = EarlyEnd(end.settled, end.since_ms, end.reported_at, is_released=True, undone_before=end.undone_before)
     store.put(table.early_ends, entry_id, end)
 
 
@@ -184,6 +184,6 @@ def _withdraw_early(store: Store, table: CounterTable, entry_id: str, undone_bef
     end = table.early_ends.get(entry_id, NO_END)
     if end.settled is None:
         end = EarlyEnd(is_released=end.is_released, undone_before=undone_before)
-    elif end.settled.sequence_number < undone_before:
+    elif end.reported_at < undone_before:
         end = EarlyEnd(is_released=True, undone_before=undone_before)
     store.put(table.early_ends, entry_id, end)

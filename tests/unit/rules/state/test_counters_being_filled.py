@@ -215,6 +215,11 @@ HISTORIES: dict[str, list[Step]] = {
         *[("start", 1, None), ("pass", 0, 30_001), ("resolve", 1, REJECT), ("resolve", 0, GRANT), OPEN],
         reported(SUCCESS, 5.0, 2),
     ],
+    "a grant acts, and an earlier compensation succeeds late, before its page": [
+        *[PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 5.0, 1), ("start", 1, None), ("pass", 0, 30_001)],
+        *[("resolve", 1, REJECT), reported(ABORTED, 0.0), ("resolve", 0, GRANT), START, OPEN],
+        *[reported(SUCCESS, 7.0, 3), reported(SUCCESS, 5.0, 2)],
+    ],
     "a late report before a compensation succeeds": [
         *[PROPOSE, START, ("pass", 0, 1_001), START, reported(PARTIAL, 2.0, 1), ("start", 1, None), OPEN, reported(SUCCESS, 50.0, 0)],
         reported(SUCCESS, 2.0, 2),

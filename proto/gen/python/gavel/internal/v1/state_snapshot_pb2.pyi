@@ -1980,6 +1980,7 @@ class EarlyEnd(_message.Message):
     SINCE_MS_FIELD_NUMBER: _builtins.int
     IS_RELEASED_FIELD_NUMBER: _builtins.int
     UNDONE_BEFORE_FIELD_NUMBER: _builtins.int
+    REPORTED_AT_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
     """The entry's id."""
     since_ms: _builtins.int
@@ -1988,6 +1989,8 @@ class EarlyEnd(_message.Message):
     """Whether it had ended without an effect before these reports."""
     undone_before: _builtins.int
     """The sequence number of a compensation that has undone what was settled before. 0: none has."""
+    reported_at: _builtins.int
+    """The sequence number of the last of these reports."""
     @_builtins.property
     def settled(self) -> Global___CounterEntry:
         """The entry of its reports. Unset: none states an effect."""
@@ -2000,10 +2003,11 @@ class EarlyEnd(_message.Message):
         since_ms: _builtins.int = ...,
         is_released: _builtins.bool = ...,
         undone_before: _builtins.int = ...,
+        reported_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "is_released", b"is_released", "settled", b"settled", "since_ms", b"since_ms", "undone_before", b"undone_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "is_released", b"is_released", "reported_at", b"reported_at", "settled", b"settled", "since_ms", b"since_ms", "undone_before", b"undone_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
