@@ -227,7 +227,7 @@ class _ActionVersions:
         self._new = new.actions.get(name)
         old_action, new_action = before.get(name, {}), after.get(name, {})
         self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
-        self._old_meanings, self._new_meanings = _meanings(self._old), _meanings(self._new, renamed)
+        self._old_meanings, self._new_meanings = rule_meanings(self._old), rule_meanings(self._new, renamed)
         self._old_reads, self._new_reads = _counter_meanings(self._old), _counter_meanings(self._new, renamed)
         self._same_declarations = is_same(old_action, new_action)
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
@@ -330,7 +330,7 @@ def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
     return {name: (fact["key"], fact.get("subjects", fact.get("subject", "subject"))) for name, fact in action.get("facts", {}).items()}
 
 
-def _meanings(version: CompiledAction | None, names: Mapping[str, str] = _NONE) -> list[tuple[str, int, str, str, Node]]:
+def rule_meanings(version: CompiledAction | None, names: Mapping[str, str] = _NONE) -> list[tuple[str, int, str, str, Node]]:
     """Return the meaning of each rule, whatever the layout of its condition: id, priority, effect, reason code, tree. `names`: see
     `canonical_tree`.
     """

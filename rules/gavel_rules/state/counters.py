@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from sortedcontainers import SortedList
@@ -174,6 +175,10 @@ class EarlyEnd:
 NO_END: Final = EarlyEnd()
 
 
+# Lapses that are looked at to tell when a full counter has room.
+LAPSES_FORESEEN: Final = 1_000
+
+
 class Absence(NamedTuple):
     """Why a counter gives no number, or has no room."""
 
@@ -299,10 +304,20 @@ class CounterTable:
         if fault is not None:
             return fault
         entries, _ = self._sizes(now_ms)
-        if entries < self.counter.entries_max:
-            return Absence(f"it has all groups that `groups_max: {self.counter.groups_max}` permits")
-        frees_at_ms = next((entry.lapses_at_ms for entry in self.lapses if entry.lapses_at_ms > now_ms), 0)
-        return Absence(f"it has all entries that `entries_max: {self.counter.entries_max}` permits", frees_at_ms)
+        full = "groups" if entries < self.counter.entries_max else "entries"
+        most = self.counter.groups_max if full == "groups" else self.counter.entries_max
+        return Absence(f"it has all {full} that `{full}_max: {most}` permits", self._room_at_ms(now_ms))
+
+    def _room_at_ms(self, now_ms: int) -> int:
+        """Return when one more entry finds room if none is added; 0 if the next LAPSES_FORESEEN lapses do not tell."""
+        lapsed: dict[str, int] = {}
+        empty = 0
+        for count, entry in enumerate(islice(self.lapses, LAPSES_FORESEEN), 1):
+            of_group = lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
+            empty += of_group == self.groups[entry.group].entry_count
+            if entry.lapses_at_ms > now_ms and self._fits_one(len(self.entries) - count, len(self.groups) - empty):
+                return entry.lapses_at_ms
+        return 0
 
     def _explain_fault(self, group: str, now_ms: int) -> Absence | None:
         if self._lacks_reservation(group):

@@ -25,11 +25,17 @@ class LinearForm(NamedTuple):
         return LinearForm(self.constant + factor * other.constant, {term: one for term, one in terms.items() if one})
 
 
+def is_exact_divisor(number: float | Decimal) -> bool:
+    """Return whether 1 divided by a number is a decimal."""
+    divisor = Decimal(repr(number)) if isinstance(number, float) else number
+    return 1 / divisor * divisor == 1
+
+
 ZERO: Final = LinearForm(Decimal(0), {})
 
 
 def linear_form(node: Node) -> LinearForm:
-    """Return the linear form of a number. What is neither a literal nor a sum nor a multiple is a term; conversions do not count."""
+    """Return the linear form of a number. What is no literal, sum, multiple or part is a term; conversions do not count."""
     match node:
         case Constant(_, int() | float() as value) if not isinstance(value, bool):
             return LinearForm(Decimal(repr(value)), {})
@@ -42,6 +48,8 @@ def linear_form(node: Node) -> LinearForm:
             for one, other in (factors, factors[::-1]):
                 if not one.terms:
                     return ZERO.plus(other, one.constant)
+        case Call("_/_", None, (left, Constant("double", float() as divisor))) if divisor and is_exact_divisor(divisor):
+            return ZERO.plus(linear_form(left), 1 / Decimal(repr(divisor)))
         case Call("-_", None, (operand,)):
             return ZERO.plus(linear_form(operand), -1)
         case Call(function, None, (operand,)) if function in _CONVERSIONS:

@@ -19,7 +19,7 @@ from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY, INT
 from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.counters.counter import OUTCOMES, CompiledCounter, direct_variable
-from gavel_rules.language.counters.linear_form import ZERO, LinearForm, linear_form
+from gavel_rules.language.counters.linear_form import ZERO, LinearForm, is_exact_divisor, linear_form
 from gavel_rules.language.counters.retry_after import FreesCall
 from gavel_rules.language.document.diagnostics import Path
 from gavel_rules.language.document.models import CounterPart
@@ -42,6 +42,7 @@ _MIRRORED: Final = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 # The texts that a name of counted events may have, where they are not open.
 _STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in ExecutionStatus.items() if number > 1)
 _TEXTS: Final = {"producer.type": tuple(PRODUCER_TYPE_NAMES.values())[1:], "execution.status": _STATUSES}
+_PRODUCER: Final = "producer."
 _REASON_CODE: Final = "reason_code"
 _WITH_KEY: Final = 3  # the parts of a call of `frees` of a counter with groups
 _SECOND_MS: Final = 1_000
@@ -99,10 +100,15 @@ def find_other_limits(
     is_whole = environment.scope[HISTORY].fields[call.counter].type.element is INT
     step = Decimal(1) if is_whole else Decimal(1).scaleb(-counters[call.counter].scale)
     bounds = list(_bounds(canonical_tree(environment, condition.tree), target))
-    if not bounds or any(_is_chosen(term) for term in asked.terms) or any(bound.admits(asked, step) for bound in bounds):
+    if (
+        not bounds
+        or None in bounds
+        or any(_is_chosen(term) for term in asked.terms)
+        or any(bound.admits(asked, step) for bound in bounds if bound is not None)
+    ):
         return
     message = f"retry_after does not foresee when the condition of the rule changes with {read}"
-    near = next((bound for bound in bounds if bound.form.terms == asked.terms), None)
+    near = next((bound for bound in bounds if bound is not None and bound.form.terms == asked.terms), None)
     if near is None:
         hint = f"its amount is what the condition adds to {read}, its limit what it compares the sum with"
         yield path, LIMIT_DIFFERS, message, hint
@@ -131,14 +137,17 @@ class _Bound(NamedTuple):
         return ((self.form.constant / step).to_integral_value(ROUND_FLOOR) + 1) * step
 
 
-def _bounds(tree: Node, target: Node) -> Iterator[_Bound]:
-    """Yield the bound of each comparison of a counter."""
+def _bounds(tree: Node, target: Node) -> Iterator[_Bound | None]:
+    """Yield the bound of each comparison of a counter; None if it is not a linear one."""
     for node in walk(tree):
         match node:
             case Call(function, None, (left, right)) if function in _MIRRORED:
                 form = linear_form(left).plus(linear_form(right), -1)
                 sign = form.terms.get(target)
-                if sign is None or 1 / sign * sign != 1:
+                if target not in walk(node):
+                    continue
+                if sign is None or not is_exact_divisor(sign) or any(target in walk(term) for term in form.terms if term != target):
+                    yield None
                     continue
                 form = ZERO.plus(form, 1 / sign)
                 function = function if sign > 0 else _MIRRORED[function]
@@ -167,16 +176,15 @@ def find_other_counters(path: Path, condition: CheckedExpression, environment: E
 
 
 def find_other_keys(path: Path, counter: CompiledCounter, reads: Iterable[tuple[str, Environment]]) -> Iterator[CounterWarning]:
-    """Yield a warning if every read of a counter, each a key with its environment, takes a value of another kind than `by`.
+    """Yield a warning if a counter of what each producer does is never read for a producer, or the other way round.
 
-    `reads` are those of actions whose events the counter counts. A key that is more than one value is not compared, and two params may be
-    two roles of one thing: "who was credited today may not send".
+    `reads` are the keys with their environments, in actions whose events the counter counts. A key that is more than one value is not
+    compared. Subject and params may be two roles of one thing: "who was credited today may not send".
     """
     by = counter.expressions.by
     name = "" if by is None else direct_variable(by.expression.tree, by.environment)
     keys = {direct_variable(environment.tree(key), environment) for key, environment in reads} if name else set()
-    kinds = {key.partition(".")[0] for key in keys}
-    if keys and "" not in keys and name.partition(".")[0] not in kinds:
+    if keys and "" not in keys and all(name.startswith(_PRODUCER) != key.startswith(_PRODUCER) for key in keys):
         read = sorted(keys)[0]
         message = f"{HISTORY}.{counter.name} is counted by {name}, and every rule reads it with another key, such as {read}"
         yield (*path, "by"), KEY_DIFFERS, message, f"write `by: {read}`, or read {HISTORY}.{counter.name}({name})"

@@ -280,6 +280,20 @@ def test_a_full_counter_refuses() -> None:
     assert ("it has all entries that `entries_max: 2` permits", 0) == absence(together.propose(1))
 
 
+def test_when_a_full_counter_has_room() -> None:
+    """A refusal by a full counter says when it has room for one more entry and group, if others lapse."""
+    orders = Orders(counted({**RESERVED, "entries_max": 3, "groups_max": 2}))
+    core = orders.core
+    for customer in ("ann", "ann", "bob"):
+        carried_out(orders, orders.approve(1, customer), SUCCESS)
+        core.tick(60_000)
+    _, retry_after_ms = absence(orders.propose(1, "carl"))
+    core.tick(retry_after_ms - 1)
+    assert 1 == absence(orders.propose(1, "carl"))[1]
+    core.tick(1)
+    orders.approve(1, "carl")
+
+
 def test_a_fault_of_all_groups() -> None:
     """A reserving counter of which all groups lack an event says so, and when they will not, whichever of its limits is asked."""
     orders = Orders(counted({**RESERVED, "where": "double(params.customer_id) > 0.0"}))

@@ -9,6 +9,7 @@ earlier facts: an edit without a history may still change decisions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -17,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from gavel.v1.decision_pb2 import Outcome
 
 from gavel_rules.authoring.derived_facts import DerivedFact, derived_facts, facts_beyond
-from gavel_rules.authoring.diff import CaseDecision
+from gavel_rules.authoring.diff import CaseDecision, rule_meanings
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.hints import collect_hints
 from gavel_rules.authoring.samples.paths import fact_schema
@@ -164,6 +165,9 @@ class _Action:
         self._earlier = EarlierProposals(self._actions, counted, self._deriving, documents, halves[0] if halves else PLAIN_NUMBER)
         self.shown: set[str] = set()
         self.edits = {f"counters.{one}" for one in read & counters} | {f"derivations.{rule.id}" for rule in self._derivations}
+        parts = [(rule_meanings(version.actions[name]), json.loads(version.canonical_json)["actions"][name]) for version in (old, new)]
+        # Then the edit explains each history that the versions decide differently.
+        self._is_only_edit = len(self.edits) == len(self._derivations) == 1 and parts[0] == parts[1]
 
     @cached_property
     def _proposals(self) -> ProposalSamples:
@@ -244,7 +248,7 @@ class _Action:
 
         The runs have been explained.
         """
-        if change.before != change.after and len(self.edits) == 1:
+        if change.before != change.after and self._is_only_edit:
             return set(self.edits)
         names: set[str] = set()
         if change.before != change.after and before.cases and after.cases:

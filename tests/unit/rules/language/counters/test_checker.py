@@ -326,6 +326,9 @@ def test_units(old: str, new: str, expected: list[str]) -> None:
         ),
         ("history.spent('a') + params.amount * 1.0 > 4.5 * 2.0", "history.spent.frees('a', params.amount, 9)", ""),
         ("history.spent('a') + history.spent('b') > 9.0", "history.spent.frees('a', 0, 9.0 - history.spent('b'))", ""),
+        ("history.spent('a') + params.amount > 18.0 / 2.0", "history.spent.frees('a', params.amount, 9)", ""),
+        ("history.spent('a') / 2.0 + params.amount / 2.0 > 4.5", "history.spent.frees('a', params.amount, 9)", ""),
+        ("history.spent('a') / params.amount > 0.3 || history.spent('a') > 9.0", "history.spent.frees('a', 0, params.amount * 0.3)", ""),
         ("history.spent('a') > 9.0 || params.amount > 5.0", "'history.spent.frees(\"a\", 0, params.amount > 5.0 ? 5.0 : 9.0)'", ""),
         ("history.spent('a') + params.amount >= 9.005", "history.spent.frees('a', params.amount, 9)", ""),
         (
@@ -349,6 +352,7 @@ def test_limits_of_retry_after(condition: str, call: str, hint: str) -> None:
     [
         ("by: params.customer", "by: producer.id", ["key-differs: write `by: params.customer`, or read history.spent(producer.id)"]),
         ("by: params.customer", "by: params.customer + ''", []),
+        ("by: params.customer", "by: subject", []),
         ("spent(params.customer) >", "spent(params.payer) >", []),
         ("spent(params.customer) >", "spent(params.customer + 'x') >", []),
         ("window_ms: 1000, keep", "where: 'outcome == \"APPROVED\"', window_ms: 1000, keep", []),

@@ -198,6 +198,13 @@ def test_earlier_proposals_and_facts() -> None:
     assert ["customer.complaint"] == [one.key for one in change.earlier_facts]
 
 
+def test_a_history_of_another_edit() -> None:
+    """A history that an edited rule explains does not pass for one of an edited counter."""
+    text = RULES.replace("> 100.0", "> 200.0").replace("window_ms: 3600000}\n  failures", "window_ms: 3600000, entries_max: 7}\n  failures")
+    diff = compare_histories(compile_rule_set(RULES), compile_rule_set(text))
+    assert ["counters.refunded"] == [one.name for one in diff.not_analysed]
+
+
 def test_an_edit_without_a_history() -> None:
     """An edit that no history shows is named: it may still change something. A counter that nothing reads changes nothing."""
     assert HistoryDiff((), ()) == compare(
