@@ -25,6 +25,10 @@ class RedisProcess:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.directory = directory
         self._environment = {**os.environ, **(environment or {})}
+        programs = [*redis_programs().values()]
+        # A faulty machine replaces malloc of the C library, and Debian's Redis takes free from another one. The packaged Redis, the last,
+        # does not.
+        self._program = programs[-1] if environment else programs[0]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,11 +64,10 @@ class RedisProcess:
 
     def _launch(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        program = next(iter(redis_programs().values()))
         durability = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
         arguments = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory), *durability)
         with (self.directory / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen([program, *arguments], stdout=log, stderr=log, env=self._environment)
+            self._process = subprocess.Popen([self._program, *arguments], stdout=log, stderr=log, env=self._environment)
 
     async def _answers(self) -> bool | None:
         try:
