@@ -369,7 +369,7 @@ def apply_rules(context: Context) -> bool:
             rank = _EFFECT_RANK[first.effect]
             if deciding is None or (rank, action.policy_id) < deciding[:2]:
                 deciding = (rank, action.policy_id, action, first)
-    if absences:
+    if absences and not is_disputed:
         merge(decision, readings)
         refuse_for_counters(decision, absences, context.now_ms)
         return True

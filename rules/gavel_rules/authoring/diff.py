@@ -25,7 +25,7 @@ from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.language.cel.syntax_tree import Constant, Identifier, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import COUNTER_READS
-from gavel_rules.language.counters.canonical_tree import canonical_tree
+from gavel_rules.language.counters.canonical_tree import OWN_NAMES, canonical_tree
 from gavel_rules.language.document.canonical_form import is_same
 from gavel_rules.language.document.composition import compose
 from gavel_rules.language.engines.lowering import Formula
@@ -42,9 +42,6 @@ _REJECTED: Final = _OUTCOMES["reject"]
 # Keys of a document that are not compared: they differ in any two versions or decide nothing. Rules are compared one by one.
 _KEYS_NOT_COMPARED: Final = ("version", "description", "rules")
 _RULE_KEYS: Final = ("action", "actions", "priority", "when", "effect", "reason_code", "review", "detail", "retry_after")
-
-
-_NONE: Final[Mapping[str, str]] = {}
 
 
 class CaseDecision(NamedTuple):
@@ -135,7 +132,7 @@ class _Rule(NamedTuple):
         return self.keys.get(key) != other.keys.get(key)
 
 
-def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], names: Mapping[str, str] = _NONE) -> dict[str, _Rule]:
+def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], names: Mapping[str, str] = OWN_NAMES) -> dict[str, _Rule]:
     trees: dict[str, Node] = {}
     meanings: dict[str, dict[str, object]] = {}
     for action in rule_set.actions.values():
@@ -302,7 +299,7 @@ class _ActionVersions:
         return dict(sorted(context.items()))
 
 
-def _counter_meanings(version: CompiledAction | None, names: Mapping[str, str] = _NONE) -> dict[str, Node]:
+def _counter_meanings(version: CompiledAction | None, names: Mapping[str, str] = OWN_NAMES) -> dict[str, Node]:
     """Return the meanings of the reads of counters by variable, whatever the layout of their keys. `names`: see `canonical_tree`."""
     if version is None:
         return {}
@@ -330,7 +327,7 @@ def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
     return {name: (fact["key"], fact.get("subjects", fact.get("subject", "subject"))) for name, fact in action.get("facts", {}).items()}
 
 
-def rule_meanings(version: CompiledAction | None, names: Mapping[str, str] = _NONE) -> list[tuple[str, int, str, str, Node]]:
+def rule_meanings(version: CompiledAction | None, names: Mapping[str, str] = OWN_NAMES) -> list[tuple[str, int, str, str, Node]]:
     """Return the meaning of each rule, whatever the layout of its condition: id, priority, effect, reason code, tree. `names`: see
     `canonical_tree`.
     """

@@ -55,7 +55,7 @@ NO_HINTS: Final = Hints()
 
 
 def collect_hints_of(expressions: Iterable[ScopedExpression | None]) -> dict[str, Hints]:
-    """Return the hints of several expressions by path; None is none."""
+    """Return the hints of several expressions, some of which may be missing, by path."""
     merged: dict[str, Hints] = {}
     for scoped in expressions:
         if scoped is not None:

@@ -14,10 +14,10 @@ from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.cel.syntax_tree import Call, Identifier, Node
 from gavel_rules.language.cel.vocabulary import HISTORY
 
-_OWN_NAMES: Final[Mapping[str, str]] = {}
+OWN_NAMES: Final[Mapping[str, str]] = {}
 
 
-def canonical_tree(environment: Environment, tree: Node, names: Mapping[str, str] = _OWN_NAMES) -> Node:
+def canonical_tree(environment: Environment, tree: Node, names: Mapping[str, str] = OWN_NAMES) -> Node:
     """Return a tree in which each read of a counter is a call with the tree of its key: `history.spent(params.customer)`.
 
     The call has the name of the counter, or what `names` has in its place: the name in another version of the document, whose definitions

@@ -83,7 +83,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "counter-differs": "A retry_after asks for room in another counter, or in another group, than its rule reads.",
     "counter-never-read": "No rule, no score and no derivation reads a counter.",
     "fact-never-read": "No rule, no subject and no derivation reads a declared fact.",
-    "key-differs": "A counter by producer is read with another value of the proposal only, or one by another value for a producer only.",
+    "key-differs": "A counter kept for each producer is never read for a producer, or a counter of something else only for producers.",
     "limit-differs": "The amount or the limit of a retry_after is not that of its rule's condition.",
     "needless-escalation": "An escalation of reviews lets nobody vote who could not before.",
     "never-approves": "No rule approves an action or requests a review.",

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
 
 from gavel.v1.decision_pb2 import CounterReading
 
 from gavel_rules.authoring.diff import renamed_counters
 from gavel_rules.errors import CaseError
-from gavel_rules.language.counters.canonical_tree import canonical_tree
+from gavel_rules.language.counters.canonical_tree import OWN_NAMES, canonical_tree
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
-_OWN_NAMES: Final[Mapping[str, str]] = {}
 _Numbers = Mapping[tuple[str, str], float]  # by counter and key
 
 
@@ -33,7 +31,7 @@ def edited_derivations(old: CompiledRuleSet, new: CompiledRuleSet) -> Iterator[D
             yield pair[-1]
 
 
-def _meaning(rule: DerivationRule, names: Mapping[str, str] = _OWN_NAMES) -> tuple[object, ...]:
+def _meaning(rule: DerivationRule, names: Mapping[str, str] = OWN_NAMES) -> tuple[object, ...]:
     """Return what two derivations of the same meaning have in common. `names`: see `canonical_tree`."""
     subject = rule.subject_expression
     return (
