@@ -228,9 +228,10 @@ class _CounterChecker:
         return None
 
     def _definition(self, schemas: Mapping[str, ParamsSchema]) -> Any:
-        """Return all that determines what the counter counts: its keys, and the schemas of its actions."""
+        """Return all that determines what the counter counts: its keys except defaults, and the schemas of its actions."""
         document: Any = self._source.composed
-        counted = {**document["counters"][self._name], **self._expanded}
+        # A list of one name may be written as a text, which the model does not know.
+        counted = {**self._part.model_dump(mode="json", exclude_defaults=True, warnings=False), **self._expanded}
         if self._zone_text:
             counted["calendar"] = {**counted["calendar"], "time_zone": self._zone_text}
         params = {name: document["actions"][name]["params"] for name in schemas}

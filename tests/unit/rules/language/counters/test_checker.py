@@ -64,8 +64,9 @@ def test_variables_read_counters(case: Cases) -> None:
 
 
 def test_equal_counters_have_equal_digests() -> None:
-    """A counter is known by what it counts: other rules and another name do not matter, another window does."""
+    """A counter is known by what it counts: other rules, another name or a default in writing do not matter, another window does."""
     spent = compile_changed().counters["spent"].digest
+    assert spent == compile_changed("window_ms: 1000, keep", "scale: 2, groups_max: 100000, window_ms: 1000, keep").counters["spent"].digest
     assert spent == compile_rule_set(SAMPLE.replace("spent", "used")).counters["used"].digest
     assert spent == compile_changed("> 9.0", "> 8.0").counters["spent"].digest
     assert spent != compile_changed("window_ms: 1000, keep", "window_ms: 1001, keep").counters["spent"].digest
