@@ -23,6 +23,7 @@ from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.log import Head, LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
 from gavel_server.log.stores import LogStore, StoredLog
+from gavel_server.log.tail import TailBudget
 from gavel_server.process.clock import GuardedClock
 from gavel_server.process.private_files import make_directory
 from gavel_server.reactors import Reactors
@@ -54,6 +55,7 @@ class BusOpening:
         self._is_observed: Final = is_observed
         self._checkpoint: Final = open_checkpoint(settings)
         self._watch: Final = BusWatcher(store, supervisor, accept_volatile=settings.accept_volatile)
+        self._tail_budget: Final = TailBudget()
 
     def acknowledged(self, bus: str) -> Head | None:
         """Return the last event of a bus that this server has acknowledged, or None."""
@@ -71,6 +73,7 @@ class BusOpening:
             self._watch,
             opens=opens,
             is_observed=self._is_observed,
+            tail_budget=self._tail_budget,
         )
 
     async def complete(self, sequencer: Sequencer) -> None:
@@ -95,10 +98,11 @@ async def open_sequencer(
     *,
     opens: bool = True,
     is_observed: bool = False,
+    tail_budget: TailBudget | None = None,
 ) -> Sequencer:
     """Start the sequencer of a bus on its log. Raises ServeError, ServiceError, LogError.
 
-    `opens`: open the bus if it is new. `is_observed`: measure and trace its batches.
+    `opens`: open the bus if it is new. `is_observed`: measure and trace its batches. `tail_budget`: see LogTail.
     """
     live = await store.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledgement=settings.acknowledgement)
     log = await join_archive(live, settings.archive)
@@ -112,6 +116,7 @@ async def open_sequencer(
         observer=BatchObserver(bus) if is_observed else None,
         requires_attestation=settings.authentication == "required",
         snapshots=BusSnapshots(SnapshotFiles(settings.data, bus), settings.snapshot_every),
+        tail_budget=tail_budget,
     )
     try:
         await _check_durability(live, settings)

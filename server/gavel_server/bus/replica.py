@@ -37,7 +37,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.history.read_ahead import read_ahead
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, LogUnavailableError, Record
 from gavel_server.log.protocol import empty_head, has_event
-from gavel_server.log.tail import LogTail
+from gavel_server.log.tail import LogTail, TailBudget
 from gavel_server.process import metrics
 from gavel_server.process.clock import GuardedClock, lag_problem
 from gavel_server.process.time_slice import TimeSlice
@@ -73,8 +73,9 @@ class Replica:
         *,
         requires_attestation: bool = False,
         snapshots: BusSnapshots | None = None,
+        tail_budget: TailBudget | None = None,
     ) -> None:
-        """`snapshots`: where the bus starts from; None: from the start of its log.
+        """`snapshots`: where the bus starts from; None: from the start of its log. `tail_budget`: see LogTail.
 
         `requires_attestation`: events must name their caller. Nothing is written to a bus of an arbiter version whose events do not.
         """
@@ -87,7 +88,7 @@ class Replica:
         self.head = empty_head(log.bus)
         self.incarnation = ""  # the event_id of the first event, once it is read
         self.recent_events = RecentEvents(log)
-        self.tail = LogTail()
+        self.tail = LogTail(budget=tail_budget)
         self.trace_owners = TraceOwners()
         self.answers = ConfirmedAnswers(log, self.confirm)
         self.contest_waiters = ContestWaiters(self.answers)

@@ -40,7 +40,7 @@ from gavel_server.fairness.waiting import announce_wait
 from gavel_server.history.disposal import free
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog, Head, LogError, UntimelyError
-from gavel_server.log.tail import LogTail
+from gavel_server.log.tail import LogTail, TailBudget
 from gavel_server.process.clock import GuardedClock
 from gavel_server.process.time_slice import TimeSlice, run_call_passes
 
@@ -79,15 +79,24 @@ class Sequencer:
         observer: BatchObserver | None = None,
         requires_attestation: bool = False,
         snapshots: BusSnapshots | None = None,
+        tail_budget: TailBudget | None = None,
     ) -> None:
         """`cross_check` and `idempotency_window_ms` are those of a new bus. `watch` serves several buses; default: one of its own.
 
         `monotonic` (seconds) paces the deciding; no outcome depends on it. `observer` measures the batches; None: nothing is measured.
-        `requires_attestation`, `snapshots`: see Replica.
+        `requires_attestation`, `snapshots`, `tail_budget`: see Replica.
         """
         self.bus = log.bus
         self.log = log
-        self.replica = Replica(log, clock, checkpoint, monotonic, requires_attestation=requires_attestation, snapshots=snapshots)
+        self.replica = Replica(
+            log,
+            clock,
+            checkpoint,
+            monotonic,
+            requires_attestation=requires_attestation,
+            snapshots=snapshots,
+            tail_budget=tail_budget,
+        )
         self._watch = watch or BusWatcher()
         self._monotonic = monotonic
         self._observer: Final = observer

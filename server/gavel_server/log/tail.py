@@ -12,17 +12,37 @@ from typing import Final
 
 from gavel_server.log.entries import Record
 
-# The memory of the events that are kept.
+# The memory of the events that are kept: of one bus, and of all buses of a process.
 TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
+TAILS_BYTES_MAX: Final = 64 * 1024 * 1024
 # What an event takes besides its envelope: the record, its hash, its ids and its place here.
 RECORD_BYTES: Final = 448
+
+
+class TailBudget:
+    """The memory that tails share. A tail that finds it used up drops events of its own."""
+
+    def __init__(self, bytes_max: int = TAILS_BYTES_MAX) -> None:
+        self._bytes_max: Final = bytes_max
+        self._bytes = 0
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether the tails keep more than they may."""
+        return self._bytes > self._bytes_max
+
+    def spend(self, count: int) -> None:
+        """Note that a tail keeps so many bytes more; fewer if the count is negative."""
+        self._bytes += count
 
 
 class LogTail:
     """The newest committed events of one bus. While nobody follows it, no event is kept."""
 
-    def __init__(self, bytes_max: int = TAIL_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = TAIL_BYTES_MAX, budget: TailBudget | None = None) -> None:
+        """`budget` is shared with the tails of other buses; None: the tail has one of its own."""
         self._bytes_max: Final = bytes_max
+        self._budget: Final = budget or TailBudget()
         self._records: Final[dict[int, Record]] = {}  # consecutive, by number
         self._first = 0  # number of the first one kept
         self._bytes = 0
@@ -55,15 +75,15 @@ class LogTail:
             self._first = records[0].sequence_number
         for record in records:
             kept[record.sequence_number] = record
-            self._bytes += len(record.envelope) + RECORD_BYTES
-        while self._bytes > self._bytes_max:
-            self._bytes -= len(kept.pop(self._first).envelope) + RECORD_BYTES
+            self._note_kept(len(record.envelope) + RECORD_BYTES)
+        while kept and (self._bytes > self._bytes_max or self._budget.is_overdrawn):
+            self._note_kept(-len(kept.pop(self._first).envelope) - RECORD_BYTES)
             self._first += 1
 
     def clear(self) -> None:
         """Keep no event any more: the log may have others with the same numbers."""
         self._records.clear()
-        self._bytes = 0
+        self._note_kept(-self._bytes)
 
     def read(self, first: int, last: int, limit: int) -> list[Record]:
         """Return at most `limit` consecutive events from `first` on; none if the first one has to be read from the log."""
@@ -74,3 +94,7 @@ class LogTail:
                 break
             records.append(record)
         return records
+
+    def _note_kept(self, count: int) -> None:
+        self._bytes += count
+        self._budget.spend(count)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from gavel_server.log import Entry
 from gavel_server.log.protocol import empty_head
-from gavel_server.log.tail import RECORD_BYTES, LogTail
+from gavel_server.log.tail import RECORD_BYTES, LogTail, TailBudget
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +21,22 @@ def grow(log: list[Entry], sizes: list[int]) -> list[Entry]:
         log.extend(entries_after(head, 1, "x" * size))
         added.append(log[-1])
     return added
+
+
+def test_tails_share_a_budget() -> None:
+    """The tails of all buses together keep no more than their budget; what one forgets, another may keep."""
+    events = [grow([], [100] * 4), grow([], [100] * 4)]
+    kept = sum(len(entry.envelope) + RECORD_BYTES for entry in events[0])
+    budget = TailBudget(kept + kept // 2)
+    first, second = LogTail(10 * kept, budget), LogTail(10 * kept, budget)
+    with second.followed():
+        with first.followed():
+            first.add(events[0])
+            second.add(events[1])
+            assert [4, 2] == [len(tail.read(5 - size, 4, 9)) for tail, size in ((first, 4), (second, 2))]
+            assert [] == second.read(2, 4, 9)
+        second.add(grow(events[1], [100] * 3))
+        assert events[1][2:] == second.read(3, 7, 9)
 
 
 @given(
