@@ -17,15 +17,15 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from gavel_rules import reason_codes
+from gavel_rules.authoring.meanings import CounterLabels, label_counters, read_meanings, rule_meanings
 from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, Witness, generate_cases
 from gavel_rules.authoring.samples.seeds import Seed
-from gavel_rules.language.cel.syntax_tree import Constant, Identifier, Node, children
+from gavel_rules.language.cel.syntax_tree import Constant, Node, children
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import COUNTER_READS
-from gavel_rules.language.counters.canonical_tree import OWN_NAMES, canonical_tree
 from gavel_rules.language.document.canonical_form import is_same
 from gavel_rules.language.document.composition import compose
 from gavel_rules.language.engines.lowering import Formula
@@ -88,14 +88,14 @@ class RuleSetDiff(NamedTuple):
 def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequence[Seed] = ()) -> RuleSetDiff:
     """Return the differences between two versions, which may be of different rule sets. `seeds` are known cases of either."""
     before, after = json.loads(old.canonical_json), json.loads(new.canonical_json)
-    renamed = renamed_counters(old, new)
-    old_rules, new_rules = _rules(old, before), _rules(new, after, renamed)
+    labels = label_counters(old, new)
+    old_rules, new_rules = _rules(old, before, labels.old), _rules(new, after, labels.new)
     both = [rule_id for rule_id in new_rules if rule_id in old_rules]
     changed = tuple(rule_id for rule_id in both if not _is_same(old_rules[rule_id], new_rules[rule_id]))
     edits = [*_edits("", _declarations(before), _declarations(after))]
     for rule_id in changed:
         edits.extend(_rule_edits(rule_id, old_rules[rule_id], new_rules[rule_id]))
-    actions = [_ActionVersions(name, old, new, _actions(before), _actions(after), renamed) for name in sorted({*old.actions, *new.actions})]
+    actions = [_ActionVersions(name, old, new, _actions(before), _actions(after), labels) for name in sorted({*old.actions, *new.actions})]
     edited = [action for action in actions if action.may_differ()]
     work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
     cases = tuple(islice(chain.from_iterable(action.case_changes(work_max, seeds) for action in edited), CASES_SHOWN_MAX))
@@ -112,12 +112,6 @@ def diff_rule_sets(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequence[S
 # Edits of the documents
 
 
-def renamed_counters(old: CompiledRuleSet, new: CompiledRuleSet) -> dict[str, str]:
-    """Return the earlier names of the counters that have the same definition under another name, by their names in `new`."""
-    earlier = {counter.digest: name for name, counter in old.counters.items() if name not in new.counters}
-    return {name: earlier[one.digest] for name, one in new.counters.items() if name not in old.counters and one.digest in earlier}
-
-
 class _Rule(NamedTuple):
     """A rule with its keys as written, its condition as parsed, and what its expressions mean, by key."""
 
@@ -132,15 +126,15 @@ class _Rule(NamedTuple):
         return self.keys.get(key) != other.keys.get(key)
 
 
-def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], names: Mapping[str, str] = OWN_NAMES) -> dict[str, _Rule]:
+def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, _Rule]:
     trees: dict[str, Node] = {}
     meanings: dict[str, dict[str, object]] = {}
     for action in rule_set.actions.values():
-        for rule, condition in zip(action.rules, action.conditions, strict=True):
-            trees[rule.id] = canonical_tree(action.environment, condition.tree, names)
-            meanings[rule.id] = {"when": trees[rule.id]}
-            if rule.id in action.retries:
-                meanings[rule.id]["retry_after"] = action.retries[rule.id].meaning(names)
+        for rule_id, *_, tree in rule_meanings(action, labels):
+            trees[rule_id] = tree
+            meanings[rule_id] = {"when": tree}
+            if rule_id in action.retries:
+                meanings[rule_id]["retry_after"] = action.retries[rule_id].meaning(labels)
     return {rule["id"]: _Rule(rule, trees[rule["id"]], meanings[rule["id"]]) for rule in document["rules"]}
 
 
@@ -217,15 +211,15 @@ class _ActionVersions:
         new: CompiledRuleSet,
         before: Mapping[str, Any],
         after: Mapping[str, Any],
-        renamed: Mapping[str, str],
+        labels: CounterLabels,
     ) -> None:
         self._name = name
         self._old = old.actions.get(name)
         self._new = new.actions.get(name)
         old_action, new_action = before.get(name, {}), after.get(name, {})
         self._old_keys, self._new_keys = _evidence_keys(old_action), _evidence_keys(new_action)
-        self._old_meanings, self._new_meanings = rule_meanings(self._old), rule_meanings(self._new, renamed)
-        self._old_reads, self._new_reads = _counter_meanings(self._old), _counter_meanings(self._new, renamed)
+        self._old_meanings, self._new_meanings = rule_meanings(self._old, labels.old), rule_meanings(self._new, labels.new)
+        self._old_reads, self._new_reads = read_meanings(self._old, labels.old), read_meanings(self._new, labels.new)
         self._same_declarations = is_same(old_action, new_action)
         self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
         self.not_analysed: list[str] = []  # complete when `case_changes` has ended
@@ -285,25 +279,28 @@ class _ActionVersions:
         return {names[key]: value for key, value in evidence.items()}
 
     def _context(self, sample: SampleCase, histories: Sequence[Mapping[str, float]]) -> dict[str, object]:
-        """Return what the conditions read besides params and facts, by name. `histories` has the counters of each version."""
+        """Return what the conditions read besides params and facts, by name. `histories` has the counters of each version.
+
+        A counter whose name means another counter in each version has two numbers, each with the side it belongs to in its name.
+        """
         context: dict[str, object] = {}
-        for version, history in zip((self._old, self._new), histories, strict=True):
+        numbers: list[dict[str, object]] = [{}, {}]
+        for version, history, of_version in zip((self._old, self._new), histories, numbers, strict=True):
             if version is None:
                 continue
             for condition in version.conditions:
                 for path, _ in find_variables(condition.tree, version.environment.types):
-                    if path.startswith(f"{COUNTER_READS}."):
-                        context.update({attribute_name(path, version.counter_reads): history[path]} if path in history else {})
-                    elif is_attribute(path):
+                    if path in history:
+                        of_version[attribute_name(path, version.counter_reads)] = history[path]
+                    elif is_attribute(path) and not path.startswith(f"{COUNTER_READS}."):
                         context[path] = attribute_value(path, sample.case)
+        before, after = numbers
+        for name in {**before, **after}:
+            if before.get(name, after.get(name)) == after.get(name, before.get(name)):
+                context[name] = before.get(name, after.get(name))
+            else:
+                context.update({f"{name} before": before[name], f"{name} after": after[name]})
         return dict(sorted(context.items()))
-
-
-def _counter_meanings(version: CompiledAction | None, names: Mapping[str, str] = OWN_NAMES) -> dict[str, Node]:
-    """Return the meanings of the reads of counters by variable, whatever the layout of their keys. `names`: see `canonical_tree`."""
-    if version is None:
-        return {}
-    return {read.variable: canonical_tree(version.environment, Identifier(read.variable), names) for read in version.counter_reads}
 
 
 def _numbers(reads: Mapping[str, Node], sample: SampleCase, own: Mapping[str, Node]) -> dict[str, float]:
@@ -325,18 +322,6 @@ def _numbers(reads: Mapping[str, Node], sample: SampleCase, own: Mapping[str, No
 
 def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
     return {name: (fact["key"], fact.get("subjects", fact.get("subject", "subject"))) for name, fact in action.get("facts", {}).items()}
-
-
-def rule_meanings(version: CompiledAction | None, names: Mapping[str, str] = OWN_NAMES) -> list[tuple[str, int, str, str, Node]]:
-    """Return the meaning of each rule, whatever the layout of its condition: id, priority, effect, reason code, tree. `names`: see
-    `canonical_tree`.
-    """
-    if version is None:
-        return []
-    return [
-        (rule.id, rule.priority, rule.effect, rule.reason_code, canonical_tree(version.environment, condition.tree, names))
-        for rule, condition in zip(version.rules, version.conditions, strict=True)
-    ]
 
 
 def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index: int, other: CompiledAction) -> Iterator[Witness]:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from gavel_rules.authoring.diff import _RULE_KEYS, CaseDecision, diff_rule_sets
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
+from gavel_rules.authoring.suites.histories.compare import HistoryDiff, compare_histories
 from gavel_rules.language.document.diagnostics import Messages
 from gavel_rules.language.document.models import RulePart
 from gavel_rules.language.document.source import Source
-from gavel_rules.language.rule_set import compile_rule_set
+from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set
 
 from tests.unit.rules.conftest import rule_set_data
 
@@ -284,6 +285,70 @@ def test_a_renamed_counter() -> None:
     text = COUNTED.replace("reason_code: OVER", retry)
     diff = diff_rule_sets(compile_rule_set(text), compile_rule_set(text.replace("customer, 0", "customer,0").replace("spent", "used")))
     assert ((), (), ["counters.spent", "counters.used"]) == (diff.changed, diff.cases, [edit.path for edit in diff.edits])
+
+
+def with_counters(windows: Mapping[str, int], over: str, much: str) -> CompiledRuleSet:
+    """Return a rule set with counters of these windows by name. Its rules `over` and `much` read these counters."""
+    of = "{of: approvals, action: refund.create, by: params.customer, sum: params.amount, window_ms: "
+    head = COUNTED[: COUNTED.index("  spent:")] + "".join(f"  {name}: {of}{window_ms}}}\n" for name, window_ms in windows.items())
+    rules = (("over", 3, over, "> 1000.0"), ("much", 2, much, "> 500.0"))
+    texts = (
+        f"  - {{id: {rule_id}, action: refund.create, priority: {priority}, when: 'history.{name}(params.customer) {comparison}', "
+        f"effect: reject, reason_code: {rule_id.upper()}}}\n"
+        for rule_id, priority, name, comparison in rules
+    )
+    return compile_rule_set(head + "rules:\n" + "".join(texts) + COUNTED[COUNTED.index("  - {id: rest") :])
+
+
+HOUR, DAY = 3_600_000, 86_400_000
+EQUAL = with_counters({"one": HOUR, "two": HOUR}, "one", "two")
+DIFFERENT = with_counters({"one": HOUR, "two": DAY}, "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(EQUAL, with_counters({"a": HOUR, "b": HOUR}, "a", "b"), id="both renamed"),
+        pytest.param(EQUAL, with_counters({"one": HOUR}, "one", "one"), id="merged"),
+        pytest.param(with_counters({"one": HOUR}, "one", "one"), EQUAL, id="split"),
+        pytest.param(EQUAL, with_counters({"one": HOUR, "two": HOUR}, "two", "one"), id="equal ones swapped"),
+        pytest.param(DIFFERENT, with_counters({"one": DAY, "two": HOUR}, "two", "one"), id="swapped with their reads"),
+        pytest.param(DIFFERENT, with_counters({"two": HOUR, "three": DAY}, "two", "three"), id="one takes the name of another"),
+    ],
+)
+def test_other_names_of_counters(old: CompiledRuleSet, new: CompiledRuleSet) -> None:
+    """Counters that only have other names change no rule and no decision, and need no history."""
+    diff = diff_rule_sets(old, new)
+    assert ((), (), ()) == (diff.changed, diff.cases, diff.not_analysed)
+    assert HistoryDiff((), ()) == compare_histories(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "windows"),
+    [
+        pytest.param(EQUAL, {"one": HOUR, "two": DAY}, id="one of two equal counters"),
+        pytest.param(DIFFERENT, {"one": DAY, "two": DAY}, id="to be equal to another"),
+        pytest.param(DIFFERENT, {"one": DAY, "two": HOUR}, id="the windows of two counters swapped"),
+    ],
+)
+def test_an_edited_counter_that_equals_another(old: CompiledRuleSet, windows: Mapping[str, int]) -> None:
+    """A counter that is edited under its name changes no rule, also if another counter has its old or its new definition."""
+    new = with_counters(windows, "one", "two")
+    assert ((), ()) == (diff_rule_sets(old, new).changed, diff_rule_sets(old, new).cases)
+    edited = {f"counters.{name}" for name in windows if new.counters[name].digest != old.counters[name].digest}
+    histories = compare_histories(old, new)
+    assert histories != HistoryDiff((), ())
+    assert {one.name for one in histories.not_analysed} <= edited
+
+
+def test_a_name_that_means_another_counter() -> None:
+    """A rule that reads a name which now means another counter is edited; its case has the numbers of both."""
+    diff = diff_rule_sets(DIFFERENT, with_counters({"one": DAY, "two": HOUR}, "two", "two"))
+    assert ("much",) == diff.changed
+    names = {"history.two(params.customer) before", "history.two(params.customer) after"}
+    assert diff.cases
+    assert all(names <= case.context.keys() for case in diff.cases)
+    assert all(case.context["history.one(params.customer)"] == case.context["history.two(params.customer) after"] for case in diff.cases)
 
 
 def test_another_counter() -> None:

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 from gavel.v1.decision_pb2 import Outcome
 
 from gavel_rules.authoring.derived_facts import DerivedFact, derived_facts, facts_beyond
-from gavel_rules.authoring.diff import CaseDecision, rule_meanings
+from gavel_rules.authoring.diff import CaseDecision
+from gavel_rules.authoring.meanings import CounterLabels, label_counters, rule_meanings
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.hints import collect_hints
 from gavel_rules.authoring.samples.paths import fact_schema
@@ -94,8 +95,9 @@ class HistoryDiff(NamedTuple):
 
 def compare_histories(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequence[Seed] = ()) -> HistoryDiff:
     """Return the histories that two versions treat differently. `seeds` are known cases of either."""
-    counters = edited_counters(old, new)
-    derivations = {rule.id for rule in edited_derivations(old, new)}
+    labels = label_counters(old, new)
+    counters = edited_counters(old, new, labels)
+    derivations = {rule.id for rule in edited_derivations(old, new, labels)}
     if not counters and not derivations:
         return HistoryDiff((), ())
     changes: list[HistoryChange] = []
@@ -103,7 +105,7 @@ def compare_histories(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequenc
     shown: set[str] = set()
     buses = _open_buses(old, new)
     for name in sorted({*old.actions} & {*new.actions}):
-        action = _Action(name, old, new, counters, derivations, seeds)
+        action = _Action(name, old, new, labels, counters, derivations, seeds)
         changes.extend(action.changes(buses) if action.edits and buses is not None else ())
         shown |= action.shown
         edits.update((edit, _REFUSED if buses is None else action.reason(edit)) for edit in action.edits)
@@ -125,7 +127,14 @@ class _Action:
     """
 
     def __init__(
-        self, name: str, old: CompiledRuleSet, new: CompiledRuleSet, counters: set[str], derivations: set[str], seeds: Sequence[Seed]
+        self,
+        name: str,
+        old: CompiledRuleSet,
+        new: CompiledRuleSet,
+        labels: CounterLabels,
+        counters: set[str],
+        derivations: set[str],
+        seeds: Sequence[Seed],
     ) -> None:
         self._name = name
         self._versions = (old, new)
@@ -165,7 +174,10 @@ class _Action:
         self._earlier = EarlierProposals(self._actions, counted, self._deriving, documents, halves[0] if halves else PLAIN_NUMBER)
         self.shown: set[str] = set()
         self.edits = {f"counters.{one}" for one in read & counters} | {f"derivations.{rule.id}" for rule in self._derivations}
-        parts = [(rule_meanings(version.actions[name]), json.loads(version.canonical_json)["actions"][name]) for version in (old, new)]
+        parts = [
+            (rule_meanings(version.actions[name], of_version), json.loads(version.canonical_json)["actions"][name])
+            for version, of_version in zip((old, new), labels, strict=True)
+        ]
         # Then the edit explains each history that the versions decide differently.
         self._is_only_edit = len(self.edits) == len(self._derivations) == 1 and parts[0] == parts[1]
 

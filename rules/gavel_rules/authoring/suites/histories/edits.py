@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gavel.v1.decision_pb2 import CounterReading
 
-from gavel_rules.authoring.diff import renamed_counters
+from gavel_rules.authoring.meanings import CounterLabels, derivation_meaning
 from gavel_rules.errors import CaseError
-from gavel_rules.language.counters.canonical_tree import OWN_NAMES, canonical_tree
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
@@ -16,31 +15,19 @@ from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 _Numbers = Mapping[tuple[str, str], float]  # by counter and key
 
 
-def edited_counters(old: CompiledRuleSet, new: CompiledRuleSet) -> set[str]:
-    """Return the names of counters that both versions have, and that mean something else in each."""
-    return {name for name, counter in old.counters.items() if name in new.counters and new.counters[name].digest != counter.digest}
+def edited_counters(old: CompiledRuleSet, new: CompiledRuleSet, labels: CounterLabels) -> set[str]:
+    """Return the names of counters that both versions have, and that count otherwise in each."""
+    both = [name for name in old.counters if name in new.counters and labels.old[name] == labels.new[name]]
+    return {name for name in both if old.counters[name].digest != new.counters[name].digest}
 
 
-def edited_derivations(old: CompiledRuleSet, new: CompiledRuleSet) -> Iterator[DerivationRule]:
+def edited_derivations(old: CompiledRuleSet, new: CompiledRuleSet, labels: CounterLabels) -> Iterator[DerivationRule]:
     """Yield the derivations that only one version has, or that mean something else in each."""
     before, after = ({rule.id: rule for rule in version.derivations} for version in (old, new))
-    renamed = renamed_counters(old, new)
     for rule_id in {**before, **after}:
         pair = [version[rule_id] for version in (before, after) if rule_id in version]
-        if len(pair) == 1 or _meaning(pair[0]) != _meaning(pair[1], renamed):
+        if len(pair) == 1 or derivation_meaning(pair[0], labels.old) != derivation_meaning(pair[1], labels.new):
             yield pair[-1]
-
-
-def _meaning(rule: DerivationRule, names: Mapping[str, str] = OWN_NAMES) -> tuple[object, ...]:
-    """Return what two derivations of the same meaning have in common. `names`: see `canonical_tree`."""
-    subject = rule.subject_expression
-    return (
-        rule.action_type,
-        rule.status,
-        rule.key,
-        canonical_tree(rule.value_expression.environment, rule.value_expression.expression.tree, names),
-        canonical_tree(subject.environment, subject.expression.tree, names) if subject is not None else None,
-    )
 
 
 def deciding_counters(names: Iterable[str], before: tuple[CompiledAction, Case], after: tuple[CompiledAction, Case]) -> set[str]:
