@@ -335,10 +335,8 @@ def test_an_edited_counter_that_equals_another(old: CompiledRuleSet, windows: Ma
     """A counter that is edited under its name changes no rule, also if another counter has its old or its new definition."""
     new = with_counters(windows, "one", "two")
     assert ((), ()) == (diff_rule_sets(old, new).changed, diff_rule_sets(old, new).cases)
-    edited = {f"counters.{name}" for name in windows if new.counters[name].digest != old.counters[name].digest}
     histories = compare_histories(old, new)
-    assert histories != HistoryDiff((), ())
-    assert {one.name for one in histories.not_analysed} <= edited
+    assert (True, ()) == (bool(histories.changes), histories.not_analysed)
 
 
 def test_a_name_that_means_another_counter() -> None:

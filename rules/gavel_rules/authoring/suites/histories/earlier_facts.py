@@ -7,18 +7,17 @@ count differently. Their number follows from the numbers with which the counter 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.authoring.samples.attributes import BASE_TIME_MS
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, collect_hints_of
 from gavel_rules.authoring.samples.values import Sampler, neighbours
+from gavel_rules.authoring.suites.histories.counter_versions import CounterVersions, ages_ms, is_counted
 from gavel_rules.authoring.suites.histories.enumeration import indexes_by_sum
-from gavel_rules.language.cel.syntax_tree import Node
+from gavel_rules.authoring.suites.histories.thresholds import counts_around
 from gavel_rules.language.counters.counter import (
     COUNT,
     DISTINCT,
@@ -41,15 +40,11 @@ FACTS_TRIED_MAX: Final = 1_500  # combinations of key, subject, source, value an
 KINDS_MAX: Final = 12  # facts that count differently from each other, for one sample
 VALUES_MAX: Final = 40
 KEYS_MAX: Final = 4
-OPTIONS_MAX: Final = 8  # subjects, sources, and numbers that a counter is compared with
+OPTIONS_MAX: Final = 8  # subjects, sources, and thresholds for which there are values
 WORK_MAX: Final = 20_000  # steps of a Budget, to generate the values of a counter's facts
 
 _FACT_TIER: Final = 1
 _OBSERVATION_TIER: Final = 3
-_HOUR_MS: Final = 3_600_000
-_DAY_MS: Final = 24 * _HOUR_MS
-# Lengths of the units of a calendar.
-_UNITS_MS: Final = (_HOUR_MS, _DAY_MS, 7 * _DAY_MS, 30 * _DAY_MS)
 _ANY_VALUE: Final = ("boolean", "number", "string")
 
 
@@ -63,27 +58,6 @@ class EarlierFacts(NamedTuple):
     source: str  # id of the producer, or the source tool of an observation
     tier: int
     value: object
-
-
-class CounterVersions(NamedTuple):
-    """A counter in both versions; the same one twice if it was not edited."""
-
-    before: CompiledCounter
-    after: CompiledCounter
-
-    @property
-    def counts_facts(self) -> bool:
-        """Whether either version counts facts or observations."""
-        return any(counter.source in VALUE_SOURCES for counter in self)
-
-    @property
-    def differ(self) -> bool:
-        """Whether the versions may count an event differently: not if only their limits differ."""
-        before, after = (
-            (one.measure, one.aggregate, one.source, one.fact_keys, one.actions, one.is_reserved, _settlement(one), _lapses(one))
-            for one in self
-        )
-        return before != after
 
 
 class SampleReads(NamedTuple):
@@ -109,7 +83,7 @@ class FactSource:
     def pasts(self, reads: SampleReads) -> Iterator[tuple[EarlierFacts, ...]]:
         """Yield earlier facts for a sample, the most telling first."""
         kinds = list(islice(self._kinds(reads), KINDS_MAX))
-        counts = [self._counts(fact, amounts, reads) for fact, amounts in kinds]
+        counts = [self._counts(amounts, reads) for _, amounts in kinds]
         longest = max(map(len, counts), default=0)
         for index, at in indexes_by_sum([len(kinds), longest]) if longest else ():
             if at < len(counts[index]):
@@ -153,7 +127,7 @@ class FactSource:
             self._keys_and_tiers(),
             self._subjects(reads),
             self._sources(reads),
-            self._ages(reads.now_ms),
+            ages_ms([self.versions], reads.now_ms),
             self._values(reads),
         )
         for indexes in indexes_by_sum([len(one) for one in options]):
@@ -191,30 +165,16 @@ class FactSource:
         schema = self._schemas.get(key) or _schema_of_paths(hints)
         return Sampler(schema, hints, Budget(WORK_MAX)).values(schema, "value")[:VALUES_MAX]
 
-    def _ages(self, now_ms: int) -> list[int]:
-        """Return ages at which a fact still counts in a version: between the windows, now, and around each window."""
-        lengths = sorted({counter.window_ms for counter in self.versions if counter.window_ms})
-        if any(not counter.window_ms for counter in self.versions):
-            lengths = sorted({*lengths, *_UNITS_MS})
-        middle = [(lengths[0] + lengths[-1]) // 2] if len(lengths) > 1 else [lengths[0] // 2]
-        edges = [edge for length in lengths for edge in (length - 1, length, length // 2)]
-        found = [age for age in dict.fromkeys([*middle, 0, *edges]) if age >= 0]
-        return [age for age in found if any(_is_counted(counter, now_ms - age, now_ms) for counter in self.versions)]
-
-    def _counts(self, fact: EarlierFacts, amounts: Sequence[Amount | None], reads: SampleReads) -> list[int]:
+    def _counts(self, amounts: Sequence[Amount | None], reads: SampleReads) -> list[int]:
         """Return numbers of facts with which the counter is at, above and below the numbers that it is compared with."""
-        found: list[int] = []
+        ratios: list[float] = []
         for counter, amount in zip(self.versions, amounts, strict=True):
             if amount is None or counter.aggregate not in (COUNT, SUM, DISTINCT):
                 continue
             each = counter.from_units(amount.value) if isinstance(amount.value, int) else 1
-            for threshold in reads.thresholds if each else ():
-                ratio = threshold / each
-                if ratio > FACTS_MAX:
-                    self.needs_more = True
-                elif ratio >= 0:
-                    found.extend((math.ceil(ratio), math.floor(ratio) + 1, math.ceil(ratio) - 1))
-        return [count for count in dict.fromkeys([*found, 1, 2]) if 0 < count <= FACTS_MAX]
+            ratios.extend(threshold / each for threshold in reads.thresholds if each)
+        self.needs_more |= any(ratio > FACTS_MAX for ratio in ratios)
+        return [*dict.fromkeys([*counts_around(ratios, FACTS_MAX), 1, 2])]
 
     def _different(self, fact: EarlierFacts, count: int, amounts: Sequence[Amount | None]) -> Iterator[tuple[EarlierFacts, ...]]:
         """Yield facts of one group of which each counts as a different one: by value, by subject or by source."""
@@ -233,29 +193,6 @@ class FactSource:
         return [one for one in self._hints.get(path, NO_HINTS).constants if isinstance(one, str)]
 
 
-def thresholds_of(constants: Iterable[object], values: Mapping[str, object]) -> tuple[float, ...]:
-    """Return the numbers that a counter may be compared with: constants, less the numbers of a sample that are added, and these numbers."""
-    fixed = [float(one) for one in constants if isinstance(one, int | float) and not isinstance(one, bool)]
-    own = [float(one) for one in values.values() if isinstance(one, int | float) and not isinstance(one, bool)]
-    found = [*fixed, *own, *(constant - number for constant in fixed for number in own)]
-    return tuple(dict.fromkeys(found))[: 2 * OPTIONS_MAX]
-
-
-def _settlement(counter: CompiledCounter) -> Node | None:
-    return counter.expressions.settle.expression.tree if counter.expressions.settle is not None else None
-
-
-def _lapses(counter: CompiledCounter) -> tuple[int | None, ...]:
-    """Return how long events count: the window, and when events of a year lapse, by which calendars are told apart."""
-    lapses: list[int | None] = []
-    for at_ms in range(BASE_TIME_MS, BASE_TIME_MS + 366 * _DAY_MS, 13 * _HOUR_MS):
-        try:
-            lapses.append(counter.lapses_at_ms(at_ms))
-        except CounterError:
-            lapses.append(None)
-    return (counter.window_ms, *lapses)
-
-
 def _counted_event(fact: EarlierFacts) -> CountedEvent:
     """Return a fact as counters read it when a case bus has recorded it."""
     value = value_to_python(python_to_value(fact.value))
@@ -270,7 +207,7 @@ def _amount(counter: CompiledCounter, fact: EarlierFacts, event: CountedEvent, g
     if counter.source not in VALUE_SOURCES or fact.tier != tier or fact.key not in counter.fact_keys:
         return None
     amount = _measure(counter, event)
-    if amount is None or amount.group not in groups or not _is_counted(counter, now_ms - fact.age_ms, now_ms):
+    if amount is None or amount.group not in groups or not is_counted(counter, now_ms - fact.age_ms, now_ms):
         return None
     return amount
 
@@ -280,14 +217,6 @@ def _measure(counter: CompiledCounter, event: CountedEvent) -> Amount | None:
         return counter.amount_of(event)
     except CounterError:
         return None
-
-
-def _is_counted(counter: CompiledCounter, recorded_at_ms: int, now_ms: int) -> bool:
-    """Return whether an event that was recorded at a time still counts."""
-    try:
-        return counter.lapses_at_ms(recorded_at_ms) > now_ms
-    except CounterError:
-        return False
 
 
 def _schema_of_paths(hints: Mapping[str, Hints]) -> dict[str, Any]:

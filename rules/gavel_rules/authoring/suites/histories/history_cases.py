@@ -34,6 +34,14 @@ class Past(NamedTuple):
     facts: tuple[EarlierFacts, ...] = ()
 
 
+class History(NamedTuple):
+    """A history: a past, a sample proposal, and both with the report of its execution as a case."""
+
+    part: CasePart
+    past: Past
+    sample: SampleCase
+
+
 class HistoryCases:
     """Writes histories of an action as cases. `values_of_many` has a value of each fact of many subjects, by name."""
 
@@ -41,8 +49,8 @@ class HistoryCases:
         self._actions = actions
         self._values_of_many = values_of_many
 
-    def write(self, sample: SampleCase, past: Past, report: Mapping[str, Any] | None) -> CasePart | None:
-        """Return a history as a case; None if no suite can have it."""
+    def history(self, sample: SampleCase, past: Past, report: Mapping[str, Any] | None) -> History | None:
+        """Return a history; None if no suite can have it."""
         case = sample.case
         earlier = past.proposals
         producer = {"id": case.producer_id, "version": case.producer_version, "type": case.producer_type, "groups": [*case.producer_groups]}
@@ -78,7 +86,7 @@ class HistoryCases:
                 one["execution"] = {"status": earlier.status, "result": dict(earlier.result)}
             data["earlier"] = [one] * earlier.proposals
         try:
-            return CasePart.model_validate(data)
+            return History(CasePart.model_validate(data), past, sample)
         except ValidationError:
             return None
 

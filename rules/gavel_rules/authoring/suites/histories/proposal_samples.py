@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final
 
+from gavel_rules.authoring.samples.attributes import BASE_TIME_MS, NOW, build_case, complete_attributes, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import CaseGenerator, generate_cases
 from gavel_rules.authoring.samples.seeds import Seed
+from gavel_rules.authoring.suites.histories.counter_versions import CounterVersions
 from gavel_rules.language.document.canonical_form import to_canonical_json
 from gavel_rules.language.rule_set import CompiledAction
 
@@ -22,15 +24,20 @@ AMOUNTS_MAX: Final = 8  # of one param
 class ProposalSamples:
     """Proposals that tell the rules of both versions of an action apart, and a value of each fact of many subjects, by name.
 
-    `amounts` has the amounts that are tried too, by param.
+    `amounts` has the amounts that are tried too, by param. Proposals come also at times at which one of the `counters` counts otherwise.
     """
 
     def __init__(
-        self, actions: tuple[CompiledAction, CompiledAction], seeds: Sequence[Seed], amounts: Mapping[str, Sequence[float]]
+        self,
+        actions: tuple[CompiledAction, CompiledAction],
+        seeds: Sequence[Seed],
+        amounts: Mapping[str, Sequence[float]],
+        counters: Iterable[CounterVersions],
     ) -> None:
         old, new = actions
         self.values_of_many: dict[str, list[object]] = {}
         samples: dict[str, SampleCase] = {}
+        times = sorted({versions.telling_time_ms(BASE_TIME_MS) for versions in counters} - {BASE_TIME_MS})
         for version, other in ((new, old), (old, new)):
             generator = CaseGenerator(version, [other], Budget(WORK_MAX), seeds)
             for fact in version.facts:
@@ -39,7 +46,9 @@ class ProposalSamples:
             cases = generate_cases(version, SAMPLES_MAX // 4, generator)
             approved = [one for one in cases if _is_approved(version, one)]
             with_amounts = [one for sample in approved[:1] for one in _vary_amounts(version, sample, amounts)]
-            for sample in islice(chain(with_amounts, cases, *map(generator.vary_params, approved[:1])), SAMPLES_MAX // 2):
+            at_times = [one for sample in (*with_amounts, *approved[:1]) for now_ms in times for one in _at(sample, now_ms)]
+            varied = chain(at_times, with_amounts, cases, *map(generator.vary_params, approved[:1]))
+            for sample in islice(varied, SAMPLES_MAX // 2):
                 case = sample.case
                 key = (
                     to_canonical_json(sample.params),
@@ -77,6 +86,14 @@ def _vary_amounts(action: CompiledAction, sample: SampleCase, amounts: Mapping[s
             params = {**sample.params, name: int(number) if number.is_integer() else number}
             if not action.violations(params):
                 yield sample._replace(params=params, case=sample.case.with_params(action.typed_params(params)))
+
+
+def _at(sample: SampleCase, now_ms: int) -> Iterator[SampleCase]:
+    """Yield a sample at another time, where its other attributes allow it."""
+    assigned = {path: value for path, value in sample.assignment.items() if is_attribute(path)}
+    attributes = complete_attributes({**sample.case.history, **assigned, NOW: now_ms}, len(sample.facts))
+    if attributes is not None:
+        yield sample._replace(case=build_case(sample.case.params, sample.case.facts, attributes))
 
 
 def _magnitude(value: object) -> float:

@@ -1,0 +1,93 @@
+"""A counter in two versions of a rule set: how long events count under each, and how old the earlier events of a history are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from gavel_rules.authoring.samples.attributes import BASE_TIME_MS
+from gavel_rules.language.cel.syntax_tree import Node
+from gavel_rules.language.counters.counter import VALUE_SOURCES, CompiledCounter, CounterError
+
+_HOUR_MS: Final = 3_600_000
+_YEAR_MS: Final = 366 * 24 * _HOUR_MS
+_STEP_MS: Final = 13 * _HOUR_MS  # between the times of a year at which calendars are compared
+_LONGEST_UNIT_MS: Final = 31 * 24 * _HOUR_MS + _HOUR_MS  # of a calendar: a month in which the clocks are set back
+
+
+class CounterVersions(NamedTuple):
+    """A counter in both versions; the same one twice if it was not edited, or if one version lacks it."""
+
+    before: CompiledCounter
+    after: CompiledCounter
+
+    @property
+    def counts_facts(self) -> bool:
+        """Whether either version counts facts or observations."""
+        return any(counter.source in VALUE_SOURCES for counter in self)
+
+    @property
+    def differ(self) -> bool:
+        """Whether the versions may count an event differently: not if only their limits differ."""
+        before, after = (
+            (one.measure, one.aggregate, one.source, one.fact_keys, one.actions, one.is_reserved, _settlement(one), one.window_ms)
+            for one in self
+        )
+        return before != after or self._differing_lapse_ms(BASE_TIME_MS) is not None
+
+    def telling_time_ms(self, now_ms: int) -> int:
+        """Return a time at which events of some age count under one version only: `now_ms`, or one in the year after it.
+
+        Two zones may have the same days for half a year. It is `now_ms` if there is no such time.
+        """
+        if _lifetime_ms(self.before, now_ms) != _lifetime_ms(self.after, now_ms):
+            return now_ms
+        lapse_ms = self._differing_lapse_ms(now_ms)
+        return now_ms if lapse_ms is None else lapse_ms
+
+    def _differing_lapse_ms(self, start_ms: int) -> int | None:
+        """Return the time at which the first of the versions stops counting an event that both do not count equally long."""
+        for at_ms in range(start_ms, start_ms + _YEAR_MS, _STEP_MS):
+            lapses = [_lapses_at_ms(counter, at_ms) for counter in self]
+            if lapses[0] != lapses[1]:
+                return min(lapses)
+        return None
+
+
+def ages_ms(counters: Iterable[CounterVersions], now_ms: int) -> list[int]:
+    """Return ages at `now_ms` of earlier events: those at which only one version counts them, now, and around the end of each lifetime."""
+    lifetimes = [sorted(_lifetime_ms(counter, now_ms) for counter in versions) for versions in counters]
+    middles = [(first + last) // 2 if first < last else first // 2 for first, last in lifetimes]
+    edges = [edge for each in lifetimes for lifetime in each for edge in (lifetime - 1, lifetime)]
+    return [age for age in dict.fromkeys([*middles, 0, *edges]) if age >= 0]
+
+
+def is_counted(counter: CompiledCounter, recorded_at_ms: int, now_ms: int) -> bool:
+    """Return whether an event that was recorded at a time still counts."""
+    return _lapses_at_ms(counter, recorded_at_ms) > now_ms
+
+
+def _lapses_at_ms(counter: CompiledCounter, recorded_at_ms: int) -> int:
+    """Return the time from which an event no longer counts: that of the event itself outside of the counter's zone."""
+    try:
+        return counter.lapses_at_ms(recorded_at_ms)
+    except CounterError:
+        return recorded_at_ms
+
+
+def _lifetime_ms(counter: CompiledCounter, now_ms: int) -> int:
+    """Return for how long before `now_ms` recorded events count: the window, or the time since the hour, day, week or month began."""
+    if counter.window_ms:
+        return counter.window_ms
+    counted, lapsed = 0, _LONGEST_UNIT_MS
+    while lapsed - counted > 1:
+        middle = (counted + lapsed) // 2
+        if is_counted(counter, now_ms - middle, now_ms):
+            counted = middle
+        else:
+            lapsed = middle
+    return counted
+
+
+def _settlement(counter: CompiledCounter) -> Node | None:
+    return counter.expressions.settle.expression.tree if counter.expressions.settle is not None else None
