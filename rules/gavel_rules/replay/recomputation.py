@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from gavel_rules.arbitration.contest import EarlyJudgement
 from gavel_rules.arbitration.evaluation import evaluator
+from gavel_rules.arbitration.evidence_reselection import reselect_evidence
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.authorization import principal_of
 from gavel_rules.codec.fields import Field
@@ -116,6 +117,10 @@ class Recomputation:
         evaluate = evaluator(self.state, recorded.sequence_number + 1, self._engine)
         now_ms = milliseconds(recorded.recorded_at)
         return arbitrate(self.state, ProposalView(recorded), self._cited_events, now_ms, evaluate, actions)
+
+    def reselect_evidence(self, proposal_bytes: bytes, decision: Decision) -> list[tuple[int, str]]:
+        """Return (sequence number, key) of the evidence that was selected for the first decision on a proposal, which was fed last."""
+        return reselect_evidence(self.state, ProposalView(Envelope.FromString(proposal_bytes)), decision)
 
     def feed(self, sequence_number: int, envelope_bytes: bytes, decoded: Envelope | None = None) -> Envelope:
         """Recompute one event and return its recorded envelope.

@@ -20,7 +20,7 @@ from gavel_rules.limits import TRACE_ID_LENGTH_MAX
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.audit import findings
-from gavel_server.history.audit.repetition import repeat_decisions
+from gavel_server.history.audit.repetition import Repetition, repeat_decisions
 from gavel_server.history.audit.trace_record import TraceRecord
 from gavel_server.index.event_filter import EventFilter
 from gavel_server.index.event_index import EventIndex
@@ -161,15 +161,15 @@ async def _audit(
     audit, versions = await run_in_thread(findings.collect, record, events, decisions)
     shown = decisions[: len(audit.decisions)]
     firsts = [one for one in shown if not one.decision.previous_decision_id and not one.decision.compensates_decision_id]
-    has_all_facts = await _add_facts(sequencer, record, audit, shown)
     state = await sequencer.confirmed_state()
     drifts = trace_drifts(state, versions)
     for first in firsts:
         drifts += rule_set_drifts(state, first.decision, first.sequence_number)
     audit.drifts.extend(drifts[:DRIFTS_MAX])
-    audit.truncated = audit.truncated or not has_all_facts or len(drifts) > DRIFTS_MAX
+    audit.truncated = audit.truncated or len(drifts) > DRIFTS_MAX
     audit.head_sequence_number = state.head
     arbiter_version, actions = state.arbiter_version, dict(state.active_actions)
+    repetition = Repetition()
     if repeats:
         proposals = [record.proposals[one.decision.proposal_id] for one in firsts if one.decision.proposal_id in record.proposals]
         repetition = await repeat_decisions(sequencer.log, arbiter_version, proposals, shown, actions)
@@ -178,17 +178,22 @@ async def _audit(
                 one.today.CopyFrom(repetition.today[one.sequence_number])
             if one.sequence_number in repetition.recomputed:
                 one.recomputation.CopyFrom(repetition.recomputed[one.sequence_number])
+    has_all_facts = await _add_facts(sequencer, record, audit, shown, repetition)
+    audit.truncated = audit.truncated or not has_all_facts
     return audit
 
 
-async def _add_facts(sequencer: Sequencer, record: TraceRecord, audit: Audit, decisions: Sequence[Envelope]) -> bool:
+async def _add_facts(
+    sequencer: Sequencer, record: TraceRecord, audit: Audit, decisions: Sequence[Envelope], repetition: Repetition
+) -> bool:
     """Add the facts of decisions, up to the limit; return whether none is left out."""
     room = findings.FACTS_MAX
     for one, event in zip(audit.decisions, decisions, strict=True):
-        numbers = list(dict.fromkeys(findings.cited_numbers(event, record)))
+        evidence = findings.evidence_of(event, repetition.evidence.get(event.sequence_number, ()))
+        numbers = findings.fact_numbers(event, record, evidence)
         for first in range(0, min(len(numbers), room), FACTS_READ_MAX):
             records = await sequencer.log.read_many(numbers[first : min(first + FACTS_READ_MAX, room)])
-            one.facts.extend(await run_in_thread(findings.fact_uses, event, records.values()))
+            one.facts.extend(await run_in_thread(findings.fact_uses, event, evidence, records.values()))
         room -= len(numbers)
         if room < 0:
             return False

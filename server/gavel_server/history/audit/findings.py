@@ -135,20 +135,25 @@ def _limit_counters(audits: Iterable[DecisionAudit]) -> bool:
     return left < 0
 
 
-def cited_numbers(event: Envelope, record: TraceRecord) -> list[int]:
-    """Return the sequence numbers of the facts that a decision rests on, or else that its proposal cites."""
-    pinned = [pin.sequence_number for pin in event.decision.pinned_facts]
+def evidence_of(decision: Envelope, selected: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return (sequence number, key) of the evidence of a decision: what it pins, or else what was `selected` for it."""
+    return [(pin.sequence_number, pin.key) for pin in decision.decision.pinned_facts] or list(selected)
+
+
+def fact_numbers(event: Envelope, record: TraceRecord, evidence: Iterable[tuple[int, str]]) -> list[int]:
+    """Return the sequence numbers of the facts of a decision: its evidence, and without pins also what its proposal cites."""
+    numbers = [number for number, _ in evidence]
     proposal = record.proposals.get(event.decision.proposal_id)
-    if pinned or proposal is None:
-        return pinned
-    return [reference.sequence_number for reference in proposal.proposal.based_on_events]
+    if proposal is not None and not event.decision.pinned_facts:
+        numbers.extend([reference.sequence_number for reference in proposal.proposal.based_on_events])
+    return list(dict.fromkeys(numbers))
 
 
-def fact_uses(decision: Envelope, records: Iterable[Record]) -> list[FactUse]:
+def fact_uses(decision: Envelope, evidence: Iterable[tuple[int, str]], records: Iterable[Record]) -> list[FactUse]:
     """Return the facts of a decision from the events that state them. Takes milliseconds for large events: call it in a thread."""
     evaluated_at_ms = milliseconds(decision.decision.evaluated_at)
-    pins = {(pin.sequence_number, pin.key): pin for pin in decision.decision.pinned_facts}
-    numbers = {number for number, _ in pins}
+    selected = set(evidence)
+    numbers = {number for number, _ in selected}
     uses = []
     for record in records:
         event = Envelope.FromString(record.envelope)
@@ -161,8 +166,7 @@ def fact_uses(decision: Envelope, records: Iterable[Record]) -> list[FactUse]:
             if event.observation.HasField("evidence_recorded_at"):
                 stated_at_ms = min(stated_at_ms, milliseconds(event.observation.evidence_recorded_at))
         for key in sorted(values):
-            pin = pins.get((event.sequence_number, key))
-            if pin is None and event.sequence_number in numbers:
+            if event.sequence_number in numbers and (event.sequence_number, key) not in selected:
                 continue  # the decision rests on other keys of the observation
             use = FactUse(
                 key=key,

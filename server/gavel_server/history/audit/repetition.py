@@ -29,6 +29,7 @@ class Repetition:
     def __init__(self) -> None:
         self.today: dict[int, DecisionToday] = {}
         self.recomputed: dict[int, DecisionRecomputation] = {}
+        self.evidence: dict[int, list[tuple[int, str]]] = {}  # (sequence number, key) of what was selected for a first decision
 
 
 async def repeat_decisions(
@@ -47,6 +48,8 @@ async def repeat_decisions(
     last = max(decision.sequence_number for decision in decisions)
     first_decisions = {one.decision.proposal_id: one for one in decisions if not one.decision.previous_decision_id}
     decision_of = {proposal.sequence_number: first_decisions.get(proposal.event_id) for proposal in proposals}
+    proposal_of = {one.sequence_number: proposal_id for proposal_id, one in first_decisions.items()}
+    contents: dict[str, bytes] = {}  # of proposals, by event_id
     recomputation, before = replay_part(log.bus, compare_from=first)
 
     def feed(record: Record) -> None:
@@ -54,7 +57,11 @@ async def repeat_decisions(
         if decision is not None:
             alternative = recomputation.decide_under(record.envelope, actions.get(decision.decision.action_type, ()))
             repetition.today[decision.sequence_number] = _today(decision.decision, alternative, actions)
-        recomputation.feed(record.sequence_number, record.envelope)
+            contents[decision.decision.proposal_id] = record.envelope
+        event = recomputation.feed(record.sequence_number, record.envelope)
+        content = contents.pop(proposal_of.get(record.sequence_number, ""), None)
+        if content is not None:
+            repetition.evidence[record.sequence_number] = recomputation.reselect_evidence(content, event.decision)
 
     status = replay_service_pb2.REPLAY_STATUS_PROVED
     message = ""

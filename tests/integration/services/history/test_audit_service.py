@@ -32,6 +32,22 @@ rules:
   - {id: budget, action: refund.create, priority: 8, when: history.of_day() + params.amount > 100.0, effect: reject, reason_code: BUDGET}
 """,
 )
+# Rules of another rule set, with a fact of their own.
+FREEZE = """
+gavel: v1
+rule_set: security
+version: 1
+actions:
+  refund.create:
+    params: {type: object, required: [amount], properties: {amount: {type: number}}}
+    facts:
+      frozen: {key: order.frozen, type: boolean, max_age_ms: 60000, sources: [orders-db]}
+    decision_ttl_ms: 60000
+    rejection_limit: 3
+    retry: {max_attempts: 2}
+rules:
+  - {id: frozen, action: refund.create, priority: 1, when: "facts.frozen && params.amount > 1.0", effect: reject, reason_code: FROZEN}
+"""
 CONTESTED = RULE_SET.replace("decision_ttl_ms", "contest_window_ms: 1000\n    decision_ttl_ms")
 
 
@@ -72,6 +88,53 @@ async def test_a_rejection_shows_what_its_proposal_cited(world_with_rules: World
     audit = await audit_decision(world, await world.propose(proposal("order/1", cites=[event])))
     (use,) = audit.decisions[0].facts
     assert ("cancelled", 1_500, event.event_id) == (use.value.string_value, use.age_ms, use.event_id)
+
+
+@pytest.mark.parametrize(("frozen", "amount", "window_ms"), [(True, 10, 0), (True, 5_000, 0), (False, 5_000, 0), (True, 10, 1_000)])
+async def test_a_refusal_shows_what_its_rules_read(world: World, frozen: bool, amount: int, window_ms: int) -> None:
+    """A rejection or review shows the evidence of every rule set, cited or not: that of the rules that decided, and of the others."""
+    window = f"contest_window_ms: {window_ms}\n    decision_ttl_ms" if window_ms else "decision_ttl_ms"
+    await world.activate(RULE_SET.replace("decision_ttl_ms", window))
+    await world.activate(FREEZE.replace("decision_ttl_ms", window))
+    status = await world.publish(fact("order/1", "order.status", "delivered"))
+    freeze = await world.publish(fact("order/1", "order.frozen", frozen and not window_ms))
+    unread = await world.publish(fact("order/1", "order.note", "late"))
+    world.clock.now_ms += 1_500
+    waiting = asyncio.ensure_future(world.propose(proposal("order/1", amount=amount, cites=[status, unread])))
+    if window_ms:
+        while await world.head() == unread.sequence_number:  # noqa: ASYNC110  # the log has no notification of new events
+            await asyncio.sleep(0.001)
+        freeze = await world.publish(fact("order/1", "order.frozen", frozen))
+        world.clock.now_ms += 2_000
+        await world.publish(fact("order/2", "order.status", "paid"))  # a command lets the contest close
+    decision = await waiting
+
+    assert ("FROZEN" if frozen else "LARGE_REFUND") == decision.decision.reason_code
+    uses = {use.key: use for use in (await audit_decision(world, decision)).decisions[0].facts}
+    stated = {"order.status": status, "order.frozen": freeze, "order.note": unread}
+    assert {key: event.event_id for key, event in stated.items()} == {key: use.event_id for key, use in uses.items()}
+    age_ms = decision.recorded_at.ToMilliseconds() - freeze.occurred_at.ToMilliseconds()
+    expected = ("order/1", 1, freeze.sequence_number, age_ms, freeze.producer, frozen)
+    use = uses["order.frozen"]
+    assert expected == (use.subject, use.trust_tier, use.sequence_number, use.age_ms, use.producer, use.value.bool_value)
+    short = await world.audits.AuditDecision(AuditDecisionRequest(decision_id=decision.event_id, without_recomputation=True))
+    assert ["order.status", "order.note"] == [use.key for use in short.audit.decisions[0].facts]
+
+
+async def test_a_refusal_before_evidence_shows_what_its_proposal_cites(world: World) -> None:
+    """A decision without evidence, because its params are invalid or its producer waits for a person, shows only what is cited."""
+    await world.activate()
+    await world.activate(FREEZE)
+    status = await world.publish(fact("order/1", "order.status", "delivered"))
+    await world.publish(fact("order/1", "order.frozen", False))
+    decisions = []
+    for changes in ({"amount": "much"}, {"amount": "much"}, {"amount": "much"}, {}):
+        envelope = proposal("order/1", amount=5_000, cites=[status], trace_id="looping")
+        envelope.proposal.params.update(changes)
+        decisions.append(await world.propose(envelope))
+    assert ["INVALID_PARAMS", "INVALID_PARAMS", "REJECTION_LIMIT", "UNDER_REVIEW"] == [one.decision.reason_code for one in decisions]
+    keys = [[use.key for use in (await audit_decision(world, one)).decisions[0].facts] for one in decisions]
+    assert [["order.status"]] * 4 == keys
 
 
 async def test_counters(world: World) -> None:

@@ -354,8 +354,8 @@ class DecisionAudit(_message.Message):
 
     @_builtins.property
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FactUse]:
-        """The facts and observations that an approval rests on; for other decisions, those that the proposal cites. At most 500 in
-        all decisions together.
+        """The facts and observations that an approval or a terminal refusal rests on. For other first decisions, those that were selected for
+        the rules, unless without_recomputation, and those that the proposal cites. At most 500 in all decisions together.
         """
 
     @_builtins.property
@@ -422,7 +422,7 @@ Global___DecisionAudit: _TypeAlias = DecisionAudit  # noqa: Y015
 
 @_typing.final
 class FactUse(_message.Message):
-    """FactUse is a fact or observation that a decision rests on."""
+    """FactUse is a fact or observation that a decision rests on, or that its proposal cites."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
