@@ -18,7 +18,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.authoring.suites.case_bus import CaseBus, CaseEvidence, CaseRun, Consequences, EarlierRun
 from gavel_rules.authoring.suites.expectations import CONSEQUENCE_PARTS, Difference, compare
-from gavel_rules.authoring.suites.models import FactCase
+from gavel_rules.authoring.suites.models import ExpectCase, FactCase
 from gavel_rules.authoring.suites.reader import Mistake, suite_error
 from gavel_rules.authoring.suites.suite import Suite, SuiteCase
 from gavel_rules.errors import CaseError
@@ -138,6 +138,7 @@ def resolve_cases(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[Comp
             if evidence is not None:
                 facts.append(evidence)
         mistakes.extend(_execution_mistakes(case, action, rule_set, others))
+        mistakes.extend(_counter_mistakes(case, (rule_set, *others)))
         cases.append((case, tuple(facts), action))
     if mistakes:
         raise suite_error(suite.source, mistakes)
@@ -169,6 +170,22 @@ def _execution_mistakes(
         if row.key not in keys:
             message = f"no derivation of {action.action_type} gives {row.key}"
             yield case.origin(("expect", "derived", index, "key")), "unknown-name", message, suggestion(row.key, keys)
+
+
+def _counter_mistakes(case: SuiteCase, rule_sets: Sequence[CompiledRuleSet]) -> Iterator[Mistake]:
+    """Yield expected counters that no rule set declares, of the case and of its earlier proposals."""
+    declared = sorted({name for rule_set in rule_sets for name in rule_set.counters})
+    part = case.part
+    places: list[tuple[Path, ExpectCase]] = [
+        ((), part.expect),
+        *((("earlier", index), one.expect) for index, one in enumerate(part.earlier)),
+    ]
+    for path, expect in places:
+        for index, row in enumerate(expect.counters or ()):
+            if row.counter not in declared:
+                hint = suggestion(row.counter, declared) or "declare it, or remove this row"
+                message = f"no rule set declares a counter {row.counter}"
+                yield case.origin((*path, "expect", "counters", index, "counter")), "unknown-name", message, hint
 
 
 def _attempt_mistakes(case: SuiteCase, path: Path, attempt: int, action: CompiledAction) -> Iterator[Mistake]:

@@ -27,6 +27,11 @@ def rule_set(**changes: Any) -> CompiledRuleSet:
     return compile_cached(document(**changes))
 
 
+def counting_rule_set(name: str = "refunds", **counters: dict[str, Any]) -> CompiledRuleSet:
+    """Return a rule set with counters, which its rules do not read."""
+    return compile_cached(json.dumps({**json.loads(document()), "gavel": "v2", "rule_set": name, "counters": counters}))
+
+
 def run(*cases: dict[str, Any], rules: CompiledRuleSet | None = None, **defaults: Any) -> list[CaseResult]:
     """Run the cases."""
     return list(run_cases(read_suite(suite(*cases, **defaults)), rules or rule_set()))
@@ -145,7 +150,8 @@ def test_differences() -> None:
         "terminal": True,
         "conflict_key": "other",
     }
-    (result,) = run({"expect": expect})
+    counter = {"of": "approvals", "action": "refund.create", "window_ms": 60_000}
+    (result,) = run({"expect": expect}, rules=counting_rule_set(spent=counter, calls=counter))
     assert [
         ("outcome", "REJECTED", "APPROVED"),
         ("reason_code", "NO", '""'),
@@ -230,6 +236,23 @@ def test_unknown_names() -> None:
     assert [
         "4:11: unknown-name: refund.create declares no fact statu (did you mean status?)",
         "7:15: undeclared-action: the rule set does not govern refund.craete (did you mean refund.create?)",
+    ] == [message.format("").lstrip(":") for message in failure.value.messages]
+
+
+def test_unknown_counters() -> None:
+    """An expected counter that no rule set declares is a mistake of the suite, also of an earlier proposal; those of other sets count."""
+    counter = {"of": "approvals", "action": "refund.create", "window_ms": 60_000}
+    other = counting_rule_set("other", tries=counter)
+    text = (
+        "gavel: v1\ntests: rules.json\ndefaults: {expect: {outcome: APPROVED}}\ncases:\n"
+        "  - {name: x, expect: {counters: [{counter: spnt, value: 0}, {counter: tries, value: 0}]}}\n"
+        "  - {name: y, earlier: [{expect: {outcome: APPROVED, counters: [{counter: tris, value: 0}]}}]}\n"
+    )
+    with pytest.raises(DocumentError) as failure:
+        list(run_cases(read_suite(text), counting_rule_set(spent=counter), [other]))
+    assert [
+        "5:36: unknown-name: no rule set declares a counter spnt (did you mean spent?)",
+        "6:66: unknown-name: no rule set declares a counter tris (did you mean tries?)",
     ] == [message.format("").lstrip(":") for message in failure.value.messages]
 
 
