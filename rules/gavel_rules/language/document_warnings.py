@@ -15,7 +15,7 @@ from gavel_rules.language.counters.lint import (
     find_other_counters,
     find_other_keys,
     find_other_limits,
-    find_unknown_texts,
+    find_unknown_values,
     find_windows_in_seconds,
 )
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
@@ -86,7 +86,8 @@ def _counter_warnings(
             if read.counter == name
         ]
         yield from find_other_keys(("counters", name), counter, reads)
-        yield from find_unknown_texts(("counters", name), counter, reason_codes)
+        schemas = [part.actions[action_type].params for action_type in sorted(counter.actions)]
+        yield from find_unknown_values(("counters", name), counter, schemas, reason_codes)
     index_of = {rule.id: index for index, rule in enumerate(part.rules)}
     for action in actions.values():
         for rule, condition in action.rules:

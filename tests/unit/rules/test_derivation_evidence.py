@@ -320,7 +320,7 @@ def test_an_undone_report_leaves_nothing() -> None:
     ("changes", "expected"),
     [
         ({"value": "facts.scor"}, "unknown-name: facts has no field scor (did you mean facts.score?)"),
-        ({"value": "facts.score"}, "unguarded-optional: facts.score may be absent (write has(facts.score) && …)"),
+        ({"value": "facts.score"}, "unguarded-optional: facts.score may be absent (write has(facts.score) ? facts.score : 0)"),
         ({"value": "history.failures()"}, "type-error: history.failures takes one argument, the key of a group"),
         ({"value": "producer.id"}, "unknown-name: there is no name producer (known: decision, execution, facts, history, params, subject)"),
         ({"subject": "params.amount"}, "not-string: the expression gives double, not string (convert it with string(x))"),

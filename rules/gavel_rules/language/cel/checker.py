@@ -215,7 +215,7 @@ class _Check:
     def run(
         self, text: str, result: str, written: str, open_names: frozenset[str], shared: Sequence[tuple[int, str]] = ()
     ) -> CheckedExpression | None:
-        source = self._check_parsed(text, open_names)
+        source = self._check_parsed(text, open_names, is_condition=result == "BOOL")
         if source is None:
             return None
         try:
@@ -259,7 +259,7 @@ class _Check:
         if self._reports <= ERRORS_PER_CONDITION_MAX:
             self._report(offset, code, message, hint)
 
-    def _check_parsed(self, text: str, open_names: frozenset[str]) -> str | None:
+    def _check_parsed(self, text: str, open_names: frozenset[str], *, is_condition: bool) -> str | None:
         """Check names and literals; return the expression as the library is given it, None where it cannot be compiled."""
         environment = self._environment
         try:
@@ -274,6 +274,7 @@ class _Check:
             version=environment.version,
             schema_is_broken=environment.schema_is_broken,
             reported=self._reported_before,
+            is_condition=is_condition,
         )
         analysis.walk(tree, open_names)
         for literal in walk(tree):

@@ -64,8 +64,10 @@ class NameAnalysis:
         version: int = 1,
         schema_is_broken: bool = False,
         reported: int = 0,
+        is_condition: bool = True,
     ) -> None:
         self._scope = scope
+        self._is_condition = is_condition
         self._version = version
         self._reported = reported
         self._schema_is_broken = schema_is_broken
@@ -148,11 +150,11 @@ class NameAnalysis:
         self._check_guarded(place, known)
 
     def _check_guarded(self, place: _Place, known: _Known) -> None:
-        for path in place.optional:
-            if path not in known:
-                name = _path_text(_Place(path, DYN))
-                self.unguarded[name] = None
-                self._note(place.offset, "unguarded-optional", f"{name} may be absent", f"write has({name}) && …")
+        names = [_path_text(_Place(path, DYN)) for path in place.optional if path not in known]
+        for name in names:
+            self.unguarded[name] = None
+            hint = f"write has({name}) && …" if self._is_condition else _suggest_default(place, names)
+            self._note(place.offset, "unguarded-optional", f"{name} may be absent", hint)
 
     def _visit_test(self, node: Select, operand: Node, known: _Known, names: _Locals) -> None:
         place = self._resolve(operand, names, complain=True)
@@ -368,6 +370,15 @@ class NameAnalysis:
             known = [f"{whole}.{field_name}" for field_name in sorted(place.type.fields)]
             self._note_unknown(place.offset, f"{whole} has no field {name}", f"{whole}.{name}", known)
         return _BROKEN
+
+
+def _suggest_default(place: _Place, absent: Iterable[str]) -> str:
+    """Return how to read a value that may be absent where the expression must give one."""
+    tests = " && ".join(f"has({name})" for name in absent)
+    return f"write {tests} ? {_path_text(place)} : {_DEFAULTS.get(place.type.kind, '…')}"
+
+
+_DEFAULTS: Final[Mapping[str, str]] = {"string": '"none"', "int": "0", "double": "0.0", "bool": "false"}
 
 
 def _path_text(place: _Place) -> str:

@@ -26,7 +26,7 @@ from gavel_rules.language.counters.counter import (
 )
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.models import CalendarPart, CounterPart, RuleSetPart, matches_action, zones_of
+from gavel_rules.language.document.models import CalendarPart, CounterPart, RuleSetPart, matches_action, version_of, zones_of
 from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.expression_checker import ExpressionChecker
@@ -51,7 +51,7 @@ def check_counters(
     expressions: ExpressionChecker,
 ) -> CheckedCounters | None:
     """Return the counters of a document, and record the mistakes of the others. None in the language's first version."""
-    if getattr(part, "gavel", "v1") == "v1":
+    if version_of(part) == 1:
         return None
     counters: Mapping[str, CounterPart] = getattr(part, "counters", {})
     compiled: dict[str, CompiledCounter] = {}
@@ -122,8 +122,8 @@ class _CounterChecker:
         self.value_type = INT
         if aggregate != COUNT:
             amount = self._check_expression(environment, aggregate, "STRING" if aggregate == DISTINCT else "NUMBER")
-            if amount is not None and aggregate != DISTINCT and amount.expression.result != "INT":
-                self.value_type = DOUBLE
+            if aggregate != DISTINCT and (amount is None or amount.expression.result != "INT"):
+                self.value_type = DYN if amount is None else DOUBLE
         where = self._check_expression(environment, "where", "BOOL")
         by = self._check_expression(environment, "by", "STRING")
         settle = None

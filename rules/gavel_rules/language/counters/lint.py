@@ -6,7 +6,8 @@ Each yields (path, code, message, suggestion) for a warning about a valid docume
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, Decimal
 from typing import Final, NamedTuple
 
@@ -14,7 +15,7 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 
 from gavel_rules.events.kinds import PRODUCER_TYPE_NAMES
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
-from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, ListLiteral, Node, walk
+from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, ListLiteral, Node, children, walk
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY, INT
 from gavel_rules.language.counters.canonical_tree import canonical_tree
@@ -22,10 +23,11 @@ from gavel_rules.language.counters.counter import OUTCOMES, CompiledCounter, dir
 from gavel_rules.language.counters.linear_form import ZERO, LinearForm, is_exact_divisor, linear_form
 from gavel_rules.language.counters.retry_after import FreesCall
 from gavel_rules.language.document.diagnostics import Path
+from gavel_rules.language.document.model_errors import suggest_value
 from gavel_rules.language.document.models import CounterPart
+from gavel_rules.language.document.schema_types import literals_at
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 from gavel_rules.reason_codes import RESERVED_CODES
-from gavel_rules.text import DID_YOU_MEAN, suggestion
 
 WINDOW_IN_SECONDS: Final = "window-in-seconds"
 THRESHOLD_TOO_EXACT: Final = "threshold-too-exact"
@@ -42,7 +44,11 @@ _MIRRORED: Final = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 # The texts that a name of counted events may have, where they are not open.
 _STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in ExecutionStatus.items() if number > 1)
 _TEXTS: Final = {"producer.type": tuple(PRODUCER_TYPE_NAMES.values())[1:], "execution.status": _STATUSES}
-_PRODUCER: Final = "producer."
+_PARAMS: Final = "params."
+_PRODUCER: Final = "producer"
+# The roots of variables whose values may mean anything.
+_OPEN_ROOTS: Final = ("params", "value")
+_KNOWN_MAX: Final = 12  # values in a suggestion
 _REASON_CODE: Final = "reason_code"
 _WITH_KEY: Final = 3  # the parts of a call of `frees` of a counter with groups
 _SECOND_MS: Final = 1_000
@@ -100,15 +106,22 @@ def find_other_limits(
     is_whole = environment.scope[HISTORY].fields[call.counter].type.element is INT
     step = Decimal(1) if is_whole else Decimal(1).scaleb(-counters[call.counter].scale)
     bounds = list(_bounds(canonical_tree(environment, condition.tree), target))
-    if (
-        not bounds
-        or None in bounds
-        or any(_is_chosen(term) for term in asked.terms)
-        or any(bound.admits(asked, step) for bound in bounds if bound is not None)
-    ):
+    if not bounds or any(_is_chosen(term) for term in asked.terms):
+        return
+    if all(bound.refuses_below for bound in bounds):
+        hint = "remove retry_after: nobody can foresee when the counter grows"
+        yield path, LIMIT_DIFFERS, f"retry_after foresees when {read} falls, but the rule refuses while it is too small", hint
+        return
+    if any(bound.form is None for bound in bounds):
+        return
+    alike = [bound for bound in bounds if bound.form is not None and bound.form.terms == asked.terms and not bound.refuses_below]
+    # Each of these refuses alone, so all of them must let go.
+    strictest = max((bound for bound in alike if bound.is_sufficient), key=lambda bound: bound.highest(step), default=None)
+    is_too_early = strictest is not None and strictest.highest(step) - asked.constant >= step
+    if any(bound.admits(asked, step) for bound in alike) and not is_too_early:
         return
     message = f"retry_after does not foresee when the condition of the rule changes with {read}"
-    near = next((bound for bound in bounds if bound is not None and bound.form.terms == asked.terms), None)
+    near = strictest or next(iter(alike), None)
     if near is None:
         hint = f"its amount is what the condition adds to {read}, its limit what it compares the sum with"
         yield path, LIMIT_DIFFERS, message, hint
@@ -122,37 +135,70 @@ def find_other_limits(
 class _Bound(NamedTuple):
     """A comparison of a counter: on its lower side the counter plus `form` is at most zero, or below zero if `is_strict`."""
 
-    form: LinearForm
+    form: LinearForm | None  # None: the comparison is not linear
     is_strict: bool
+    refuses_below: bool  # it refuses on its lower side
+    is_sufficient: bool  # it refuses above, whatever else holds
 
     def admits(self, asked: LinearForm, step: Decimal) -> bool:
-        """Return whether the counter, a multiple of `step`, passes this bound and the other one at the same number."""
-        left = asked.constant - self.form.constant
-        return asked.terms == self.form.terms and (0 < left <= step if self.is_strict else 0 <= left < step)
+        """Return whether the counter, a multiple of `step`, passes this bound and the other one of the same terms at the same number."""
+        left = asked.constant - self._constant
+        return 0 < left <= step if self.is_strict else 0 <= left < step
 
     def highest(self, step: Decimal) -> Decimal:
         """Return the constant of a bound that is not strict and changes at the same number."""
         if not self.is_strict:
-            return self.form.constant
-        return ((self.form.constant / step).to_integral_value(ROUND_FLOOR) + 1) * step
+            return self._constant
+        return ((self._constant / step).to_integral_value(ROUND_FLOOR) + 1) * step
+
+    @property
+    def _constant(self) -> Decimal:
+        return Decimal(0) if self.form is None else self.form.constant
 
 
-def _bounds(tree: Node, target: Node) -> Iterator[_Bound | None]:
-    """Yield the bound of each comparison of a counter; None if it is not a linear one."""
-    for node in walk(tree):
-        match node:
-            case Call(function, None, (left, right)) if function in _MIRRORED:
-                form = linear_form(left).plus(linear_form(right), -1)
-                sign = form.terms.get(target)
-                if target not in walk(node):
-                    continue
-                if sign is None or not is_exact_divisor(sign) or any(target in walk(term) for term in form.terms if term != target):
-                    yield None
-                    continue
-                form = ZERO.plus(form, 1 / sign)
-                function = function if sign > 0 else _MIRRORED[function]
-                others = {term: one for term, one in form.terms.items() if term != target}
-                yield _Bound(LinearForm(form.constant, others), function in ("_<_", "_>=_"))
+class _Comparison(NamedTuple):
+    """A comparison in a condition."""
+
+    call: Call
+    is_refusal: bool | None  # whether the rule matches where it is true, or where it is false; None: it depends
+    is_sufficient: bool  # the rule matches then, whatever else holds
+
+
+def _find_comparisons(node: Node, is_refusal: bool | None = True, is_sufficient: bool = True) -> Iterator[_Comparison]:
+    """Yield every comparison of which one side is greater."""
+    match node:
+        case Call(function, None, (_, _)) if function in _MIRRORED:
+            yield _Comparison(node, is_refusal, is_sufficient)
+        case Call("!_", None, (operand,)):
+            yield from _find_comparisons(operand, None if is_refusal is None else not is_refusal, is_sufficient)
+        case Call("_||_" | "_&&_" as function, None, (left, right)):
+            # Of a negated conjunction each operand is enough.
+            is_enough = is_sufficient and is_refusal is (function == "_||_")
+            yield from _find_comparisons(left, is_refusal, is_enough)
+            yield from _find_comparisons(right, is_refusal, is_enough)
+        case _:
+            for child in children(node):
+                yield from _find_comparisons(child, None, is_sufficient=False)
+
+
+def _bounds(tree: Node, target: Node) -> Iterator[_Bound]:
+    """Yield the bound of each comparison of a counter in a condition."""
+    for call, is_refusal, is_sufficient in _find_comparisons(tree):
+        if target not in walk(call):
+            continue
+        left, right = call.arguments
+        form = linear_form(left).plus(linear_form(right), -1)
+        sign = form.terms.get(target)
+        if sign is None or not is_exact_divisor(sign) or any(target in walk(term) for term in form.terms if term != target):
+            yield _Bound(None, is_strict=False, refuses_below=False, is_sufficient=False)
+            continue
+        form = ZERO.plus(form, 1 / sign)
+        function = call.function if sign > 0 else _MIRRORED[call.function]
+        others = {term: one for term, one in form.terms.items() if term != target}
+        # The rule refuses where the comparison is `is_refusal`, and `<` is true on the lower side.
+        refuses_below = is_refusal is not None and is_refusal is (function in ("_<_", "_<=_"))
+        is_enough = is_sufficient and is_refusal is not None and not refuses_below
+        yield _Bound(LinearForm(form.constant, others), function in ("_<_", "_>=_"), refuses_below, is_enough)
 
 
 def _is_chosen(term: Node) -> bool:
@@ -176,29 +222,67 @@ def find_other_counters(path: Path, condition: CheckedExpression, environment: E
 
 
 def find_other_keys(path: Path, counter: CompiledCounter, reads: Iterable[tuple[str, Environment]]) -> Iterator[CounterWarning]:
-    """Yield a warning if a counter of what each producer does is never read for a producer, or the other way round.
+    """Yield a warning if a counter is never read with a key that its groups may have: see `_differ`.
 
     `reads` are the keys with their environments, in actions whose events the counter counts. A key that is more than one value is not
-    compared. Subject and params may be two roles of one thing: "who was credited today may not send".
+    compared, and neither is a fact, which may hold any of them.
     """
     by = counter.expressions.by
-    name = "" if by is None else direct_variable(by.expression.tree, by.environment)
-    keys = {direct_variable(environment.tree(key), environment) for key, environment in reads} if name else set()
-    if keys and "" not in keys and all(name.startswith(_PRODUCER) != key.startswith(_PRODUCER) for key in keys):
-        read = sorted(keys)[0]
+    name = by.expression.tree.name if by is not None and isinstance(by.expression.tree, Identifier) else ""
+    places = [(direct_variable(environment.tree(key), environment), environment) for key, environment in reads] if name else []
+    if places and all(key and _differ(name, key) for key, _ in places):
+        read, environment = min(places, key=lambda place: place[0])
         message = f"{HISTORY}.{counter.name} is counted by {name}, and every rule reads it with another key, such as {read}"
-        yield (*path, "by"), KEY_DIFFERS, message, f"write `by: {read}`, or read {HISTORY}.{counter.name}({name})"
+        other = f", or read {HISTORY}.{counter.name}({name})" if name in environment.types else f"; no rule can read {name}"
+        yield (*path, "by"), KEY_DIFFERS, message, f"write `by: {read}`{other}"
 
 
-def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Iterable[str]) -> Iterator[CounterWarning]:
-    """Yield a warning for each comparison of `where` with a text that no counted event has. `reason_codes` are those of the document."""
-    where = counter.expressions.where
-    if where is None:
-        return
-    texts = {**_TEXTS, _REASON_CODE: tuple({*reason_codes, *RESERVED_CODES})}
+def _differ(name: str, key: str) -> bool:
+    """Return whether two variables surely mean different things.
+
+    Params may be what any other variable is, except a producer: "who was credited today may not send" reads a counter of subjects for a
+    param, but an agent that names a producer could name another one.
+    """
+    roots = {name.partition(".")[0], key.partition(".")[0]}
+    return name != key and (roots.isdisjoint(_OPEN_ROOTS) or (_PRODUCER in roots and len(roots) > 1))
+
+
+def find_unknown_values(
+    path: Path, counter: CompiledCounter, schemas: Iterable[Mapping[str, object]], reason_codes: Iterable[str]
+) -> Iterator[CounterWarning]:
+    """Yield a warning for each comparison of a counter's expressions with a value that no counted event has.
+
+    `schemas` are those of the params of the counted actions, `reason_codes` those of the document.
+    """
+    known: dict[str, tuple[object, ...]] = {**_TEXTS, _REASON_CODE: tuple(sorted({*reason_codes, *RESERVED_CODES}))}
     if counter.source in OUTCOMES:
-        texts["outcome"] = (OUTCOMES[counter.source],)
-    for node in walk(where.expression.tree):
+        known["outcome"] = (OUTCOMES[counter.source],)
+    params = list(schemas)
+    where, by, amount, settle = counter.expressions
+    for key, scoped in (("where", where), ("by", by), (counter.aggregate, amount), ("settle", settle)):
+        if scoped is None:
+            continue
+        compared = list(_comparisons_with_constants(scoped.expression))
+        for name, value, is_written in compared:
+            values = known.get(name)
+            # A constant or variable of the document may be meant for other actions too.
+            if name.startswith(_PARAMS) and is_written:
+                values = literals_at(params, name.removeprefix(_PARAMS))
+            if values is None or value in values:
+                continue
+            if name == _REASON_CODE:
+                # Another rule set on the action may give a code that is unlike all known ones, and an older version one that has changed.
+                near = suggest_value(str(value), [str(one) for one in values]) if value else ""
+                if near and not any(f" {other}?" in near for _, other, _ in compared):
+                    yield (*path, key), NEVER_EQUALS, f'no rule gives the {name} "{value}", which {counter.name} compares', near
+                continue
+            message = f"no event that {counter.name} counts has {name} {json.dumps(value, ensure_ascii=False)}"
+            yield (*path, key), NEVER_EQUALS, message, _suggest_known(value, values)
+
+
+def _comparisons_with_constants(expression: CheckedExpression) -> Iterator[tuple[str, str | float, bool]]:
+    """Yield each (variable, text or number) that an expression compares, and whether the expression itself has the constant."""
+    for node in walk(expression.tree):
         match node:
             case Call("_==_" | "_!=_", None, (Identifier(name), other)) | Call("_==_" | "_!=_", None, (other, Identifier(name))):
                 compared = (other,)
@@ -207,12 +291,15 @@ def find_unknown_texts(path: Path, counter: CompiledCounter, reason_codes: Itera
             case _:
                 continue
         for one in compared:
-            if name in texts and isinstance(one, Constant) and isinstance(one.value, str) and one.value not in texts[name]:
-                message = f'no event that {counter.name} counts has {name} "{one.value}"'
-                hint = suggestion(one.value, sorted(texts[name]), 0)
-                # Another rule set on the action may give a reason code that is unlike all known ones.
-                if name != _REASON_CODE or (one.value and hint.startswith(DID_YOU_MEAN)):
-                    yield (*path, "where"), NEVER_EQUALS, message, hint
+            if isinstance(one, Constant) and isinstance(one.value, str | int | float) and not isinstance(one.value, bool):
+                yield name, one.value, not any(start <= one.offset < end for start, end, _ in expression.variables)
+
+
+def _suggest_known(value: object, known: Sequence[object]) -> str:
+    texts = [one if isinstance(one, str) else json.dumps(one) for one in known]
+    near = suggest_value(value, texts) if isinstance(value, str) else ""
+    more = f" and {len(texts) - _KNOWN_MAX} more" if len(texts) > _KNOWN_MAX else ""
+    return near or f"known: {', '.join(texts[:_KNOWN_MAX])}{more}"
 
 
 def _plain(number: Decimal) -> str:

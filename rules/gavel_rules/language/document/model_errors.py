@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final
 
 from pydantic_core import ErrorDetails
 
 from gavel_rules.language.document.models import VersionsPart
-from gavel_rules.text import DID_YOU_MEAN, suggestion
+from gavel_rules.text import DID_YOU_MEAN, NAME_LENGTH_MAX
 
 # pydantic's error types and their diagnostic codes. Any other type is "wrong-type".
 _CODES: Final[Mapping[str, str]] = {
@@ -57,12 +59,78 @@ def suggest_fix(details: ErrorDetails) -> str:
         return "quote it"
     if details["type"].startswith("int_") and str(details["loc"][-1]).endswith("_ms"):
         return "write milliseconds, e.g. 60000"
-    if details["type"] == "string_type" and details["loc"][-1] == "by" and isinstance(details["input"], list):
-        return 'write one expression, e.g. `params.customer_id + "/" + subject`'
     if details["type"] == "model_type" and details["loc"][-1] == "calendar" and isinstance(details["input"], str):
         return f"write {{unit: {details['input']}}}"
     if details["type"] == "literal_error":
         known = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        near = suggestion(str(details["input"]), known)
-        return f"write {known[0]}" if len(known) == 1 else near if near.startswith(DID_YOU_MEAN) else ""
+        return f"write {known[0]}" if len(known) == 1 else suggest_value(str(details["input"]), known)
     return _FIXES.get(details["type"], "")
+
+
+def suggest_value(value: str, known: Sequence[str]) -> str:
+    """Return "did you mean X?" if a value is a slip of one of a few known ones; "" otherwise, where all of them should be named.
+
+    Names are open and many, so `text.suggestion` names a distant one too. Values stand for different things: STARTED is not ABORTED.
+    """
+    if len(value) > NAME_LENGTH_MAX:
+        return ""
+    by_lower_case = {one.lower(): one for one in known}
+    written = value.lower()
+    longer = [one for one in by_lower_case if one.startswith(written)] if written else []
+    near = longer[:1] or get_close_matches(written, by_lower_case, n=1, cutoff=_VALUE_CUTOFF)
+    return f"{DID_YOU_MEAN} {by_lower_case[near[0]]}?" if near else ""
+
+
+def suggest_expression(details: ErrorDetails) -> str:
+    """Return what to write in place of a value that is no text where the document wants an expression; "" for anything else."""
+    key, value = str(details["loc"][-1]), details["input"]
+    if details["type"] != "string_type" or not isinstance(value, bool | int | float | list | dict):
+        return ""
+    if key == "retry_after":
+        return f"it says when a counter has room again, not after how long: {_RETRY_AFTER_FORM}"
+    is_named = len(details["loc"]) > 1 and details["loc"][-2] in _NAMED_EXPRESSIONS
+    gives = _SCALAR if is_named else _EXPRESSIONS.get(key, "")
+    if not gives:
+        return ""
+    if isinstance(value, list | dict):
+        return f"write one expression, e.g. {_EXAMPLES[gives]}" if gives in _EXAMPLES else ""
+    literal = json.dumps(value)
+    if gives == _DOUBLE and not isinstance(value, bool):
+        literal = json.dumps(float(value))
+    elif gives not in (_SCALAR, _BOOL if isinstance(value, bool) else _NUMBER):
+        return f"write an expression that gives a {gives}, e.g. {_EXAMPLES[gives]}"
+    return f"an expression is a text: write '{literal}'"
+
+
+# The least similarity of a slip, from 0 to 1.
+_VALUE_CUTOFF: Final = 0.75
+_RETRY_AFTER_FORM: Final = "write it like `history.NAME.frees(params.customer_id, params.amount, 1000.0)`"
+_BOOL: Final = "bool"
+_DOUBLE: Final = "double"
+_NUMBER: Final = "number"
+_STRING: Final = "string"
+_SCALAR: Final = "string, number or boolean"
+# The keys of expressions, and what these give.
+_EXPRESSIONS: Final[Mapping[str, str]] = {
+    "when": _BOOL,
+    "where": _BOOL,
+    "by": _STRING,
+    "distinct": _STRING,
+    "conflict_key": _STRING,
+    "subject": _STRING,
+    "sum": _NUMBER,
+    "min": _NUMBER,
+    "max": _NUMBER,
+    "last": _NUMBER,
+    "settle": _NUMBER,
+    "score": _DOUBLE,
+    "value": _SCALAR,
+}
+# The keys of mappings of expressions, whose own keys are names.
+_NAMED_EXPRESSIONS: Final = ("variables", "detail", "params")
+_EXAMPLES: Final[Mapping[str, str]] = {
+    _BOOL: "`params.amount > 100.0`",
+    _STRING: '`params.customer_id + "/" + subject`',
+    _NUMBER: "`params.amount`",
+    _DOUBLE: "`double(proposal.priority)`",
+}

@@ -56,6 +56,7 @@ ZONE_OFFSETS_MAX: Final = 200
 CALENDARS_MAX: Final = 16
 DATES_MAX: Final = 400
 
+LANGUAGE_VERSIONS: Final = ("v1", "v2")
 DECISION_TTL_MS_DEFAULT: Final = 60_000
 
 
@@ -438,5 +439,5 @@ def decides_on(rule: RulePart, action: str) -> bool:
 
 
 def version_of(document: RuleSetPart) -> int:
-    """Return the version of the language. The attribute may be missing: see `read_document`."""
-    return 1 if getattr(document, "gavel", "v1") == "v1" else 2
+    """Return the version of the language. Without a sound one it is the second, which has all names of the first."""
+    return 1 if getattr(document, "gavel", "v2") == "v1" else 2

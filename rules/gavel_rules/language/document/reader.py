@@ -6,6 +6,7 @@ the meaning of expressions.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
@@ -20,8 +21,9 @@ from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, PRESENCE_MAPS, ROOT
 from gavel_rules.language.cel.zones import encode_zone
 from gavel_rules.language.document.composition import compose, library_digest
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.model_errors import describe_error, diagnostic_code, suggest_fix
+from gavel_rules.language.document.model_errors import describe_error, diagnostic_code, suggest_expression, suggest_fix
 from gavel_rules.language.document.models import (
+    LANGUAGE_VERSIONS,
     RULES_PER_ACTION_MAX,
     ActionPart,
     CalendarPart,
@@ -42,11 +44,11 @@ from gavel_rules.language.document.models import (
 )
 from gavel_rules.language.document.source import Source
 from gavel_rules.reason_codes import RESERVED_CODES
-from gavel_rules.text import suggestion
+from gavel_rules.text import NAME_LENGTH_MAX, clip, suggestion
 
 
 def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
-    """Return the document's models and record every mistake of form; None if the document is not a mapping, or is a library.
+    """Return the document's models and record every mistake of form; None if it is no rule set in a known version of the language.
 
     After a mistake the models hold only the sound parts, and attributes may be missing. That is enough to find further mistakes.
     """
@@ -57,6 +59,8 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
     if "library" in source.data and "rule_set" not in source.data:
         message = f"the document is a library, with the digest {library_digest(source.data)}"
         messages.add(source.locate_key(("library",)), "missing-key", message, "give a rule set that imports it; it is checked there")
+        return None
+    if not _is_version_known(source.data, source, messages):
         return None
     if source.data.get("gavel") != "v1":
         _compose(source, messages)
@@ -71,6 +75,17 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
     _check_rules(part, source, messages)
     _check_derivations(part, source, messages)
     return part
+
+
+def _is_version_known(document: dict[str, object], source: Source, messages: Messages) -> bool:
+    """Refuse a document in another version of the language: what else it says has no meaning. A missing one is reported with its form."""
+    version = document.get("gavel")
+    if version is None or version in LANGUAGE_VERSIONS or ("gavel",) in source.broken_paths:
+        return True
+    versions = " and ".join(LANGUAGE_VERSIONS)
+    message = f"gavel: the language has the versions {versions}, not {clip(json.dumps(version, ensure_ascii=False), NAME_LENGTH_MAX)}"
+    messages.add(source.locate(("gavel",)), "unknown-value", message, f"write `gavel: {LANGUAGE_VERSIONS[-1]}`")
+    return False
 
 
 def _compose(source: Source, messages: Messages) -> None:
@@ -114,7 +129,11 @@ class _PartialReader:
         for name, part_model in below.items():
             if name in data:
                 sound[name] = self._read_parts(part_model, data[name], (*path, name))
-        return model.model_construct(_fields_set=set(data), **sound)
+        part = model.model_construct(_fields_set=set(data), **sound)
+        for key in bad.difference(below, sound):
+            # Not even a default stands in for a value with a mistake.
+            part.__dict__.pop(str(key), None)
+        return part
 
     def _read_parts(self, model: type[Part], data: object, path: Path) -> object:
         if model in _SINGLE_PARTS:
@@ -176,7 +195,8 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         name = {"actions": "action", "offsets": "offset"}.get(name, name)
         messages.add(source.locate(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
     else:
-        messages.add(source.locate(path), code, f"{_path_text(source.written_path(path))}: {describe_error(details)}", suggest_fix(details))
+        hint = suggest_expression(details) or suggest_fix(details)
+        messages.add(source.locate(path), code, f"{_path_text(source.written_path(path))}: {describe_error(details)}", hint)
 
 
 # What other languages call the keys of a counter.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -69,6 +69,33 @@ def _object_type(schema: dict[str, Any], root: dict[str, Any]) -> ValueType:
     required = frozenset(schema.get("required", ()))
     fields = {name: Field(type_of_schema(part, root), name in required) for name, part in properties.items()}
     return ValueType("object", fields=fields)
+
+
+def literals_at(schemas: Iterable[Mapping[str, Any]], path: str) -> tuple[str | float, ...] | None:
+    """Return all values that some schemas allow at a dotted path of their properties; None if one of them does not list texts or numbers.
+
+    The schemas are checked, so their references do not recurse.
+    """
+    allowed: dict[str | float, None] = {}
+    for root in schemas:
+        schema: object = root
+        for step in path.split("."):
+            schema = _with_keyword("properties", schema, root)
+            schema = schema["properties"].get(step) if schema is not None else None
+        listed = _with_keyword("const", schema, root) or _with_keyword("enum", schema, root)
+        values = [] if listed is None else [listed["const"]] if "const" in listed else listed["enum"]
+        texts = [value for value in values if isinstance(value, str | int | float) and not isinstance(value, bool)]
+        if not texts:
+            return None
+        allowed.update(dict.fromkeys(texts))
+    return tuple(allowed) or None
+
+
+def _with_keyword(keyword: str, schema: object, root: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a schema, or the one that it refers to, if it has a keyword."""
+    while isinstance(schema, dict) and keyword not in schema and isinstance(schema.get("$ref"), str):
+        schema = resolve_reference(root, schema["$ref"])
+    return schema if isinstance(schema, dict) and keyword in schema else None
 
 
 def _type_of_literals(literals: object) -> ValueType:
