@@ -3,8 +3,8 @@
 Generated cases of `diff` give each counter some number, whatever it counts, and know no executions. A history has both: some earlier
 proposals of an action with their reports, or some earlier facts, the time since, a proposal, and the report of its execution. The real
 core runs it under each version (`version_runs`). Histories are sought for actions that read a counter, or have a derivation, that was
-edited. They are tried from the plainest on, at most PROPOSALS_MAX proposals for each action, and as many with earlier facts: an edit
-without a history may still change decisions.
+edited. They are tried from the plainest on, within a number of proposals for each action: an edit without a history may still change
+decisions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gavel_rules.language.counters.counter import VALUE_SOURCES
 from gavel_rules.language.rule_set import CompiledRuleSet
 
 PROPOSALS_MAX: Final = 600  # of the histories of one action, under each version
+HISTORIES_MIN: Final = 40  # of one action, however many proposals they need
 HISTORIES_SHOWN_MAX: Final = 4  # of one action and kind of history
 
 _REFUSED: Final = "the core refuses to put one of the versions in force"
@@ -128,18 +129,22 @@ class _Search:
     def changes(self) -> Iterator[HistoryChange]:
         """Yield histories that the versions treat differently: one for each pair of decisions and each fact, and one for each edit."""
         seen: set[object] = set()
+        if not self._edits.visible:
+            return
         for edit, histories in self._histories():
-            left = PROPOSALS_MAX // len(self._facts.names) if edit else PROPOSALS_MAX
+            left = PROPOSALS_MAX // len(self._facts.names) if edit else max(PROPOSALS_MAX, HISTORIES_MIN * max(self._earlier.counts))
             found = 0
             for history in histories:
                 left -= len(history.part.earlier) + 1
-                if left < 0 or found >= HISTORIES_SHOWN_MAX or edit in self.shown or self.shown == self._edits.names:
+                if left < 0 or found >= HISTORIES_SHOWN_MAX or edit in self.shown or self.shown >= self._edits.visible:
                     break
                 runs = self._buses.run(history.part)
                 change = self._change(history, runs) if runs is not None else None
                 if change is None:
                     continue
                 edits = self._edits_shown_by(change, history)
+                if not edits and self._edits.has_others:
+                    continue  # the cases of `diff` show these
                 key = (change.before, change.after, *change.fact_keys)
                 if key not in seen or not edits <= self.shown:
                     seen.add(key)
@@ -155,9 +160,10 @@ class _Search:
             return "no generated history is treated differently"
         if not versions.differ:
             return "only its limits differ, which no generated history reaches"
-        if not versions.counts_facts and not any(self._name in counter.actions for counter in versions):
+        before, after = versions
+        if not versions.counts_facts and self._name not in (before.actions ^ after.actions or before.actions):
             return "it counts other actions, and the earlier proposals of a history are of the action that reads it"
-        return self._facts.reason(name) or "no generated history is treated differently"
+        return self._facts.reason(name) or self._earlier.reason(name) or "no generated history is treated differently"
 
     def _histories(self) -> Iterator[tuple[str, Iterator[History]]]:
         """Yield histories, with the edit for which they are sought, "" for all edits."""

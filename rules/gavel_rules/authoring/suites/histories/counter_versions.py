@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from gavel_rules.authoring.samples.attributes import BASE_TIME_MS
+from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.syntax_tree import Node
+from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.cel.vocabulary import ValueType
 from gavel_rules.language.counters.counter import VALUE_SOURCES, CompiledCounter, CounterError
 
 _HOUR_MS: Final = 3_600_000
@@ -28,12 +31,27 @@ class CounterVersions(NamedTuple):
 
     @property
     def differ(self) -> bool:
-        """Whether the versions may count an event differently: not if only their limits differ."""
+        """Whether the versions may count an event differently: not if only their limits differ, or the layout of their expressions."""
         before, after = (
-            (one.measure, one.aggregate, one.source, one.fact_keys, one.actions, one.is_reserved, _settlement(one), one.window_ms)
-            for one in self
+            (
+                counter.source,
+                counter.actions,
+                counter.fact_keys,
+                counter.aggregate,
+                counter.is_whole,
+                counter.scale,
+                counter.is_reserved,
+                *map(_meaning, counter.expressions),
+            )
+            for counter in self
         )
         return before != after or self._differing_lapse_ms(BASE_TIME_MS) is not None
+
+    @property
+    def limits_differ(self) -> bool:
+        """Whether the versions may have room for different events."""
+        before, after = ((counter.groups_max, counter.entries_max, counter.distinct_max) for counter in self)
+        return before != after
 
     def telling_time_ms(self, now_ms: int) -> int:
         """Return a time at which events of some age count under one version only: `now_ms`, or one in the year after it.
@@ -89,5 +107,9 @@ def _lifetime_ms(counter: CompiledCounter, now_ms: int) -> int:
     return counted
 
 
-def _settlement(counter: CompiledCounter) -> Node | None:
-    return counter.expressions.settle.expression.tree if counter.expressions.settle is not None else None
+def _meaning(scoped: ScopedExpression | None) -> tuple[Node, dict[str, ValueType]] | None:
+    """Return the tree of an expression and the types of the values that it reads: those of params come from the schema."""
+    if scoped is None:
+        return None
+    tree = scoped.expression.tree
+    return tree, dict(find_variables(tree, scoped.environment.types))

@@ -16,10 +16,12 @@ from gavel_rules.authoring.suites.histories.counter_versions import CounterVersi
 from gavel_rules.authoring.suites.histories.history_cases import Earlier
 from gavel_rules.authoring.suites.histories.sample_reports import PLAIN_NUMBER, sample_results
 from gavel_rules.authoring.suites.histories.thresholds import Thresholds, counts_around
+from gavel_rules.language.counters.counter import COUNT
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.engines.case import Case
 
-COUNT_MAX: Final = 12  # earlier proposals of a history
+COUNT_MAX: Final = 100  # earlier proposals of a history
+AMOUNTS_MAX: Final = 12  # earlier proposals that add up to a sum
 
 _STATUSES: Final = ("SUCCESS", "FAILED", "ABORTED", "TIMEOUT", "PARTIAL")
 _STATUSES_OF_ANY: Final = ("SUCCESS", "ABORTED", "FAILED")
@@ -50,9 +52,9 @@ class EarlierProposals:
         self._documents = documents
         # Another one than the amounts that are approved most often.
         self._reported_amount = min((number for numbers in self.amounts.values() for number in numbers if number > 0), default=PLAIN_NUMBER)
-        around = sorted(counts_around((one for one in thresholds.of_all() if abs(one) <= COUNT_MAX), COUNT_MAX))
+        self._thresholds = {name: thresholds.of_counter(name) for name in counters}
         none = [0] if deriving else []  # the plainest history that derives something
-        self.counts = [*dict.fromkeys([1, *none, *around, 2])] if counters else [0]
+        self.counts = [*dict.fromkeys([1, *none, *self._find_counts(), 2])] if counters else [0]
         self.reports = self._find_reports() if counters else [EarlierReport("", {})]
         # Of another subject, of another producer.
         self.others = [(False, False), (True, False), (False, True)] if counters else [(False, False)]
@@ -72,6 +74,25 @@ class EarlierProposals:
         subject = case.subject + _OTHER_SUBJECT if is_other_subject else case.subject
         producer = _OTHER_PRODUCER if is_other_producer else case.producer_id
         return Earlier(count, age_ms, first.params, subject, producer, report.status, report.result)
+
+    def reason(self, name: str) -> str:
+        """Return why no history with earlier proposals shows the edit of a counter, "" if none is known."""
+        if name in self.counters and self._is_count(name) and any(threshold > COUNT_MAX for threshold in self._thresholds[name]):
+            return f"at most {COUNT_MAX} earlier proposals are tried, and a number that it is compared with needs more"
+        return ""
+
+    def _find_counts(self) -> list[int]:
+        """Return numbers of proposals with which a count reaches its thresholds. Sums reach theirs by few proposals of other amounts."""
+        ratios = {
+            threshold
+            for name, found in self._thresholds.items()
+            for threshold in found
+            if abs(threshold) <= (COUNT_MAX if self._is_count(name) else AMOUNTS_MAX)
+        }
+        return counts_around(sorted(ratios), COUNT_MAX)
+
+    def _is_count(self, name: str) -> bool:
+        return any(counter.aggregate == COUNT for counter in self.counters[name])
 
     def _find_reports(self) -> list[EarlierReport]:
         """Return reports of the earlier proposals: first those that the documents name, and those with a result that a counter reads."""

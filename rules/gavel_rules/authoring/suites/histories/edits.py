@@ -30,7 +30,9 @@ def find_edits(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetEdits:
     """Return the edits of counters and derivations."""
     labels = label_counters(old, new)
     both = [name for name in old.counters if name in new.counters and labels.old[name] == labels.new[name]]
-    counters = {name for name in both if old.counters[name].digest != new.counters[name].digest}
+    pairs = {name: CounterVersions(old.counters[name], new.counters[name]) for name in both}
+    # Digests differ by the layout of expressions, and by params that a counter does not read.
+    counters = {name for name, pair in pairs.items() if pair.before.digest != pair.after.digest and (pair.differ or pair.limits_differ)}
     before, after = (
         {rule.id: derivation_meaning(rule, names) for rule in version.derivations}
         for version, names in zip((old, new), labels, strict=True)
@@ -63,12 +65,16 @@ class ActionEdits:
         self.telling: Final = {name: pair for name, pair in self.read.items() if name in needed}
         # "counters.NAME" and "derivations.ID".
         self.names: Final = {f"counters.{name}" for name in self.counters} | {f"derivations.{rule.id}" for rule in self._derivations}
+        # Those that a history may show: none of limits.
+        self.visible: Final = self.names - {f"counters.{name}" for name, pair in self.counters.items() if not pair.differ}
         parts = [
             (rule_meanings(action, names), json.loads(version.canonical_json)["actions"][action_type])
             for action, version, names in zip(actions, versions, edits.labels, strict=True)
         ]
+        # Whether other edits than those of `names` may explain different decisions.
+        self.has_others: Final = parts[0] != parts[1]
         # Then the edit explains each history that the versions decide differently.
-        self._is_only_edit = len(self.names) == len(self._derivations) == 1 and parts[0] == parts[1]
+        self._is_only_edit = len(self.names) == len(self._derivations) == 1 and not self.has_others
 
     def shown_by(self, before: CaseRun, after: CaseRun, *, are_decisions_alike: bool, fact_keys: Iterable[str]) -> set[str]:
         """Return the edits that explained runs of a history show: counters that matter for its decisions or facts, and derivations.

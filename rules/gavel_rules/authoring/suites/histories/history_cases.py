@@ -50,7 +50,7 @@ class HistoryCases:
         self._values_of_many = values_of_many
 
     def history(self, sample: SampleCase, past: Past, report: Mapping[str, Any] | None) -> History | None:
-        """Return a history; None if no suite can have it."""
+        """Return a history; None if no suite can have one of its parts."""
         case = sample.case
         earlier = past.proposals
         producer = {"id": case.producer_id, "version": case.producer_version, "type": case.producer_type, "groups": [*case.producer_groups]}
@@ -84,11 +84,13 @@ class HistoryCases:
             one.update(action=self._actions[0].action_type, params=dict(earlier.params), proposal=estimates)
             if earlier.status:
                 one["execution"] = {"status": earlier.status, "result": dict(earlier.result)}
-            data["earlier"] = [one] * earlier.proposals
+            data["earlier"] = [one]
         try:
-            return History(CasePart.model_validate(data), past, sample)
+            part = CasePart.model_validate(data)
         except ValidationError:
             return None
+        proposals = earlier.proposals if earlier is not None else 0  # may be more than the cases of suites have
+        return History(part.model_copy(update={"earlier": part.earlier * proposals}), past, sample)
 
     def _evidence(self, sample: SampleCase, subject: str) -> Iterator[dict[str, Any]]:
         """Yield the facts of a sample about a subject, as suites write them: by the declaration of either version."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from gavel_rules.authoring.samples.hints import collect_hints
@@ -32,10 +32,6 @@ class Thresholds:
         found = [*fixed, *own, *(constant - number for constant in fixed for number in own)]
         return tuple(dict.fromkeys(found))[:THRESHOLDS_MAX]
 
-    def of_all(self) -> list[float]:
-        """Return the constants of all counters."""
-        return [constant for constants in self._by_counter.values() for constant in constants]
-
     def amounts(self, counters: Mapping[str, CounterVersions]) -> dict[str, list[float]]:
         """Return amounts, by param, with which the counters that add the param up reach their thresholds.
 
@@ -55,9 +51,9 @@ class Thresholds:
         return amounts
 
 
-def counts_around(ratios: Iterable[float], count_max: int) -> list[int]:
+def counts_around(ratios: Collection[float], count_max: int) -> list[int]:
     """Return numbers of equal events whose total reaches thresholds, exceeds them, and stays below. `ratios`: threshold to amount."""
-    around = [count for ratio in ratios for count in (math.ceil(ratio), math.floor(ratio) + 1, math.ceil(ratio) - 1)]
+    around = [*map(math.ceil, ratios), *(math.floor(ratio) + 1 for ratio in ratios), *(math.ceil(ratio) - 1 for ratio in ratios)]
     return [count for count in dict.fromkeys(around) if 0 < count <= count_max]
 
 

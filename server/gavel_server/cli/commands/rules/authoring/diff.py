@@ -118,8 +118,6 @@ def _history_json(change: HistoryChange) -> dict[str, Any]:
 
 
 def _history_lines(histories: HistoryDiff) -> Iterator[str]:
-    from gavel_server.cli.rendering.events import format_duration
-
     for change in histories.changes:
         yield f"history of {change.action}:"
         earlier = change.earlier
@@ -127,12 +125,12 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
             result = f" with result {_value(earlier.result)}" if earlier.result else ""
             report = f", each reported as {earlier.status}{result}" if earlier.status else ", not carried out"
             parts = [f"params {_value(earlier.params)}", f"subject {earlier.subject}", f"producer.id {earlier.producer}"]
-            yield f"  {format_duration(earlier.age_ms)} before, {earlier.proposals} x {', '.join(parts)}{report}"
+            yield f"  {_age(earlier.age_ms)}, {earlier.proposals} x {', '.join(parts)}{report}"
         for group in change.earlier_facts:
             kind = "observation" if group.tier > 1 else "fact"
             source = "" if group.tier > 1 else f" from {group.source}"
             what = f"{group.facts} x {kind} {group.key} = {_value(group.value)} of {group.subject}{source}"
-            yield f"  {format_duration(group.age_ms)} before, {what}"
+            yield f"  {_age(group.age_ms)}, {what}"
         facts = [f"facts {_value(change.facts)}"] if change.facts else []
         report = f", reported as {_value(change.execution)}" if change.execution is not None else ""
         parts = [f"params {_value(change.params)}", *facts, f"subject {change.subject}", f"producer.id {change.producer}"]
@@ -140,6 +138,17 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
         yield from _verdict_lines(change.before, change.after, change.derived_before, change.derived_after)
     for name, reason in histories.not_analysed:
         yield f"not-analysed: no history shows the edit of {name}: {reason}; it may still change decisions or derived facts"
+
+
+def _age(age_ms: int) -> str:
+    """Return the age of an earlier event, without rounding it: a millisecond decides whether it counts."""
+    from gavel_server.cli.rendering.events import DURATION_UNITS
+
+    parts: list[str] = []
+    for unit, size in (*DURATION_UNITS, ("ms", 1)):
+        count, age_ms = divmod(age_ms, size)
+        parts.extend([f"{count} {unit}"] if count else [])
+    return f"{' '.join(parts)} before" if parts else "just before"
 
 
 def _verdict_lines(

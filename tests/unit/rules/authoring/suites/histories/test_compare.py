@@ -221,5 +221,50 @@ def test_a_counter_of_another_action() -> None:
     text = text.replace("history.failures(params.customer) > 2", "history.late() > 2")
     text += "  - {id: undo, action: refund.undo, priority: 1, when: 'true', effect: approve}\n"
     edited = text.replace("refund.undo, window_ms: 3600000", "refund.undo, window_ms: 60000")
-    (one,) = compare_histories(compile_rule_set(text), compile_rule_set(edited)).not_analysed
-    assert ("counters.late", "it counts other actions") == (one.name, one.reason.partition(", and")[0])
+    own = text.replace("proposals, action: refund.undo", "proposals, action: refund.create")
+    both = own.replace("proposals, action: refund.create", "proposals, action: [refund.create, refund.undo]")
+    for before, after in ((text, edited), (own, both)):
+        (one,) = compare_histories(compile_rule_set(before), compile_rule_set(after)).not_analysed
+        assert ("counters.late", "it counts other actions") == (one.name, one.reason.partition(", and")[0])
+
+
+def test_many_earlier_proposals() -> None:
+    """A count reaches its threshold by as many earlier proposals as that takes, and a reason names a threshold that takes too many."""
+    text = RULES[: RULES.index("derivations:")].replace(
+        '{of: executions, action: refund.create, where: execution.status == "FAILED"', "COUNTED"
+    )
+    text = text.replace("COUNTED", "{of: proposals, action: refund.create").replace(
+        "history.failures(params.customer) > 2", "history.failures(params.customer) >= 50"
+    )
+    edit = ("by: params.customer, window_ms: 3600000", "by: params.customer, window_ms: 86400000")
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(text.replace(*edit)))
+    assert () == diff.not_analysed
+    assert [50] == [change.earlier.proposals for change in diff.changes if change.earlier is not None]
+    more = text.replace(">= 50", ">= 500")
+    (one,) = compare_histories(compile_rule_set(more), compile_rule_set(more.replace(*edit))).not_analysed
+    assert "at most 100 earlier proposals are tried, and a number that it is compared with needs more" == one.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param('where: execution.status == "FAILED"', "where: 'execution.status==\"FAILED\"'", id="layout"),
+        pytest.param("properties: {", "properties: {note: {type: string}, ", id="a param that no counter reads"),
+    ],
+)
+def test_an_edit_that_counts_alike(old: str, new: str) -> None:
+    """A counter with another digest that counts all events alike needs no history."""
+    assert old in RULES
+    before, after = compile_rule_set(RULES), compile_rule_set(RULES.replace(old, new))
+    assert any(before.counters[name].digest != after.counters[name].digest for name in before.counters)
+    assert HistoryDiff((), ()) == compare_histories(before, after)
+
+
+def test_a_history_that_an_edited_rule_explains() -> None:
+    """Only histories that show an edit of a counter or derivation are shown if a rule was edited too."""
+    text = RULES.replace("> 100.0", "> 200.0").replace("failures: {of: executions", "failures: {entries_max: 7, of: executions")
+    diff = compare_histories(compile_rule_set(RULES), compile_rule_set(text))
+    assert ((), ["counters.failures"]) == (diff.changes, [one.name for one in diff.not_analysed])
+    text = RULES.replace("> 100.0", "> 200.0").replace("sum: params.amount, window", "sum: params.amount, keep: reserved, window")
+    diff = compare_histories(compile_rule_set(RULES), compile_rule_set(text))
+    assert () == diff.not_analysed

@@ -115,3 +115,14 @@ def test_histories_of_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert 1 == run(["rules", "diff", str(old), str(new), "--json"])
     output = json.loads(capsys.readouterr().out)
     assert (["counters.sent"], {"counters.sent": reason}) == (output["not_analysed"], output["reasons"])
+
+
+@pytest.mark.parametrize(("window_ms", "age"), [(3_600_000, "30 min before"), (93_783_000, "13 h 1 min 31 s 500 ms before")])
+def test_ages(window_ms: int, age: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The age of an earlier proposal is exact, in as many units as that takes."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    text = BUDGET[: BUDGET.index("derivations:")].replace("3600000", str(window_ms))
+    old.write_text(text)
+    new.write_text(text.replace("action: mail.send, window", "action: mail.send, where: params.cost > 5.0, window"))
+    assert 1 == run(["rules", "diff", str(old), str(new)])
+    assert f"  {age}, 1 x params " in capsys.readouterr().out
