@@ -241,22 +241,26 @@ class _ActionVersions:
         old, new = self._old, self._new
         of_old = CaseGenerator(old, [new], Budget(work_max // 2), seeds)
         of_new = CaseGenerator(new, [old], Budget(work_max // 2), seeds)
+        # A name that reads something else in each version: conditions of both must not be searched together.
+        is_ambiguous = any(self._old_reads.get(name, meaning) != meaning for name, meaning in self._new_reads.items())
         shown: set[str] = set()
         unknown: list[str] = []
         sides = (of_new, new, old, self._new_meanings, self._old_meanings), (of_old, old, new, self._old_meanings, self._new_meanings)
         for generator, version, other, meanings, unedited in sides:
             for index, meaning in enumerate(meanings):
                 if meaning not in unedited:
-                    witnesses = list(_cases_around_edit(generator, version, index, other))
+                    witnesses = list(_cases_around_edit(generator, version, index, None if is_ambiguous else other))
                     changes = list(self._changes(meaning[0], version, (one.sample for one in witnesses if one.sample is not None)))
                     yield from changes
                     if changes:
                         shown.add(meaning[0])
-                    elif any(one.sample is None and not one.impossible for one in witnesses):
+                    elif is_ambiguous or any(one.sample is None and not one.impossible for one in witnesses):
                         unknown.append(meaning[0])
+        for version, generator in ((new, of_new), (old, of_old)):
+            for change in self._changes("", version, generate_cases(version, THRESHOLD_CASES_MAX, generator)):
+                shown.update(rule_id for rule_id in unknown if _shows(change, rule_id, old, new))
+                yield change
         self.not_analysed = [rule_id for rule_id in unknown if rule_id not in shown]
-        yield from self._changes("", new, generate_cases(new, THRESHOLD_CASES_MAX, of_new))
-        yield from self._changes("", old, generate_cases(old, THRESHOLD_CASES_MAX, of_old))
 
     def _changes(self, rule_id: str, version: CompiledAction, samples: Iterable[SampleCase]) -> Iterator[CaseChange]:
         """Yield samples on which the two versions decide differently: one for each edited rule and pair of decisions."""
@@ -324,15 +328,29 @@ def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
     return {name: (fact["key"], fact.get("subjects", fact.get("subject", "subject"))) for name, fact in action.get("facts", {}).items()}
 
 
-def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index: int, other: CompiledAction) -> Iterator[Witness]:
+def _shows(change: CaseChange, rule_id: str, old: CompiledAction, new: CompiledAction) -> bool:
+    """Return whether an edited rule decides a case in one version, and in the other one otherwise or not at all."""
+    for decision, other, version in ((change.before, change.after, new), (change.after, change.before, old)):
+        if decision.rule_id != rule_id or (other.reason_code == reason_codes.EVALUATION_ERROR and other.rule_id != rule_id):
+            continue
+        order = [rule.id for rule in version.rules]
+        # A rule below it decides only if it does not match.
+        below = order[order.index(rule_id) :] if rule_id in order else order
+        if other.rule_id in below or other.reason_code == reason_codes.NO_RULE_MATCHED:
+            return True
+    return False
+
+
+def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index: int, other: CompiledAction | None) -> Iterator[Witness]:
     """Yield the results of searches for cases that an edited rule decides in its version and the other version may decide differently.
 
-    Cases that the other version may approve come first, because such a change matters most.
+    Cases that the other version may approve come first, because such a change matters most. Without `other`, the search knows nothing of
+    the conditions of the other version.
     """
-    ranks = {rule.id: rank for rank, rule in enumerate(other.rules)}
+    ranks = {rule.id: rank for rank, rule in enumerate(other.rules)} if other is not None else {}
     twin = ranks.get(version.rules[index].id)
     conditions: list[list[Formula]] = [[]]
-    if twin is not None:
+    if other is not None and twin is not None:
         fails = generator.formula(other, twin, False)
         approvals = [number for number, rule in enumerate(other.rules) if rule.effect == "approve" and number != twin]
         conditions = [*([fails, generator.formula(other, number, True)] for number in approvals[:APPROVALS_MAX]), [fails], []]

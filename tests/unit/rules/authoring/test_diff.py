@@ -269,6 +269,22 @@ def test_the_key_of_a_counter() -> None:
         assert (case.after.reason_code == "OVER") == (numbers["history.spent(subject)"] > 1000.0)
 
 
+def test_the_key_of_a_counter_beside_another_counter() -> None:
+    """A rule whose edit the cases show is not listed as one that was not analysed."""
+    text = COUNTED.replace("> 1000.0", "+ params.amount > 1000.0").replace(
+        "spent:", "count: {of: approvals, action: refund.create, window_ms: 60000}\n  spent:"
+    )
+    text = text.replace(
+        "rules:\n",
+        "rules:\n  - {id: often, action: refund.create, priority: 2, when: history.count() > 9, effect: reject, reason_code: OFTEN}\n",
+    )
+    edited = text.replace("history.spent(params.customer)", 'history.spent(params.customer + ":" + producer.id)')
+    edited = edited.replace("by: params.customer", "by: 'params.customer + \":\" + producer.id'")
+    diff = diff_rule_sets(compile_rule_set(text), compile_rule_set(edited))
+    assert (("over",), ()) == (diff.changed, diff.not_analysed)
+    assert {("OVER", ""), ("", "OVER")} == {(case.before.reason_code, case.after.reason_code) for case in diff.cases}
+
+
 def test_the_layout_of_the_key_of_a_counter() -> None:
     """Spaces and parentheses in the key of a counter are no edit of the rule, and it is read with one number in both versions."""
     laid_out = COUNTED.replace("history.spent(params.customer)", "history.spent( (params . customer) )")
