@@ -16,7 +16,7 @@ from gavel_rules.authoring.suites.histories.counter_versions import CounterVersi
 from gavel_rules.authoring.suites.histories.history_cases import Earlier
 from gavel_rules.authoring.suites.histories.sample_reports import PLAIN_NUMBER, sample_results
 from gavel_rules.authoring.suites.histories.thresholds import Thresholds, counts_around
-from gavel_rules.language.counters.counter import COUNT
+from gavel_rules.language.counters.counter import COUNT, DISTINCT, PROPOSALS, REJECTIONS
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.engines.case import Case
 
@@ -50,6 +50,7 @@ class EarlierProposals:
         self.counters = counters
         self.amounts = thresholds.amounts(counters)  # with which proposals are of use, by param
         self._documents = documents
+        self._counts_refused = any(counter.source in (PROPOSALS, REJECTIONS) for versions in counters.values() for counter in versions)
         # Another one than the amounts that are approved most often.
         self._reported_amount = min((number for numbers in self.amounts.values() for number in numbers if number > 0), default=PLAIN_NUMBER)
         self._thresholds = {name: thresholds.of_counter(name) for name in counters}
@@ -58,22 +59,26 @@ class EarlierProposals:
         self.reports = self._find_reports() if counters else [EarlierReport("", {})]
         # Of another subject, of another producer.
         self.others = [(False, False), (True, False), (False, True)] if counters else [(False, False)]
+        self.numbered = [*self._find_numbered(), ""]
 
     def ages_ms(self, now_ms: int) -> list[int]:
         """Return the options for the age of the proposals before one at `now_ms`."""
         return ages_ms(self.counters.values(), now_ms) if self.counters else [0]
 
     def past(
-        self, case: Case, first: SampleCase, count: int, age_ms: int, report: EarlierReport, others: tuple[bool, bool]
+        self, case: Case, first: SampleCase, count: int, age_ms: int, report: EarlierReport, others: tuple[bool, bool], numbered: str
     ) -> Earlier | None:
         """Return earlier proposals like the sample `first`; None if there are none. `others`: of another subject, of another producer."""
         if not count:
             return None
         is_other_subject, is_other_producer = others
-        is_other_subject |= not (report.status or age_ms)  # an open decision holds the key of its subject
+        # An open decision holds the key of its subject: the next proposal is rejected.
+        is_other_subject |= not (report.status or age_ms)
+        if not report.status and not self._counts_refused:
+            numbered = numbered or "subject"
         subject = case.subject + _OTHER_SUBJECT if is_other_subject else case.subject
         producer = _OTHER_PRODUCER if is_other_producer else case.producer_id
-        return Earlier(count, age_ms, first.params, subject, producer, report.status, report.result)
+        return Earlier(count, age_ms, first.params, subject, producer, report.status, report.result, numbered if count > 1 else "")
 
     def reason(self, name: str) -> str:
         """Return why no history with earlier proposals shows the edit of a counter, "" if none is known."""
@@ -90,6 +95,13 @@ class EarlierProposals:
             if abs(threshold) <= (COUNT_MAX if self._is_count(name) else AMOUNTS_MAX)
         }
         return counts_around(sorted(ratios), COUNT_MAX)
+
+    def _find_numbered(self) -> list[str]:
+        """Return the texts of which counters count the different ones: each proposal gets its own."""
+        counters = [counter for versions in self.counters.values() for counter in versions if counter.aggregate == DISTINCT]
+        read = {name for counter in counters if counter.expressions.amount is not None for name in counter.expressions.amount.names()}
+        texts = {"subject" if name.startswith("subject") else name for name in read}
+        return sorted(name for name in texts if name in ("subject", "producer.id") or (name.startswith("params.") and name.count(".") == 1))
 
     def _is_count(self, name: str) -> bool:
         return any(counter.aggregate == COUNT for counter in self.counters[name])

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.suites.histories.earlier_facts import EarlierFacts
-from gavel_rules.authoring.suites.models import CasePart
+from gavel_rules.authoring.suites.models import CasePart, EarlierCase
 from gavel_rules.language.engines.case import Proposer
 from gavel_rules.language.rule_set import CompiledAction
 
 
 class Earlier(NamedTuple):
-    """The earlier proposals of a history: all alike, all at one age before the last one, in milliseconds."""
+    """The earlier proposals of a history: alike but for `numbered`, all at one age before the last one, in milliseconds."""
 
     proposals: int
     age_ms: int
@@ -25,6 +25,15 @@ class Earlier(NamedTuple):
     producer: str  # id
     status: str  # of the report of each execution; "": not carried out
     result: Mapping[str, Any]  # of each execution
+    numbered: str = ""  # "subject", "producer.id" or "params.NAME": the text to which each proposal but the first adds its number
+
+    def values(self, number: int) -> tuple[str, str, Mapping[str, object]]:
+        """Return subject, producer and params of a proposal, counted from 0."""
+        suffix = str(number + 1) if number else ""
+        subject = self.subject + suffix if self.numbered == "subject" else self.subject
+        producer = self.producer + suffix if self.numbered == "producer.id" else self.producer
+        params = {name: f"{value}{suffix}" if self.numbered == f"params.{name}" else value for name, value in self.params.items()}
+        return subject, producer, params
 
 
 class Past(NamedTuple):
@@ -57,8 +66,9 @@ class HistoryCases:
         estimates = {"risk": case.risk, "cost": case.cost, "confidence": case.confidence, "priority": case.priority}
         now = datetime.fromtimestamp(case.now_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         facts: dict[str, dict[str, Any]] = {}
-        for subject in dict.fromkeys([case.subject, earlier.subject if earlier is not None else case.subject]):
-            for fact in self._evidence(sample, subject):
+        others = [earlier.values(number) for number in range(earlier.proposals)] if earlier is not None else []
+        for subject, _, params in [(case.subject, "", sample.params), *others]:
+            for fact in self._evidence(sample, subject, params):
                 facts[f"{fact['key']} of {fact['subject']} from {fact.get('source', 'any')}"] = fact
             if not sample.facts:  # every proposal cites some fact about its subject
                 facts[f"a note on {subject}"] = {"key": "history.note", "subject": subject, "value": True}
@@ -89,11 +99,15 @@ class HistoryCases:
             part = CasePart.model_validate(data)
         except ValidationError:
             return None
-        proposals = earlier.proposals if earlier is not None else 0  # may be more than the cases of suites have
-        return History(part.model_copy(update={"earlier": part.earlier * proposals}), past, sample)
+        proposals: list[EarlierCase] = []  # may be more than the cases of suites have
+        for subject, producer_id, params in others:
+            (first,) = part.earlier
+            proposer = first.producer.model_copy(update={"id": producer_id})
+            proposals.append(first.model_copy(update={"subject": subject, "producer": proposer, "params": params}))
+        return History(part.model_copy(update={"earlier": proposals}), past, sample)
 
-    def _evidence(self, sample: SampleCase, subject: str) -> Iterator[dict[str, Any]]:
-        """Yield the facts of a sample about a subject, as suites write them: by the declaration of either version."""
+    def _evidence(self, sample: SampleCase, subject: str, params: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """Yield the facts that a proposal with these params needs, with the values of a sample, as suites write them: by either version."""
         declared = {fact.name: (fact, action) for action in self._actions for fact in action.facts}
         case = sample.case
         proposer = Proposer(case.producer_type, case.producer_id, case.producer_version, case.producer_groups)
@@ -102,7 +116,7 @@ class HistoryCases:
             row = {"key": fact.key, "tier": fact.min_trust, **({"source": min(fact.sources)} if fact.sources else {})}
             if fact.subjects:
                 template = action.subject_templates[fact.subjects]
-                subjects = template.subjects(case.params, case.facts, subject, fact.subjects_max, proposer) or []
+                subjects = template.subjects(action.typed_params(dict(params)), case.facts, subject, fact.subjects_max, proposer) or []
                 values = value if isinstance(value, list) and value else self._values_of_many.get(name, [])
                 # A sample has any number of values, a proposal needs one for each of its subjects.
                 for number, about in enumerate(subjects if values else ()):
@@ -110,5 +124,8 @@ class HistoryCases:
                 continue
             about = subject
             if fact.subject:
-                about = action.subject_templates[fact.subject].subject(case.params, case.facts, subject, proposer) or subject
+                about = (
+                    action.subject_templates[fact.subject].subject(action.typed_params(dict(params)), case.facts, subject, proposer)
+                    or subject
+                )
             yield {**row, "value": value, "subject": about}

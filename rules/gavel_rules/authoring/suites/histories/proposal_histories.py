@@ -27,12 +27,23 @@ def proposal_histories(
     steps = range(min(len(samples), EARLIER_SAMPLES_MAX) if earlier.counters else 1)
     ages = [earlier.ages_ms(sample.case.now_ms) for sample, _ in samples]
     longest = range(max(map(len, ages), default=0))
-    options: tuple[Sequence[Any], ...] = (range(len(samples)), reports, earlier.counts, longest, earlier.reports, earlier.others, steps)
+    options: tuple[Sequence[Any], ...] = (
+        range(len(samples)),
+        reports,
+        earlier.counts,
+        longest,
+        earlier.reports,
+        earlier.others,
+        steps,
+        earlier.numbered,
+    )
     for indexes in indexes_by_sum([len(one) for one in options]):
-        number, report, count, age, earlier_report, others, step = (one[index] for one, index in zip(options, indexes, strict=True))
+        number, report, count, age, earlier_report, others, step, numbered = (
+            one[index] for one, index in zip(options, indexes, strict=True)
+        )
         if age < len(ages[number]):
             (sample, facts), (first, _) = samples[number], samples[(number + step) % len(samples)]
-            past = Past(earlier.past(sample.case, first, count, ages[number][age], earlier_report, others), facts)
+            past = Past(earlier.past(sample.case, first, count, ages[number][age], earlier_report, others, numbered), facts)
             history = cases.history(sample, past, report)
             if history is not None:
                 yield history

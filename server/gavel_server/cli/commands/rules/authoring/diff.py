@@ -125,6 +125,7 @@ def _history_lines(histories: HistoryDiff) -> Iterator[str]:
             result = f" with result {_value(earlier.result)}" if earlier.result else ""
             report = f", each reported as {earlier.status}{result}" if earlier.status else ", not carried out"
             parts = [f"params {_value(earlier.params)}", f"subject {earlier.subject}", f"producer.id {earlier.producer}"]
+            parts.extend([f"each with another {earlier.numbered}"] if earlier.numbered else [])
             yield f"  {_age(earlier.age_ms)}, {earlier.proposals} x {', '.join(parts)}{report}"
         for group in change.earlier_facts:
             kind = "observation" if group.tier > 1 else "fact"

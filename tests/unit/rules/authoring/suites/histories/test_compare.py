@@ -268,3 +268,32 @@ def test_a_history_that_an_edited_rule_explains() -> None:
     text = RULES.replace("> 100.0", "> 200.0").replace("sum: params.amount, window", "sum: params.amount, keep: reserved, window")
     diff = compare_histories(compile_rule_set(RULES), compile_rule_set(text))
     assert () == diff.not_analysed
+
+
+@pytest.mark.parametrize(
+    ("value", "numbered"), [("subject", "subject"), ("producer.id", "producer.id"), ("params.customer", "params.customer")]
+)
+def test_different_values(value: str, numbered: str) -> None:
+    """Earlier proposals differ in the value of which a counter counts the different ones."""
+    text = RULES[: RULES.index("derivations:")].replace("late: {of: proposals", f"late: {{of: approvals, distinct: {value}")
+    text = text.replace("history.failures(params.customer) > 2", "history.late() >= 3")
+    edited = text.replace("refund.create, window_ms: 3600000}\nrules", "refund.create, window_ms: 7200000}\nrules")
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(edited))
+    assert () == diff.not_analysed
+    (change,) = diff.changes
+    assert change.earlier is not None
+    assert (3, numbered) == (change.earlier.proposals, change.earlier.numbered)
+    values = [change.earlier.values(number) for number in range(3)]
+    assert 3 == len({(subject, producer, params["customer"]) for subject, producer, params in values})
+
+
+def test_open_approvals() -> None:
+    """Approvals that are left open are of different subjects: only one for each subject can be open."""
+    text = RULES[: RULES.index("derivations:")].replace("late: {of: proposals", "late: {of: approvals")
+    text = text.replace("history.failures(params.customer) > 2", "history.late() >= 20")
+    edited = text.replace("late: {of: approvals", "late: {of: executions")
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(edited))
+    assert () == diff.not_analysed
+    assert {(20, "subject", "")} == {
+        (one.earlier.proposals, one.earlier.numbered, one.earlier.status) for one in diff.changes if one.earlier
+    }
