@@ -68,6 +68,27 @@ def suite_error(source: Source, mistakes: Iterable[Mistake]) -> DocumentError:
     return DocumentError(messages.sorted())
 
 
+def _form(path: Path, error_type: str) -> str:
+    """Return the form of a list or of a part with keys; "" of any other value, or if the value has that form."""
+    if error_type == "list_type":
+        return f"write a list, e.g. [{_FORMS[path[-1]]}]" if path[-1] in _FORMS else ""
+    part = path[-1] if isinstance(path[-1], str) else path[-2]
+    return f"write its keys, e.g. {_FORMS[part]}" if error_type == "model_type" and part in _FORMS else ""
+
+
+# Examples of the parts of a case, of which some stand in lists.
+_FORMS: Final[Mapping[str | int, str]] = {
+    "earlier": "{age_ms: 60000}",
+    "counters": "{counter: spent, value: 5}",
+    "hint": "{key: order.status}",
+    "derived": "{key: order.refunded, value: 5}",
+    "expect": "{outcome: APPROVED}",
+    "execution": "{status: SUCCESS}",
+    "compensation": "{action: refund.cancel}",
+    "producer": "{id: support-agent}",
+}
+
+
 class _SuiteReader:
     """Reads one suite and collects its mistakes in `messages`."""
 
@@ -295,13 +316,16 @@ class _SuiteReader:
         if code == "missing-key":
             self._add(case.origin(path[:-1]), code, f"the key {name} is missing", "add it")
         elif code == "unknown-key":
-            hint = suggestion(str(path[-1]), keys_beside(path), len(self._messages))
+            known = keys_beside(path)
+            is_expected = "expect" in known and path[-1] in ExpectCase.model_fields
+            hint = "write it under `expect`" if is_expected else suggestion(str(path[-1]), known, len(self._messages))
             self._add(case.origin(path), code, f"no such key here: {path[-1]}", hint)
         elif code == "bad-name":
             message = f"{name} does not have the required form"
             self._add(case.origin(path), code, message, _FORMAT_HINTS.get(str(path[-1]), ""), value=True)
         else:
-            self._add(case.origin(path), code, f"{name}: {describe_error(details)}", suggest_fix(details), value=True)
+            hint = "" if details["input"] is None else _form(path, details["type"])
+            self._add(case.origin(path), code, f"{name}: {describe_error(details)}", hint or suggest_fix(details), value=True)
 
     def _add(self, path: Path, code: str, message: str, hint: str, *, value: bool = False) -> None:
         """Add a mistake at a key, or with `value` at its value. Parts that could not be read are not reported again."""

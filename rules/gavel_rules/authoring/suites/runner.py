@@ -156,7 +156,12 @@ def _execution_mistakes(
         path: Path = ("earlier", index)
         earlier_action = action if earlier.action is None else rule_set.actions.get(earlier.action)
         if earlier_action is None:
-            continue  # its proposal is rejected, which the run reports
+            governed = sorted({name for one in (rule_set, *others) for name in one.actions})
+            if earlier.action not in governed and earlier.expect.outcome == "APPROVED":
+                message = f"no rule set governs {earlier.action}, so it is not approved"
+                hint = suggestion(str(earlier.action), governed)
+                yield case.origin((*path, "action")), "undeclared-action", message, hint
+            continue
         if earlier.execution is not None:
             yield from _attempt_mistakes(case, (*path, "execution", "attempt"), earlier.execution.attempt, earlier_action)
         if earlier_action.contest_window_ms:

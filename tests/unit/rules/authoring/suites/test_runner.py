@@ -239,6 +239,14 @@ def test_unknown_names() -> None:
     ] == [message.format("").lstrip(":") for message in failure.value.messages]
 
 
+def test_unknown_earlier_actions() -> None:
+    """An earlier proposal of an action that no rule set governs cannot be approved; its rejection may be expected."""
+    with pytest.raises(DocumentError, match=r"no rule set governs refund\.craete, so it is not approved \(did you mean refund\.create\?\)"):
+        run({"earlier": [{"action": "refund.craete"}]})
+    rejected = {"action": "mail.send", "expect": {"outcome": "REJECTED"}}
+    assert [()] == [result.differences for result in run({"earlier": [rejected]})]
+
+
 def test_unknown_counters() -> None:
     """An expected counter that no rule set declares is a mistake of the suite, also of an earlier proposal; those of other sets count."""
     counter = {"of": "approvals", "action": "refund.create", "window_ms": 60_000}

@@ -135,6 +135,28 @@ def test_suggestions_for_unknown_keys(old: str, new: str, meant: str) -> None:
     assert meant in {message.suggestion for message in failure.value.messages if message.code == "unknown-key"}
 
 
+@pytest.mark.parametrize(
+    ("case", "hint"),
+    [
+        ("earlier: {age_ms: 5}", "write a list, e.g. [{age_ms: 60000}]"),
+        ("earlier: [5]", "write its keys, e.g. {age_ms: 60000}"),
+        ("earlier: [{expect: REJECTED}]", "write its keys, e.g. {outcome: APPROVED}"),
+        ("earlier: [{execution: SUCCESS}]", "write its keys, e.g. {status: SUCCESS}"),
+        ("earlier: [{age_ms: 2 h}]", "write milliseconds: 7200000"),
+        ("earlier: [{outcome: REJECTED}]", "write it under `expect`"),
+        ("expect: {counters: {spent: 5}}", "write a list, e.g. [{counter: spent, value: 5}]"),
+        ("expect: {counters: [spent]}", "write its keys, e.g. {counter: spent, value: 5}"),
+        ("expect: {matched: r1}", "write a list, e.g. [one, two]"),
+    ],
+)
+def test_forms_of_parts(case: str, hint: str) -> None:
+    """The suggestion for a value of the wrong form shows the form of that part."""
+    text = HEAD + f"defaults: {{expect: {{outcome: APPROVED}}}}\ncases: [{{name: x, {case}}}]\n"
+    with pytest.raises(DocumentError) as failure:
+        read_suite(text)
+    assert [hint] == [message.suggestion for message in failure.value.messages]
+
+
 def test_all_mistakes_at_once() -> None:
     """Mistakes of several layers are reported together, each once, sorted by place."""
     text = sample().replace("age_ms: 60001", "age: 60001").replace("order_total: 200", "order_total: {valu: 200}")
