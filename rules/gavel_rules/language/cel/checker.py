@@ -226,7 +226,7 @@ class _Check:
         result_type: str = compiled.return_type().name()
         is_unknown = result_type == "DYN" and self._environment.schema_is_broken
         if result and not self._reports and not is_unknown and result_type not in _RESULTS.get(result, (result,)):
-            self._note(0, *_wrong_result(result_type.lower(), result.lower()))
+            self._note(len(text) - len(text.lstrip()), *_wrong_result(result_type.lower(), result.lower()))
         if not self._reports and not self._nests(source):
             self._note(0, "too-complex", *NESTED_TOO_DEEP)
         if self._reports:

@@ -17,7 +17,7 @@ from gavel_rules.language.cel.library import UNSUPPORTED_FUNCTIONS, Report, lite
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
 from gavel_rules.language.cel.vocabulary import COUNTER_READS, DYN, HISTORY, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
 from gavel_rules.language.cel.zones import TIME_FIELDS, decode_zone
-from gavel_rules.text import SUGGESTED_MAX, suggestion
+from gavel_rules.text import DID_YOU_MEAN, SUGGESTED_MAX, suggestion
 
 ERRORS_PER_CONDITION_MAX: Final = 20
 COMPREHENSIONS_MAX: Final = 8
@@ -87,6 +87,17 @@ class NameAnalysis:
         # Suggestions cost time, and only ERRORS_PER_CONDITION_MAX mistakes are shown.
         reported = self._reported + self._reports if self._reports < ERRORS_PER_CONDITION_MAX else SUGGESTED_MAX
         self._note(offset, "unknown-name", message, suggestion(name, known, reported))
+
+    def _note_unknown_root(self, node: Identifier, names: _Locals) -> None:
+        name, message = node.name, f"there is no name {node.name}"
+        owners = [f"{root}.{name}" for root, type_ in sorted(self._scope.items()) if name in type_.fields]
+        known = sorted({*self._scope, *self._variables, *(local for local in names if local != _ACCUMULATOR)})
+        if owners:
+            self._note(node.offset, "unknown-name", message, f"{DID_YOU_MEAN} {' or '.join(owners)}?")
+        elif name.isupper() and not suggestion(name, known, self._reported + self._reports).startswith(DID_YOU_MEAN):
+            self._note(node.offset, "unknown-name", message, f'a text has quotes: "{name}"')
+        else:
+            self._note_unknown(node.offset, message, HISTORY if name == "counters" else name, known)
 
     def walk(self, parsed: Node, open_names: Iterable[str] = ()) -> None:
         """Check a whole expression. `open_names` stand for parts that could not be read; nothing is reported about them."""
@@ -197,6 +208,11 @@ class NameAnalysis:
             self._note(start, "not-a-value", "frees tells when to try again", "write it under the rule's `retry_after`")
             self.counter_reads.append(ReadPlace(node.target.field_name, start, node.offset))
             return
+        if self._is_counter_elsewhere(node, names):
+            if node.target is None:
+                start, message = node.offset - len(node.function), f"there is no function {node.function}"
+                self._note(start, "unknown-function", message, f"{DID_YOU_MEAN} {HISTORY}.{node.function}?")
+            self.counter_reads.append(ReadPlace(node.function, node.offset, node.offset))
         if (node.function in TIME_FIELDS or (node.function == "toDate" and self._version > 1)) and node.arguments:
             zone = node.arguments[0]
             if not (isinstance(zone, Constant) and isinstance(zone.value, str) and self._is_zone(zone.value)):
@@ -223,6 +239,13 @@ class NameAnalysis:
 
     def _is_history(self, node: Node, names: _Locals) -> bool:
         return isinstance(node, Identifier) and node.name == HISTORY and HISTORY in self._scope and HISTORY not in names
+
+    def _is_counter_elsewhere(self, node: Call, names: _Locals) -> bool:
+        """Return whether a call without `history`, or with another root that does not exist, has the name of a counter."""
+        if HISTORY not in self._scope or node.function not in self._scope[HISTORY].fields:
+            return False
+        root = node.target
+        return root is None or (isinstance(root, Identifier) and root.name not in self._scope and root.name not in names)
 
     def _is_zone(self, text: str) -> bool:
         return _FIXED_ZONE.fullmatch(text) is not None or (self._version > 1 and decode_zone(text) is not None)
@@ -340,9 +363,7 @@ class NameAnalysis:
                 if name in self._scope:
                     return _Place((name,), self._scope[name], (), node.offset)
                 if complain and name not in TYPE_NAMES:
-                    known = sorted({*self._scope, *self._variables, *(local for local in names if local != _ACCUMULATOR)})
-                    meant = HISTORY if name == "counters" else name
-                    self._note_unknown(node.offset, f"there is no name {name}", meant, known)
+                    self._note_unknown_root(node, names)
                     return _BROKEN
             case Select(operand, field_name, False):
                 place = self._resolve(operand, names, complain=complain)

@@ -26,6 +26,7 @@ from gavel_rules.language.counters.counter import (
 )
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import Messages, Path
+from gavel_rules.language.document.model_errors import is_misspelt
 from gavel_rules.language.document.models import CalendarPart, CounterPart, RuleSetPart, matches_action, version_of, zones_of
 from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.document.source import Source
@@ -116,6 +117,8 @@ class _CounterChecker:
         schemas = {action: schema for action in actions if (schema := self._schemas.get(action)) is not None}
         if len(self._messages) > before or len(schemas) < len(actions):
             return None  # a schema with a mistake is reported with its action
+        if not actions and part.of not in VALUE_SOURCES:
+            return None  # another key, which is reported, stands in for `action`
         environment = Environment(counted_event_scope(part.of, _shared_params(schemas), self._fact_type()), version=2)
         aggregate = aggregate_of(part)
         amount = None
@@ -170,7 +173,9 @@ class _CounterChecker:
     def _is_given(self, key: str) -> bool:
         """Return whether the document has a value for a key, be it with a mistake that is reported already."""
         document: Any = self._source.composed
-        return (*self._path, key) in self._source.broken_paths or document["counters"][self._name].get(key) is not None
+        written = document["counters"][self._name]
+        is_broken = (*self._path, key) in self._source.broken_paths or is_misspelt(key, written, CounterPart)
+        return is_broken or written.get(key) is not None
 
     def _refuse(self, key: str, message: str, hint: str) -> None:
         if getattr(self._part, key, None) is not None:

@@ -11,8 +11,8 @@ from decimal import ROUND_FLOOR, Decimal
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
-from gavel_rules.language.cel.library import Report
-from gavel_rules.language.cel.syntax_tree import Call, Identifier, Select
+from gavel_rules.language.cel.library import Report, report_complaint
+from gavel_rules.language.cel.syntax_tree import Call, Identifier, Node, Select
 from gavel_rules.language.cel.tokens import closing_offset, tokens
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import HISTORY
@@ -79,13 +79,15 @@ def check_retry_after(
     """Return the checked call, or report its mistakes and return None. `check` takes a part, at its place in the text, and its type."""
     try:
         tree = environment.parse(text)
-    except RuntimeError:
-        tree = Identifier("")
+    except RuntimeError as error:
+        report_complaint((), text, str(error), report, reported=False)
+        return None
     match tree:
         case Call("frees", Select(Identifier(root), name, False) as target, _) if root == HISTORY:
             pass
         case _:
-            report(0, "type-error", f"retry_after is not a call of {_FREES} of a counter", _FORM)
+            meant = counters.get(_counter_name(tree))
+            report(0, "type-error", f"retry_after is not a call of {_FREES} of a counter", _FORM if meant is None else _form(meant))
             return None
     counter = counters.get(name)
     if counter is None and HISTORY in environment.scope and name in environment.scope[HISTORY].fields:
@@ -101,13 +103,31 @@ def check_retry_after(
     places = _split(text, tree.offset)
     if len(places) != len(types):
         arguments = "a key, an amount and a limit" if counter.has_groups else "an amount and a limit, because the counter has no `by`"
-        form = _FORM if counter.has_groups else f"add `by` to {name}, or write it like {HISTORY}.{name}.{_FREES}(params.amount, 1000.0)"
+        form = _form(counter) if counter.has_groups else f"add `by` to {name}, or {_form(counter)}"
         report(tree.offset, "type-error", f"{_FREES} takes {arguments}", form)
         return None
     # Spaces keep every part at its place in the text.
     parts = [check(" " * start + text[start:end], type_) for (start, end), type_ in zip(places, types, strict=True)]
     sound = tuple(part for part in parts if part is not None)
     return FreesCall(name, sound) if len(sound) == len(parts) else None
+
+
+def _counter_name(tree: Node) -> str:
+    """Return the name of the counter that another call is about: `NAME.frees(…)`, or `history.NAME(…)`; "" if there is none."""
+    match tree:
+        case Call("frees", Identifier(name)):
+            return name
+        case Call(name, Identifier(root)) if root == HISTORY:
+            return name
+    return ""
+
+
+def _form(counter: CompiledCounter) -> str:
+    """Return what to write for a counter."""
+    by = counter.expressions.by
+    key = "" if by is None else f"{by.expression.written.strip()}, "
+    amount, limit = ("1", "5") if counter.aggregate == COUNT else ("params.amount", "1000.0")
+    return f"write it like {HISTORY}.{counter.name}.{_FREES}({key}{amount}, {limit})"
 
 
 def _split(text: str, opening: int) -> list[tuple[int, int]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from typing import Final
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from gavel_rules.language.document.models import VersionsPart
-from gavel_rules.text import DID_YOU_MEAN, NAME_LENGTH_MAX
+from gavel_rules.language.document.models import CounterPart, VersionsPart
+from gavel_rules.text import DID_YOU_MEAN, NAME_LENGTH_MAX, suggestion
 
 # pydantic's error types and their diagnostic codes. Any other type is "wrong-type".
 _CODES: Final[Mapping[str, str]] = {
@@ -58,13 +60,40 @@ def suggest_fix(details: ErrorDetails) -> str:
     if details["type"] == "list_type" and details["loc"][-1] in VersionsPart.model_fields:
         return "quote it"
     if details["type"].startswith("int_") and str(details["loc"][-1]).endswith("_ms"):
-        return "write milliseconds, e.g. 60000"
+        return _suggest_milliseconds(details["input"])
     if details["type"] == "model_type" and details["loc"][-1] == "calendar" and isinstance(details["input"], str):
         return f"write {{unit: {details['input']}}}"
     if details["type"] == "literal_error":
         known = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         return f"write {known[0]}" if len(known) == 1 else suggest_value(str(details["input"]), known)
     return _FIXES.get(details["type"], "")
+
+
+def _suggest_milliseconds(value: object) -> str:
+    """Return the number of milliseconds that a text such as "24h" means."""
+    span = _SPAN.fullmatch(value) if isinstance(value, str) else None
+    return f"write milliseconds: {int(span[1]) * _UNITS_MS[span[2]]}" if span is not None else "write milliseconds, e.g. 60000"
+
+
+_UNITS_MS: Final = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN: Final = re.compile(rf"([0-9]{{1,9}}) ?({'|'.join(_UNITS_MS)})")
+
+
+def suggest_key(key: str, model: type[BaseModel], reported: int = 0) -> str:
+    """Return the nearest key of a part as a suggestion for an unknown one, all its keys if they are few, or ""."""
+    meant = _OTHER_WORDS.get(key) if model is CounterPart else None
+    return f"{DID_YOU_MEAN} {meant}?" if meant else suggestion(key, sorted(model.model_fields), reported)
+
+
+def is_misspelt(name: str, written: Iterable[object], model: type[BaseModel]) -> bool:
+    """Return whether a key that is missing is meant by an unknown one, which is reported with a suggestion."""
+    unknown = [key for key in islice(written, _WRITTEN_MAX) if isinstance(key, str) and key not in model.model_fields]
+    return any(suggest_key(key, model) == f"{DID_YOU_MEAN} {name}?" for key in unknown)
+
+
+_WRITTEN_MAX: Final = 100  # of more keys of a part, the first ones are looked at
+# What other languages call the keys of a counter.
+_OTHER_WORDS: Final = {"group_by": "by", "key": "by", "per": "by", "filter": "where", "when": "where", "total": "sum", "aggregate": "sum"}
 
 
 def suggest_value(value: str, known: Sequence[str]) -> str:

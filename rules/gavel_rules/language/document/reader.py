@@ -21,7 +21,14 @@ from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, PRESENCE_MAPS, ROOT
 from gavel_rules.language.cel.zones import encode_zone
 from gavel_rules.language.document.composition import compose, library_digest
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.model_errors import describe_error, diagnostic_code, suggest_expression, suggest_fix
+from gavel_rules.language.document.model_errors import (
+    describe_error,
+    diagnostic_code,
+    is_misspelt,
+    suggest_expression,
+    suggest_fix,
+    suggest_key,
+)
 from gavel_rules.language.document.models import (
     LANGUAGE_VERSIONS,
     RULES_PER_ACTION_MAX,
@@ -120,6 +127,8 @@ class _PartialReader:
         for details in errors:
             place = details["loc"]
             bad.add(place[0])
+            if details["type"] == "missing" and len(place) == 1 and is_misspelt(str(place[0]), data, model):
+                continue
             # Mistakes inside a nested part are found again when that part is read.
             if place[0] not in below or len(place) == 1 or place[-1] == "[key]":
                 _report({**details, "loc": (*path, *place)}, model, self._source, self._messages)
@@ -186,10 +195,7 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
     elif code == "missing-key":
         messages.add(source.locate_key(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
     elif code == "unknown-key":
-        known = sorted(model.model_fields)
-        meant = _OTHER_WORDS.get(str(path[-1])) if model is CounterPart else None
-        hint = f"did you mean {meant}?" if meant else suggestion(str(path[-1]), known, len(messages))
-        messages.add(source.locate_key(path), code, f"no such key here: {path[-1]}", hint)
+        messages.add(source.locate_key(path), code, f"no such key here: {path[-1]}", suggest_key(str(path[-1]), model, len(messages)))
     elif code == "bad-name":
         name = str(next(step for step in reversed(path) if isinstance(step, str)))
         name = {"actions": "action", "offsets": "offset"}.get(name, name)
@@ -198,9 +204,6 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         hint = suggest_expression(details) or suggest_fix(details)
         messages.add(source.locate(path), code, f"{_path_text(source.written_path(path))}: {describe_error(details)}", hint)
 
-
-# What other languages call the keys of a counter.
-_OTHER_WORDS: Final = {"group_by": "by", "key": "by", "per": "by", "filter": "where", "when": "where", "total": "sum", "aggregate": "sum"}
 
 _NAMING: Final = defaultdict(
     lambda: "use 1 to 128 of A-Z a-z 0-9 _ . -",
@@ -410,7 +413,7 @@ def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Pa
     if "actions" in written and "action" in written:
         messages.add(source.locate_key((*path, "actions")), "unknown-key", "the rule has an `action` and `actions`", "remove one of them")
         return
-    if "actions" not in written and "action" not in written:
+    if not written & {"actions", "action"} and not any(is_misspelt(name, written, RulePart) for name in ("actions", "action")):
         messages.add(source.locate_key(path), "missing-key", "the key action is missing", "add it")
     if getattr(rule, "action", None) is not None:
         patterns = [(rule.action or "", (*path, "action"))]
@@ -442,7 +445,7 @@ def _check_priority(
 def _check_reason_code(rule: RulePart, path: Path, source: Source, messages: Messages) -> None:
     effect = getattr(rule, "effect", None)
     reason_code = getattr(rule, "reason_code", None)
-    has_reason_code = "reason_code" in rule.model_fields_set
+    has_reason_code = "reason_code" in rule.model_fields_set or is_misspelt("reason_code", rule.model_fields_set, RulePart)
     if effect == "approve" and has_reason_code:
         messages.add(source.locate_key((*path, "reason_code")), "unwanted-reason-code", "an approval has no reason code", "remove it")
     elif effect in ("reject", "review") and not has_reason_code:

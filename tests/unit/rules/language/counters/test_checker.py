@@ -72,6 +72,8 @@ def test_equal_counters_have_equal_digests() -> None:
             "18:3: missing-key: a counter of approvals needs the actions that it counts (add e.g. `action: refund.create`)",
         ),
         ("refund.*", "refunt.*", "18:"),
+        ("history.calls()", "calls()", "24:51: unknown-function: there is no function calls (did you mean history.calls?)"),
+        ("sum: params.amount", "sum: amount", "unknown-name: there is no name amount (did you mean params.amount?)"),
         ("refund.*", "'*.create'", "bad-name: '*.create' is not a valid action (use lower-case letters"),
         ("  calls:", "  calls-a:", "bad-name: 'calls-a' is not a valid counter (use a lower-case letter, then at most 62 of a-z 0-9 _)"),
         (
@@ -134,7 +136,7 @@ def test_mistakes(old: str, new: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("effect: approve}", "effekt: approve}", ["missing-key", "unknown-key"]),
+        ("effect: approve}", "effekt: approve}", ["unknown-key"]),
         ("window_ms: 1000, keep: reserved", "calendar: {unit: day, zone: UTC}, keep: reserved", ["unknown-key"]),
         ("window_ms: 1000, keep: reserved", "window_ms: 1000, kep: reserved", ["unknown-key"]),
         ("of: approvals", "of: approval", ["unknown-value"]),
@@ -161,6 +163,13 @@ def test_a_mistake_of_form_elsewhere(old: str, new: str, expected: list[str]) ->
         ("window_ms: 1000}", "window_ms: 1s}", "wrong-type"),
         ("window_ms: 1000, keep", "window_ms: 0, keep", "out-of-range"),
         ("window_ms: 1000}", "calendar: day}", "wrong-type"),
+        ("window_ms: 1000}", "window: 1d}", "unknown-key"),
+        ("action: refund.*", "actions: refund.*", "unknown-key"),
+        ("action: refund.create, window", "acton: refund.create, window", "unknown-key"),
+        ("reason_code: OVER", "reason: OVER", "unknown-key"),
+        ("    action: refund.create\n    priority: 2", "    acton: refund.create\n    priority: 2", "unknown-key"),
+        ("history.calls() > 5", "calls() > 5", "unknown-function"),
+        ("history.calls() > 5", "counters.calls() > 5", "unknown-name"),
         ("sum: params.amount", "sum: 1", "wrong-type"),
         ("sum: params.amount", "sum: params.customer", "type-error"),
         ("by: params.customer", "by: 7", "wrong-type"),

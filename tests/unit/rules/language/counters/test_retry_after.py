@@ -33,6 +33,19 @@ from tests.unit.rules.language.counters.sample import SAMPLE, compile_changed
         ),
         (
             "reason_code: OVER",
+            "reason_code: OVER\n    retry_after: history.spent(params.customer)",
+            "type-error: retry_after is not a call of frees of a counter "
+            "(write it like history.spent.frees(params.customer, params.amount, 1000.0))",
+        ),
+        (
+            "reason_code: OVER",
+            "reason_code: OVER\n    retry_after: calls.frees(1, 5)",
+            "type-error: retry_after is not a call of frees of a counter (write it like history.calls.frees(1, 5))",
+        ),
+        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.calls.frees(1, 5", "cel-syntax: ')' is missing at the end"),
+        ("reason_code: OVER", "reason_code: OVER\n    retry_after: history.calls.frees('1', 5)", "27:38: type-error: the expression gives"),
+        (
+            "reason_code: OVER",
             "reason_code: OVER\n    retry_after: 3600000",
             "wrong-type: rules.0.retry_after: input should be a valid string (it says when a counter has room again, not after how long: "
             "write it like `history.NAME.frees(params.customer_id, params.amount, 1000.0)`)",

@@ -46,7 +46,10 @@ def test_valid_document(refusals: Refusals) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("max_age_ms: 1000}", "max_age_ms: 1h}", "input should be a valid integer (write milliseconds, e.g. 60000)"),
+        ("max_age_ms: 1000}", "max_age_ms: 1h}", "input should be a valid integer (write milliseconds: 3600000)"),
+        ("max_age_ms: 1000}", "max_age_ms: soon}", "input should be a valid integer (write milliseconds, e.g. 60000)"),
+        ("params.amount < 5", "amount < 5", "there is no name amount (did you mean params.amount?)"),
+        ("params.amount < 5", "facts.status == DELIVERED", 'there is no name DELIVERED (a text has quotes: "DELIVERED")'),
         ("    params:", "    retry: 3\n    params:", "input should be a mapping (write its keys, e.g. {key: value})"),
         ("max_age_ms: 1000}", "max_age_ms: 1000, sources: db}", "input should be a valid list (write a list, e.g. [one, two])"),
         ("optional: true", "optional: 1", "input should be a valid boolean (write true or false)"),
@@ -223,7 +226,6 @@ def test_all_mistakes_at_once() -> None:
         "demo.yaml:3:10: out-of-range: version: input should be greater than or equal to 1",
         "demo.yaml:6:64: schema-keyword: JSON Schema 2020-12 has no keyword 'minimun'",
         "demo.yaml:11:55: unknown-name: params has no field amout",
-        "demo.yaml:12:5: missing-key: the key effect is missing",
         "demo.yaml:12:43: duplicate-priority: rule small has priority 20 too",
         "demo.yaml:12:76: unknown-key: no such key here: efect",
     ]
