@@ -88,9 +88,8 @@ def compare_histories(old: CompiledRuleSet, new: CompiledRuleSet, seeds: Sequenc
     try:
         buses = VersionBuses(old, new)
     except CaseBusError:
-        return HistoryDiff(
-            (), tuple(NotAnalysed(name, _REFUSED) for name in sorted({name for one in edited.values() for name in one.names}))
-        )
+        names = {name for of_action in edited.values() for name in of_action.names}
+        return HistoryDiff((), tuple(NotAnalysed(name, _REFUSED) for name in sorted(names)))
     changes: list[HistoryChange] = []
     reasons: dict[str, str] = {}
     shown: set[str] = set()
@@ -112,12 +111,8 @@ class _Search:
         self._edits = edits
         self._buses = buses
         actions = (old.actions[name], new.actions[name])
-        thresholds = Thresholds(
-            [
-                *(ScopedExpression(action.environment, condition) for action in actions for condition in action.conditions),
-                *(rule.value_expression for rule in edits.deriving),
-            ]
-        )
+        expressions = [ScopedExpression(action.environment, condition) for action in actions for condition in action.conditions]
+        thresholds = Thresholds([*expressions, *(rule.value_expression for rule in edits.deriving)])
         of_proposals = {one: pair for one, pair in edits.telling.items() if any(counter.source not in VALUE_SOURCES for counter in pair)}
         documents = [old.canonical_json, new.canonical_json]
         self._earlier = EarlierProposals(of_proposals, edits.deriving, documents, thresholds)
