@@ -6,9 +6,10 @@ refund rule set and one with twenty rules. They are the compiled build unless --
 
 Targets take turns, several rounds with fresh servers, and medians count. A measurement begins when all servers are idle: the events of the
 one before are indexed, and snapshots are written. ghz generates the load, on the same machine for all targets.
-The rule engines are measured first, without server and log (engines.py). Outcomes are counted from the log afterwards: a decision
-that did not come from a rule fails the run. Callers with and without credentials are compared on servers of their own
-(authentication.py). Telemetry is off. The benchmark is not part of the tests, because timings are not deterministic.
+The rule engines (engines.py) and rules on past events (counters/past_events.py) are measured first, without server and log. Outcomes are
+counted from the log afterwards: a decision that did not come from a rule fails the run. Callers with and without credentials are compared
+on servers of their own (authentication.py). Telemetry is off. The benchmark is not part of the tests, because timings are not
+deterministic.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tests.load import authentication, engines, workload
+from tests.load.counters import past_events
 from tests.load.measurements import Cell, Sample, gates, rows_of, table
 from tests.load.targets import GAVEL, BenchError, Target, cpu_seconds, running_empty, running_gavel, wait_until_idle
 from tests.support.paths import ROOT
@@ -99,6 +101,8 @@ class Settings:
         return self.rounds * len(CALLS) * TARGETS + self.turns * len(authentication.TARGETS)
 
 
+# What is measured without server and log.
+CORE_PARTS: Final = {"engines": engines, "past_events": past_events}
 # The empty handler, and servers with one rule set and the other.
 TARGETS: Final = 3
 
@@ -288,9 +292,9 @@ def _write_protoset(path: Path) -> None:
     path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
 
 
-def _engine_figures(build: str) -> dict[str, float]:
-    """Measure the rule engines of a build, in a process of its own because this one may be the other build."""
-    command = [sys.executable, "-m", "tests.load.engines", "--json"]
+def _core_figures(program: str, build: str) -> dict[str, float]:
+    """Run a program that measures the core of a build, in a process of its own because this one may be the other build."""
+    command = [sys.executable, "-m", program, "--json"]
     figures: dict[str, float] = json.loads(
         subprocess.run(command, cwd=ROOT, env=environment_of(build), check=True, capture_output=True, text=True).stdout
     )
@@ -317,13 +321,13 @@ def main() -> int:
             for name in ("ghz", "seconds", "rounds", "turns", "concurrency", "batch_concurrency", "connections")
         },
     )
-    figures: dict[str, float] = {}
+    figures: dict[str, dict[str, float]] = {}
     cells: dict[str, Cell] = {}
     try:
         with Progress(console=console, transient=True) as progress:
             bench = Bench(settings, directory, progress)
             if settings.rounds:
-                figures = _engine_figures(settings.build)
+                figures = {name: _core_figures(part.__name__, settings.build) for name, part in CORE_PARTS.items()}
                 bench.run()
             if settings.turns:
                 cells = bench.run_authentication()
@@ -351,8 +355,8 @@ def main() -> int:
     return 1 if arguments.gate and not are_reached else 0
 
 
-def _show_calls(bench: Bench, figures: dict[str, float], console: Console) -> tuple[dict[str, Any], bool]:
-    """Print what was measured of the calls and of the engines. Return it, and whether all gates are reached."""
+def _show_calls(bench: Bench, figures: dict[str, dict[str, float]], console: Console) -> tuple[dict[str, Any], bool]:
+    """Print what was measured of the calls and of the core. Return it, and whether all gates are reached."""
     rows = rows_of(bench.cells)
     verdicts = gates(rows)
     console.print(table(rows))
@@ -366,9 +370,11 @@ def _show_calls(bench: Bench, figures: dict[str, float], console: Console) -> tu
             f" wanted {verdict['wanted']}: {word}",
             highlight=False,
         )
-    engines.show(figures, console)
-    are_reached = all(verdict["passed"] for verdict in (*verdicts, *engines.gates(figures)))
-    return {"rows": rows, "gates": verdicts, "engines": figures}, are_reached
+    for name, part in CORE_PARTS.items():
+        part.show(figures[name], console)
+        verdicts += part.gates(figures[name])
+    are_reached = all(verdict["passed"] for verdict in verdicts)
+    return {"rows": rows, "gates": verdicts, **figures}, are_reached
 
 
 def _arguments() -> argparse.Namespace:
