@@ -83,10 +83,15 @@ def _place(entry: CounterEntry) -> tuple[int, str]:
 
 
 def _add_faults(filled: CounterFilled, table: CounterTable, now_ms: int) -> None:
-    """State until when groups miss an event, or all groups may."""
-    for group, until_ms in sorted(table.faults.items()):
-        if until_ms > now_ms:
-            set_timestamp(filled.full_until if group == ALL_GROUPS else filled.faults.add(group=group).until, until_ms)
+    """State which event groups miss, or all groups may, and until when."""
+    for group, fault in sorted(table.faults.items()):
+        if fault.until_ms <= now_ms:
+            continue
+        if group == ALL_GROUPS:
+            set_timestamp(filled.full_until, fault.until_ms)
+            filled.full_sequence_number = fault.sequence_number
+        else:
+            set_timestamp(filled.faults.add(group=group, sequence_number=fault.sequence_number).until, fault.until_ms)
 
 
 def _message(entry: CounterEntry) -> EntryMessage:

@@ -18,7 +18,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.replay.errors import DivergedError
 from gavel_rules.replay.integrity import decode
-from gavel_rules.state.counters import ALL_GROUPS
+from gavel_rules.state.counters import ALL_GROUPS, CounterFault
 from gavel_rules.state.records import DeployedRuleSet
 from gavel_rules.state.state import State
 
@@ -115,10 +115,11 @@ def _counts(entry: CounterEntry, now_ms: int) -> bool:
     return not entry.HasField("lapses_at") or milliseconds(entry.lapses_at) > now_ms
 
 
-def _faults(filled: CounterFilled, now_ms: int) -> list[tuple[str, int]]:
-    """Return until when groups give no number, without what has ended."""
-    faults = [(ALL_GROUPS, filled.full_until), *((fault.group, fault.until) for fault in filled.faults)]
-    return [(group, until_ms) for group, until in faults if (until_ms := milliseconds(until)) > now_ms]
+def _faults(filled: CounterFilled, now_ms: int) -> list[tuple[str, CounterFault]]:
+    """Return why groups give no number, and until when, without what has ended."""
+    full = (ALL_GROUPS, CounterFault(milliseconds(filled.full_until), filled.full_sequence_number))
+    others = [(fault.group, CounterFault(milliseconds(fault.until), fault.sequence_number)) for fault in filled.faults]
+    return [(group, fault) for group, fault in (full, *others) if fault.until_ms > now_ms]
 
 
 def _divergence(event: Envelope, counter: CompiledCounter, hint: str) -> DivergedError:

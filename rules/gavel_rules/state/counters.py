@@ -122,6 +122,11 @@ class CounterGroup:
             return len(self.values) - sum([self.values[text] == count for text, count in counts.items()])
         return self.total - sum([entry.amount for entry in entries])
 
+    @property
+    def last_sequence_number(self) -> int:
+        """The sequence number of the latest entry of a group with the aggregate LAST; 0 if it has none."""
+        return self.order[-1][0] if self.order else 0
+
     def _place(self, entry: CounterEntry) -> tuple[int, str]:
         return entry.sequence_number if self.aggregate == LAST else entry.amount, entry.entry_id
 
@@ -179,6 +184,16 @@ NO_END: Final = EarlyEnd()
 LAPSES_FORESEEN: Final = 1_000
 
 
+class CounterFault(NamedTuple):
+    """Why a group gives no number: an event that could not be counted, and when its absence ends. The greater one prevails."""
+
+    until_ms: int
+    sequence_number: int  # of the event
+
+
+_NO_FAULT: Final = CounterFault(0, 0)
+
+
 class Absence(NamedTuple):
     """Why a counter gives no number, or has no room."""
 
@@ -200,8 +215,8 @@ class CounterTable:
         self.entries: Final[dict[str, CounterEntry]] = {}
         self.groups: Final[dict[str, CounterGroup]] = {}
         self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
-        # Until when reads give no number, by group; ALL_GROUPS stands for every group.
-        self.faults: Final[dict[str, int]] = {}
+        # By group, of the events that it lacks the one whose absence lasts longest; ALL_GROUPS stands for every group.
+        self.faults: Final[dict[str, CounterFault]] = {}
         # What became of reservations from before `opened_at` before the fill brought their entries.
         self.early_ends: Final[dict[str, EarlyEnd]] = {}
         self.flags: Final[dict[str, bool]] = {}  # FILLED, IN_FORCE and PINNED: True, or not there
@@ -227,7 +242,8 @@ class CounterTable:
         self.entries[entry.entry_id] = entry
         group = self.groups.get(entry.group)
         if group is None:
-            group = self.groups[entry.group] = CounterGroup(self.counter.aggregate)
+            is_lacking = len(entry.group) > GROUP_LENGTH_MAX
+            group = self.groups[entry.group] = CounterGroup(LAST if is_lacking else self.counter.aggregate)
         group.add(entry)
         if len(entry.group) > GROUP_LENGTH_MAX:
             self.lacking_count += 1
@@ -280,13 +296,13 @@ class CounterTable:
 
     def has_fault(self, group: str, now_ms: int) -> bool:
         """Return whether a group gives no number, because it lacks an event, or any group may lack one."""
-        return self._lacks_reservation(group) or (bool(self.faults) and self._fault_until_ms(group) > now_ms)
+        return self._lacks_reservation(group) or (bool(self.faults) and self._fault(group).until_ms > now_ms)
 
     def _lacks_reservation(self, group: str) -> bool:
         return bool(self.lacking_count) and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups)
 
-    def _fault_until_ms(self, group: str) -> int:
-        return max(self.faults.get(ALL_GROUPS, 0), self.faults.get(group, 0))
+    def _fault(self, group: str) -> CounterFault:
+        return max(self.faults.get(ALL_GROUPS, _NO_FAULT), self.faults.get(group, _NO_FAULT))
 
     def explain_absence(self, group: str, now_ms: int) -> Absence:
         """Return why a group gives no number."""
@@ -321,10 +337,12 @@ class CounterTable:
 
     def _explain_fault(self, group: str, now_ms: int) -> Absence | None:
         if self._lacks_reservation(group):
-            return Absence("a reservation found no room, and its decision has not ended")
-        until_ms = self._fault_until_ms(group)
-        if until_ms > now_ms:
-            return Absence("it lacks an event that it could not count, or a report that it could not settle", until_ms)
+            groups = [self.groups[name] for name in (ALL_GROUPS, lacking_group(group)) if name in self.groups]
+            number = max([lacking.last_sequence_number for lacking in groups])
+            return Absence(f"the reservation of event {number} could not be counted, and its decision has not ended")
+        fault = self._fault(group)
+        if fault.until_ms > now_ms:
+            return Absence(f"event {fault.sequence_number} could not be counted", fault.until_ms)
         return None
 
     def has_room(self, group: CounterGroup | None) -> bool:

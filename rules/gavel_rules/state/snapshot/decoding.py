@@ -19,7 +19,7 @@ from gavel_rules.events.recorded_event import read_event
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
-from gavel_rules.state.counters import CounterEntry, CounterTable, EarlyEnd, index_counters
+from gavel_rules.state.counters import CounterEntry, CounterFault, CounterTable, EarlyEnd, index_counters
 from gavel_rules.state.paged_table import StatePages, pages_in_memory
 from gavel_rules.state.records import (
     ActiveRuleSet,
@@ -310,7 +310,7 @@ def _add_counter(store: Store, row: snapshot.Counter) -> None:
     counter = next(counter for counter in counters if counter.digest == row.digest)
     table = CounterTable(counter, row.opened_at, row.policy_id, row.version)
     table.flags.update(dict.fromkeys(row.flags, True))
-    table.faults.update((fault.key, fault.value) for fault in row.faults)
+    table.faults.update((fault.group, CounterFault(fault.until_ms, fault.sequence_number)) for fault in row.faults)
     for one in row.early_ends:
         settled = _counter_entry(one.settled) if one.HasField("settled") else None
         table.early_ends[one.entry_id] = EarlyEnd(

@@ -22,7 +22,7 @@ from gavel_rules.state.records import EndedDecision, Holder, LiveDecision, OpenC
 from gavel_rules.state.store import Store
 from gavel_rules.state.versions import TraceVersions
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 # Rows of one part: a part has some hundred kilobytes. A part of a paged table has fewer: it is read for each of its rows.
 ROWS_MAX: Final = 512
 PAGED_ROWS_MAX: Final = 32
@@ -184,7 +184,10 @@ def _counter(table: CounterTable) -> snapshot.Counter:
         version=table.version,
         opened_at=table.opened_at,
         flags=sorted(flag for flag, is_set in table.flags.items() if is_set),
-        faults=_numbers(table.faults),
+        faults=(
+            snapshot.CounterFault(group=group, until_ms=fault.until_ms, sequence_number=fault.sequence_number)
+            for group, fault in sorted(table.faults.items())
+        ),
         early_ends=(_early_end(entry_id, table.early_ends[entry_id]) for entry_id in sorted(table.early_ends)),
     )
 

@@ -43,6 +43,7 @@ from gavel_rules.state.counters import (
     NO_END,
     PINNED,
     CounterEntry,
+    CounterFault,
     CounterTable,
     index_counters,
     lacking_group,
@@ -62,8 +63,8 @@ def expire_entries(store: Store) -> None:
         while lapses and lapses[0].lapses_at_ms <= recorded_at_ms:
             store.unschedule(table, lapses[0])
         if table.faults:
-            for group, until_ms in list(table.faults.items()):
-                if until_ms <= recorded_at_ms:
+            for group, fault in list(table.faults.items()):
+                if fault.until_ms <= recorded_at_ms:
                     store.drop(table.faults, group)
 
 
@@ -136,9 +137,9 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
         if entry is not None and entry.lapses_at_ms > store.recorded_at_ms:
             enter(store, table, entry)
     if filled.HasField("full_until"):
-        suspend_group(store, table, ALL_GROUPS, milliseconds(filled.full_until))
+        suspend_group(store, table, ALL_GROUPS, CounterFault(milliseconds(filled.full_until), filled.full_sequence_number))
     for fault in filled.faults:
-        suspend_group(store, table, fault.group, milliseconds(fault.until))
+        suspend_group(store, table, fault.group, CounterFault(milliseconds(fault.until), fault.sequence_number))
     if filled.complete:
         store.put(table.flags, FILLED, True)
         for entry_id in sorted(table.early_ends):
@@ -189,7 +190,7 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
                 if counter.is_reserved:
                     _enter_lacking(store, table, entry_id, group, number)
                 else:
-                    suspend_group(store, table, group, NEVER_MS)
+                    suspend_group(store, table, group, present_fault(store, table))
             continue
         # Counters that differ only in their limits, or are reserved, share an entry.
         if entry is None or amount is not measured or entry.lapses_at_ms != lapses_at_ms:
@@ -215,7 +216,7 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
     if entry.lapses_at_ms == NEVER_MS:
         _enter_lacking(store, table, entry.entry_id, lacking, entry.sequence_number)
     else:
-        suspend_group(store, table, lacking, entry.lapses_at_ms)
+        suspend_group(store, table, lacking, CounterFault(entry.lapses_at_ms, entry.sequence_number))
 
 
 def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str, number: int) -> None:
@@ -223,12 +224,16 @@ def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str,
     store.schedule(table, CounterEntry(entry_id, lacking_group(group), 0, NEVER_MS, number))
 
 
-def suspend_group(store: Store, table: CounterTable, group: str, until_ms: int) -> None:
-    """Let a group, or ALL_GROUPS, give no number until a time; NEVER_MS: as long as the present event would count."""
-    until_ms = table.counter.fault_until_ms(store.recorded_at_ms) if until_ms == NEVER_MS else until_ms
+def present_fault(store: Store, table: CounterTable) -> CounterFault:
+    """Return the fault of the present event, which lasts as long as the event would count."""
+    return CounterFault(table.counter.fault_until_ms(store.recorded_at_ms), store.head)
+
+
+def suspend_group(store: Store, table: CounterTable, group: str, fault: CounterFault) -> None:
+    """Let a group, or ALL_GROUPS, give no number until a fault ends."""
     if group not in table.faults and len(table.faults) >= FAULTY_GROUPS_MAX:
         group = ALL_GROUPS
-    store.put(table.faults, group, max(until_ms, table.faults.get(group, 0)))
+    store.put(table.faults, group, max(fault, table.faults.get(group, fault)))
 
 
 # Which events count

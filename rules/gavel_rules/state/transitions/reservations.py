@@ -17,7 +17,7 @@ from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import ALL_GROUPS, NO_COUNTERS, NO_END, CounterEntry, CounterTable, EarlyEnd, amount_after
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.counters import enter, enter_event, event_of, suspend_group
+from gavel_rules.state.transitions.counters import enter, enter_event, event_of, present_fault, suspend_group
 from gavel_rules.values import struct_to_dict
 
 _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
@@ -155,7 +155,7 @@ def _settled_entry(
             number = store.head  # the compensation does not undo this effect
         return CounterEntry(_reservation_id(live), group, value, counter.lapses_at_ms(store.recorded_at_ms), number)
     except CounterError as error:
-        suspend_group(store, table, group if error.group is None else error.group, NEVER_MS)
+        suspend_group(store, table, group if error.group is None else error.group, present_fault(store, table))
         return None
 
 

@@ -11,17 +11,18 @@ from gavel_rules.replay import DivergedError, FillProof
 from tests.support.counted_plays import COUNTERS, WITH, WITHOUT, Step, play
 from tests.support.driver import Core
 
-STEPS: list[Step] = [("propose", customer, amount) for amount in (7.25, 30.0, 51.0) for customer in ("ann", "bob")]
+# The last amount is beyond what counters hold.
+STEPS: list[Step] = [("propose", customer, amount) for amount in (7.25, 30.0, 51.0, 2.0**53) for customer in ("ann", "bob")]
 
 
-def proof_of(change: Callable[[CounterFilled], None]) -> FillProof:
-    """Return the proof of a log whose counters were filled, once its events are fed. The first fill with entries is changed before."""
+def proof_of(change: Callable[[CounterFilled], None], field: str = "entries") -> FillProof:
+    """Return the proof of a log whose counters were filled, once its events are fed. The first fill that has `field` is changed before."""
     core = Core(WITHOUT)
     for number, step in enumerate(STEPS):
         play(core, step, number)
     core.activate(WITH[0])
     fills = core.prove().fills
-    change(next(event.fact.counter_filled for event in fills[0].events if event.fact.counter_filled.entries))
+    change(next(event.fact.counter_filled for event in fills[0].events if getattr(event.fact.counter_filled, field)))
     proof = FillProof(core.bus, fills)
     for record in core.records[: proof.last]:
         proof.feed(record.sequence_number, record.envelope)
@@ -63,6 +64,11 @@ def fail_all_groups(filled: CounterFilled) -> None:
     filled.full_until.FromSeconds(2_000_000_000)
 
 
+def fail_by_another_event(filled: CounterFilled) -> None:
+    """Name another event that a group misses."""
+    filled.faults[0].sequence_number += 1
+
+
 def repeat_entry(filled: CounterFilled) -> None:
     """Bring an entry twice."""
     filled.entries.add().CopyFrom(filled.entries[0])
@@ -73,4 +79,11 @@ def test_a_false_fill_is_found(change: Callable[[CounterFilled], None]) -> None:
     """An entry too many, one too few, one with another amount, one that comes twice, and groups that miss no event are divergences."""
     with pytest.raises(DivergedError) as raised:
         list(proof_of(change).compare())
+    assert "counter-mismatch" == raised.value.divergence.kind
+
+
+def test_a_fault_by_another_event_is_found() -> None:
+    """A fill that names another event that a group misses is a divergence."""
+    with pytest.raises(DivergedError) as raised:
+        list(proof_of(fail_by_another_event, "faults").compare())
     assert "counter-mismatch" == raised.value.divergence.kind

@@ -264,9 +264,9 @@ def test_a_full_counter_refuses() -> None:
     orders = Orders(counted({**BUDGET, "entries_max": 2}))
     orders.approve(1)
     orders.approve(2, "bob")
-    orders.approve(3, "bob")  # finds no room, so the counter can no longer tell
+    lacked = orders.approve(3, "bob")  # finds no room, so the counter can no longer tell
     cause, retry_after_ms = absence(orders.propose(1, "carl"))
-    assert (LACKING, True) == (cause, 0 < retry_after_ms <= DAY_MS)
+    assert (lack_of(orders.core, lacked), True) == (cause, 0 < retry_after_ms <= DAY_MS)
     orders.core.now_ms += DAY_MS + 60_000
     orders.approve(1, "carl")
     reserved = Orders(counted({**RESERVED, "groups_max": 1}))
@@ -298,14 +298,22 @@ def test_a_fault_of_all_groups() -> None:
     """A reserving counter of which all groups lack an event says so, and when they will not, whichever of its limits is asked."""
     orders = Orders(counted({**RESERVED, "where": "double(params.customer_id) > 0.0"}))
     core = orders.core
-    orders.approve(1.0, "ann")  # `where` fails
+    lacked = orders.approve(1.0, "ann")  # `where` fails
     cause, _ = absence(orders.propose(1.0, "bob"))
-    assert "a reservation found no room, and its decision has not ended" == cause
+    assert lack_of_reservation(core, lacked) == cause
     core.tick(2 * DAY_MS)
     orders.approve(1.0, "7")
 
 
-LACKING = "it lacks an event that it could not count, or a report that it could not settle"
+def lack_of(core: Core, decision: Decision) -> str:
+    """Return what a counter says that could not count a decision."""
+    return f"event {core.by_id[decision.decision_id].sequence_number} could not be counted"
+
+
+def lack_of_reservation(core: Core, decision: Decision) -> str:
+    """Return what a counter says that could not count a reservation."""
+    number = core.by_id[decision.decision_id].sequence_number
+    return f"the reservation of event {number} could not be counted, and its decision has not ended"
 
 
 def absence(refusal: Decision) -> tuple[str, int]:
@@ -489,9 +497,9 @@ def test_invalid_params_stop_nobody(source: str, params: dict[str, Any]) -> None
 def test_an_amount_that_cannot_be_counted() -> None:
     """An amount beyond what a counter holds takes the number from its own group, until it would have stopped counting."""
     orders = Orders(loose({**BUDGET, "of": "proposals"}))
-    orders.propose(2.0**53)
+    lacked = orders.propose(2.0**53)
 
-    assert LACKING == absence(orders.propose(1.0))[0]
+    assert lack_of_proposal(orders.core, lacked) == absence(orders.propose(1.0))[0]
     orders.approve(1.0, "bob")
     orders.core.tick(DAY_MS)
     orders.approve(1.0)
@@ -569,7 +577,7 @@ def test_a_reservation_that_cannot_be_entered(lacked: dict[str, Any], customer_i
     core.tick(2 * DAY_MS)
 
     core.state = restore(core.state)
-    assert ("a reservation found no room, and its decision has not ended", 0) == absence(orders.propose(1.0, customer_id))
+    assert (lack_of_reservation(core, lacking), 0) == absence(orders.propose(1.0, customer_id))
     orders.approve(1.0, "bob")
     core.revoke(core.by_id[lacking.decision_id])
     orders.approve(1.0, customer_id)
@@ -581,14 +589,65 @@ def test_a_settlement_that_fails() -> None:
     orders = Orders(counted({**RESERVED, "settle": "double(execution.result.refunded)"}))
     core = orders.core
     decision = orders.approve(600)
-    core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=python_to_value({"refunded": "much"}).struct_value)
+    report = core.report(core.start(core.by_id[decision.decision_id]), SUCCESS, result=python_to_value({"refunded": "much"}).struct_value)
 
     cause, retry_after_ms = absence(orders.propose(1.0))
     orders.approve(1.0, "bob")
     core.tick(retry_after_ms)
-    assert LACKING == cause
+    assert f"event {report.sequence_number} could not be counted" == cause
     orders.approve(1.0)
     assert 1.0 == orders.spent()
+    core.prove()
+
+
+def lack_of_proposal(core: Core, decision: Decision) -> str:
+    """Return what a counter says that could not count the proposal of a decision."""
+    return f"event {core.by_id[decision.proposal_id].sequence_number} could not be counted"
+
+
+def test_the_latest_event_that_a_group_lacks_is_named() -> None:
+    """Of the events that a group lacks the one whose absence lasts longest is named, its own or one of all groups, also from a snapshot."""
+    orders = Orders(loose({**BUDGET, "of": "proposals", "entries_max": 1}))
+    core = orders.core
+    own = [orders.propose(2.0**53) for _ in range(2)]
+    core.state = restore(core.state)
+    causes = [absence(orders.propose(1.0))[0]]
+    without_room = orders.approve(1.0, "bob")
+    core.state = restore(core.state)
+    causes.append(absence(orders.propose(1.0))[0])
+
+    assert [lack_of_proposal(core, own[1]), lack_of_proposal(core, without_room)] == causes
+    core.prove()
+
+
+@pytest.mark.parametrize("amounts", [[], [2.0**53]])
+def test_a_fill_brings_the_event_that_a_group_lacks(amounts: list[float]) -> None:
+    """After a fill a group names the event that it lacks from before the opening, unless it has lacked a later one since."""
+    counter = {**BUDGET, "of": "proposals"}
+    orders = Orders(loose(counter))
+    core = orders.core
+    lacked = [orders.propose(2.0**53)]
+    backlog = core.open_counters(core.deploy(loose({**counter, "window_ms": 2 * DAY_MS}, version=2)))
+    lacked.extend([orders.propose(amount) for amount in amounts])
+    core.fill_counters(backlog)
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None))
+
+    assert lack_of_proposal(core, lacked[-1]) == absence(orders.propose(1.0))[0]
+    core.prove()
+
+
+def test_an_entry_of_a_fill_without_room_is_named() -> None:
+    """If a fill brings an event for which there is no room any more, that event is named, not the fill."""
+    counter = {**BUDGET, "of": "proposals"}
+    orders = Orders(loose(counter))
+    core = orders.core
+    lacked = orders.approve(1.0)
+    backlog = core.open_counters(core.deploy(loose({**counter, "entries_max": 1}, version=2)))
+    orders.approve(1.0, "bob")
+    core.fill_counters(backlog)
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None))
+
+    assert lack_of_proposal(core, lacked) == absence(orders.propose(1.0))[0]
     core.prove()
 
 

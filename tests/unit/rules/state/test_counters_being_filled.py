@@ -12,12 +12,15 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CounterFilled
 from gavel_rules.commands import ActivateRuleSet, EventAnswer, FillCounter, LeasedAttempt, RuleSetPosition
 from gavel_rules.counter_backlog import CounterBacklog
+from gavel_rules.state.counters import Absence, CounterTable
+from gavel_rules.state.snapshot.encoding import state_sha256
 from gavel_rules.values import python_to_value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.counted_plays import ACTION, COMPENSATION, CUSTOMERS, FACTS, OK, PARAMS, UNDO, UNDO_RULE, WINDOW_MS, refund
 from tests.support.driver import Core, compile_cached, document
+from tests.support.state.snapshots import restore
 
 SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
 PARTIAL = execution_pb2.EXECUTION_STATUS_PARTIAL
@@ -129,7 +132,7 @@ class Play:
                 assert isinstance(self.core.run(FillCounter(self.core.new_id(), pages.pop(0))), EventAnswer)
 
     def compare(self) -> None:
-        """Compare the filled counters with the counting of the whole log, and prove the log."""
+        """Compare the filled counters with the counting of the whole log, and the state with a snapshot of it. Prove the log."""
         core = self.core
         if not self._is_opened:
             self._open()
@@ -141,10 +144,17 @@ class Play:
             whole.feed(event)
         for digest, table in core.state.counters.items():
             for customer in CUSTOMERS:
-                found, expected = (one.read(customer, core.now_ms) for one in (table, whole.state.counters[digest]))
-                values = [None if one is None else (one.value, one.frees_at_ms) for one in (found, expected)]
-                assert values[0] == values[1], (table.counter.name, customer)
+                found, expected = (_answer(one, customer, core.now_ms) for one in (table, whole.state.counters[digest]))
+                assert found == expected, (table.counter.name, customer)
+        restored = restore(core.state)
+        assert (core.state.digest(), state_sha256(core.state.store)) == (restored.digest(), state_sha256(restored.store))
         core.prove()
+
+
+def _answer(table: CounterTable, group: str, now_ms: int) -> tuple[float, int] | Absence:
+    """Return what a counter gives for a group and when that changes, or why it gives no number."""
+    reading = table.read(group, now_ms)
+    return table.explain_absence(group, now_ms) if reading is None else (reading.value, reading.frees_at_ms)
 
 
 def _pages(filled: CounterFilled) -> Iterator[CounterFilled]:

@@ -573,12 +573,15 @@ class CounterFilled(_message.Message):
     FULL_UNTIL_FIELD_NUMBER: _builtins.int
     OPENED_AT_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
+    FULL_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """Digest of the counter."""
     complete: _builtins.bool
     """Whether this is the last event of the fill."""
     opened_at: _builtins.int
     """The sequence number of the event that opened the counter."""
+    full_sequence_number: _builtins.int
+    """The sequence number of that event, the latest of those whose absence lasts until full_until. 0: there is no such event."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterEntry]:
         """Entries that had not lapsed."""
@@ -600,10 +603,11 @@ class CounterFilled(_message.Message):
         full_until: _timestamp_pb2.Timestamp | None = ...,
         opened_at: _builtins.int = ...,
         faults: _abc.Iterable[Global___CounterFault] | None = ...,
+        full_sequence_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["full_until", b"full_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "digest", b"digest", "entries", b"entries", "faults", b"faults", "full_until", b"full_until", "opened_at", b"opened_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "digest", b"digest", "entries", b"entries", "faults", b"faults", "full_sequence_number", b"full_sequence_number", "full_until", b"full_until", "opened_at", b"opened_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -617,8 +621,11 @@ class CounterFault(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """The group."""
+    sequence_number: _builtins.int
+    """The event's sequence number; of several events, that of the latest one whose absence lasts until then."""
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp:
         """When it gives a number again."""
@@ -628,10 +635,11 @@ class CounterFault(_message.Message):
         *,
         group: _builtins.str = ...,
         until: _timestamp_pb2.Timestamp | None = ...,
+        sequence_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "sequence_number", b"sequence_number", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1943,8 +1943,8 @@ class Counter(_message.Message):
         """Names of its flags that are set."""
 
     @_builtins.property
-    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___Number]:
-        """Until when reads give no number, by group."""
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterFault]:
+        """Why groups give no number."""
 
     @_builtins.property
     def early_ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyEnd]:
@@ -1958,7 +1958,7 @@ class Counter(_message.Message):
         version: _builtins.int = ...,
         opened_at: _builtins.int = ...,
         flags: _abc.Iterable[_builtins.str] | None = ...,
-        faults: _abc.Iterable[Global___Number] | None = ...,
+        faults: _abc.Iterable[Global___CounterFault] | None = ...,
         early_ends: _abc.Iterable[Global___EarlyEnd] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -1968,6 +1968,36 @@ class Counter(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Counter: _TypeAlias = Counter  # noqa: Y015
+
+@_typing.final
+class CounterFault(_message.Message):
+    """A group that lacks an event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """The group. 257 asterisks: all groups."""
+    until_ms: _builtins.int
+    """When it gives a number again."""
+    sequence_number: _builtins.int
+    """The event's sequence number."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        until_ms: _builtins.int = ...,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "sequence_number", b"sequence_number", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterFault: _TypeAlias = CounterFault  # noqa: Y015
 
 @_typing.final
 class EarlyEnd(_message.Message):
