@@ -25,6 +25,7 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledRuleSet
+from gavel_rules.state.counters import UncountedEvent
 
 
 @dataclass(slots=True)
@@ -387,12 +388,21 @@ class Failure(NamedTuple):
 
 
 class CommandOutcome:
-    """The outcome of a command: the events to append, in order, the answer once they are in the log, and failed evaluations."""
+    """The outcome of a command: the events to append, in order, the answer once they are in the log, and what operators should be told:
+    failed evaluations, and events that counters could not count.
+    """
 
-    def __init__(self, events: list[RecordedEvent], answer: Answer, failures: Sequence[Failure] = ()) -> None:
+    def __init__(
+        self,
+        events: list[RecordedEvent],
+        answer: Answer,
+        failures: Sequence[Failure] = (),
+        uncounted_events: Sequence[UncountedEvent] = (),
+    ) -> None:
         self.events: Final = events
         self.answer: Final = answer
         self.failures: Final = failures
+        self.uncounted_events: Final = uncounted_events
 
     @property
     def envelopes(self) -> list[Envelope]:

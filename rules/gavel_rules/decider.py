@@ -74,11 +74,11 @@ def handle(
     recorder = Recorder(state, now_ms)
     if isinstance(command, Tick):
         _fire_timers(recorder, command.limit, engine, command.unjudged, command.judgements)
-        return CommandOutcome(recorder.events, NoAnswer(), recorder.failures)
+        return CommandOutcome(recorder.events, NoAnswer(), recorder.failures, recorder.uncounted_events)
     if not isinstance(command, AcceptLoss):  # nothing is recorded between a log that has lost events and the acceptance of that
         _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, (), {})
     answer = authorize(recorder, command, principal, references.decision) or _dispatch(recorder, command, references, engine)
-    return CommandOutcome(recorder.events, answer, recorder.failures)
+    return CommandOutcome(recorder.events, answer, recorder.failures, recorder.uncounted_events)
 
 
 def _fire_timers(

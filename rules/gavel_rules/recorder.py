@@ -31,6 +31,7 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
+from gavel_rules.state.counters import UncountedEvent
 from gavel_rules.state.state import State
 
 # Bound once: docs/performance.md#module-constants.
@@ -54,6 +55,7 @@ class Recorder:
         self.caller = ""
         self.events: list[RecordedEvent] = []
         self.failures: list[Failure] = []
+        self.uncounted_events: list[UncountedEvent] = []
 
     def record(self, envelope: Envelope, payload: str) -> Envelope:
         """Record an event and return its envelope. `payload` names its payload field; an empty `occurred_at` becomes the present."""
@@ -170,6 +172,9 @@ class Recorder:
             event.envelope.attestation.CopyFrom(self.attestation)
             self.attestation = None
         self.state.advance(event, self.now_ms)
+        uncounted_events = self.state.store.uncounted_events
+        if uncounted_events:
+            self.uncounted_events.extend(uncounted_events)
         self.events.append(event)
 
 

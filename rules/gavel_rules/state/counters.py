@@ -194,6 +194,15 @@ class CounterFault(NamedTuple):
 _NO_FAULT: Final = CounterFault(0, 0)
 
 
+class UncountedEvent(NamedTuple):
+    """An event that a counter could not count, or could not settle a reservation by. Operators should be told."""
+
+    policy_id: str  # the rule set for which the counter was opened
+    counter: str
+    sequence_number: int
+    until_ms: int  # when its absence ends; 0: when the decision of the reservation does
+
+
 class Absence(NamedTuple):
     """Why a counter gives no number, or has no room."""
 

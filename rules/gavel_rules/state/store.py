@@ -17,7 +17,7 @@ from gavel_rules.events.arbiter_versions import LATEST
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.state.contest_tables import ContestTables
-from gavel_rules.state.counters import CountersByName, CounterTable
+from gavel_rules.state.counters import CountersByName, CounterTable, UncountedEvent
 from gavel_rules.state.disposal import Disposal
 from gavel_rules.state.packed_evidence import KeyCandidates, newest_number, unpack_evidence
 from gavel_rules.state.paged_table import PagedTable, StatePages
@@ -82,6 +82,8 @@ class Store:
         # Counters by the digest of their definition, and by the events that they count: see `index_counters`.
         self.counters: Final[dict[str, CounterTable]] = {}
         self.counters_by_event: dict[str, CountersByName] = {}
+        # What counters could not count of the last event that was applied. It is no part of the state.
+        self.uncounted_events: Final[list[UncountedEvent]] = []
 
         self.contest_tables: Final = ContestTables()
 

@@ -101,7 +101,9 @@ class Committer:
             # All callers have their answers. If the batch is in the log, it is read like the events of another server.
             if outcome is AppendOutcome.COMMITTED:
                 batch = append.batch
-                metrics.count_committed(self._replica.bus, len(batch.envelopes), batch.alarm_candidates, batch.lease_lapses)
+                metrics.count_committed(
+                    self._replica.bus, len(batch.envelopes), batch.alarm_candidates, batch.lease_lapses, batch.uncounted_events
+                )
             elif error is not None:
                 self._replica.handle_log_error(error)
             self._replica.is_behind = True

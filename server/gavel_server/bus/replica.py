@@ -207,7 +207,7 @@ class Replica:
                     proposal = command.proposal
                     party = TraceParty(proposal.producer_type, proposal.producer_id, request.principal)
                     self.trace_owners.note(proposal.trace_id, party, batch.recorded_at_ms)
-            metrics.count_committed(self.bus, len(batch.envelopes), batch.alarm_candidates, batch.lease_lapses)
+            metrics.count_committed(self.bus, len(batch.envelopes), batch.alarm_candidates, batch.lease_lapses, batch.uncounted_events)
             self.wake_followers()
             if self.on_execution is not None and batch.execution_count:
                 self.on_execution()

@@ -13,7 +13,9 @@ from typing import Final
 import structlog
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.kinds import AGENT_DIAGNOSTIC, DECISION
+from gavel_rules.events.timestamps import timestamp
 from gavel_rules.reason_codes import ALARMING
+from gavel_rules.state.counters import UncountedEvent
 from prometheus_client import Counter, Gauge, start_http_server
 
 from gavel_server.process.telemetry.instruments import APPEND_SECONDS, DECISION_SECONDS, QUEUE_SECONDS, QUEUED_COMMANDS
@@ -37,6 +39,9 @@ SNAPSHOT_NUMBER: Final = Gauge("gavel_snapshot_sequence_number", "The last event
 INDEX_NUMBER: Final = Gauge("gavel_index_sequence_number", "The last event in the index of the bus.", ["bus"])
 SNAPSHOT_PAUSE: Final = Gauge("gavel_snapshot_pause_seconds", "How long decisions waited for the last snapshot of the bus.", ["bus"])
 DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need an operator, by reason code.", ["bus", "reason"])
+EVENTS_NOT_COUNTED: Final = Counter(
+    "gavel_events_not_counted", "Events that a counter could not count, by the rule set that declares it.", ["bus", "policy_id", "counter"]
+)
 SHADOW_DIFFERENCES: Final = Counter(
     "gavel_shadow_differences", "Decisions that a shadow would have made differently, by its rule set.", ["bus", "policy_id"]
 )
@@ -76,8 +81,11 @@ def set_review_gauges(bus: str, open_reviews: int, oldest_age_seconds: float) ->
     REVIEW_AGE.labels(bus).set(oldest_age_seconds)
 
 
-def count_committed(bus: str, count: int, alarm_candidates: Iterable[Envelope], lease_lapses: int = 0) -> None:
-    """Count a committed batch of `count` events, the leases that lapsed in it, and the alarms among its decisions.
+def count_committed(
+    bus: str, count: int, alarm_candidates: Iterable[Envelope], lease_lapses: int = 0, uncounted_events: Iterable[UncountedEvent] = ()
+) -> None:
+    """Count a committed batch of `count` events, the leases that lapsed in it, the alarms among its decisions, and what counters could
+    not count.
 
     `alarm_candidates` are the batch's diagnostics and its decisions that approve nothing.
     """
@@ -97,6 +105,16 @@ def count_committed(bus: str, count: int, alarm_candidates: Iterable[Envelope], 
                 rule_id=decision.rule_id,
                 rule_sets=[f"{reference.policy_id}@{reference.version}" for reference in decision.active_rule_sets],
             )
+    for event in uncounted_events:
+        EVENTS_NOT_COUNTED.labels(bus, event.policy_id, event.counter).inc()
+        _LOG.warning(
+            "counter.event_not_counted",
+            bus=bus,
+            policy_id=event.policy_id,
+            counter=event.counter,
+            sequence_number=event.sequence_number,
+            until=timestamp(event.until_ms).ToJsonString() if event.until_ms else "the decision ends",
+        )
     if lease_lapses:
         LEASE_LAPSES.labels(bus).inc(lease_lapses)
     EVENTS.labels(bus).inc(count)

@@ -27,7 +27,7 @@ from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
 # Attributes of a store that are not tables of the bus, or have rows in two places.
-_LEFT_OUT = {"undo_log", "disposal", "evidence", "paged_evidence", "paged_tables", "semantics"}
+_LEFT_OUT = {"undo_log", "disposal", "uncounted_events", "evidence", "paged_evidence", "paged_tables", "semantics"}
 
 
 def restore(state: State) -> State:

@@ -24,6 +24,8 @@ from gavel_rules.state.transitions.versions import note_versions
 def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None:
     """Apply the log's next event to the store."""
     store.head = event.sequence_number
+    if store.uncounted_events:
+        store.uncounted_events.clear()
     if recorded_at_ms != store.recorded_at_ms:
         store.recorded_at_ms = recorded_at_ms
         # First, so that an event of a lapsed trace begins the trace anew instead of reviving it.

@@ -45,6 +45,7 @@ from gavel_rules.state.counters import (
     CounterEntry,
     CounterFault,
     CounterTable,
+    UncountedEvent,
     index_counters,
     lacking_group,
 )
@@ -222,6 +223,7 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
 def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str, number: int) -> None:
     """Let reads of a group, or of ALL_GROUPS, give no number until the decision of a reservation ends."""
     store.schedule(table, CounterEntry(entry_id, lacking_group(group), 0, NEVER_MS, number))
+    _note_uncounted(store, table, number, 0)
 
 
 def present_fault(store: Store, table: CounterTable) -> CounterFault:
@@ -234,6 +236,11 @@ def suspend_group(store: Store, table: CounterTable, group: str, fault: CounterF
     if group not in table.faults and len(table.faults) >= FAULTY_GROUPS_MAX:
         group = ALL_GROUPS
     store.put(table.faults, group, max(fault, table.faults.get(group, fault)))
+    _note_uncounted(store, table, fault.sequence_number, fault.until_ms)
+
+
+def _note_uncounted(store: Store, table: CounterTable, number: int, until_ms: int) -> None:
+    store.uncounted_events.append(UncountedEvent(table.policy_id, table.counter.name, number, until_ms))
 
 
 # Which events count

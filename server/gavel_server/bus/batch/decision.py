@@ -22,7 +22,7 @@ from gavel_rules.commands import Answer, BeginExecution, CommandOutcome, Failure
 from gavel_rules.decider import handle
 from gavel_rules.events.hash_chain import chain
 from gavel_rules.events.kinds import GAVEL, OUTCOME_APPROVED
-from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.state.counters import UncountedEvent
 from gavel_rules.state.records import LiveDecision, OpenContest
 from gavel_rules.state.state import State
 
@@ -62,6 +62,7 @@ class DecidedBatch(NamedTuple):
     alarm_candidates: list[Envelope]  # of the envelopes: decisions that approve nothing, and diagnostics
     execution_count: int
     lease_lapses: int  # attempts whose lease lapsed: another one began, or a human review was requested
+    uncounted_events: list[UncountedEvent]  # what counters could not count
     mark: int  # `State.undo` to this mark takes the batch back
     end: int  # `State.commit` to this position keeps the batch
 
@@ -89,6 +90,7 @@ class BatchDecision:
         self._alarm_candidates: list[Envelope] = []
         self._execution_count = 0
         self._lease_lapses = 0
+        self._uncounted_events: list[UncountedEvent] = []
 
     def emit_timers(self) -> Iterator[None]:
         """Emit due timers, one by one, until they have made TIMERS_PER_COMMIT events. Other tasks may run after each step."""
@@ -107,7 +109,7 @@ class BatchDecision:
                 self._lease_lapses += 1
             handled = handle(state, tick, now_ms=now_ms)
             _log_failures(handled.failures)
-            self._append(handled.events)
+            self._append(handled)
             yield
 
     def decide(self, request: Request) -> None:
@@ -124,7 +126,7 @@ class BatchDecision:
         if handled.failures:
             _log_failures(handled.failures)
         self._answers.append((request, handled.answer))
-        self._append(handled.events)
+        self._append(handled)
 
     def finish(self) -> DecidedBatch:
         """Return the batch as decided so far."""
@@ -140,6 +142,7 @@ class BatchDecision:
             self._alarm_candidates,
             self._execution_count,
             self._lease_lapses,
+            self._uncounted_events,
             self.mark,
             self._state.position,
         )
@@ -154,7 +157,7 @@ class BatchDecision:
         self._state.undo(self.mark)
         self.mark = self._state.mark()
         head, answers = self._expected_head, self._answers[1:]
-        return DecidedBatch(head, head, self._date_ms, self._now_ms, [], [], [], answers, [], 0, 0, self.mark, self._state.position)
+        return DecidedBatch(head, head, self._date_ms, self._now_ms, [], [], [], answers, [], 0, 0, [], self.mark, self._state.position)
 
     def _takes_over(self, request: Request) -> bool:
         """Return whether a command begins an attempt while the log shows another one running, whose lease must have lapsed."""
@@ -183,12 +186,14 @@ class BatchDecision:
     def _holds(self, event_id: str) -> bool:
         return any(entry.event_id == event_id for entry in self._entries)
 
-    def _append(self, events: list[RecordedEvent]) -> None:
+    def _append(self, handled: CommandOutcome) -> None:
         """Add the log entries of a command's events, which are final."""
+        if handled.uncounted_events:
+            self._uncounted_events.extend(handled.uncounted_events)
         entries = self._entries
         chain_hash = self._chain_hash
         previous_payload = ""  # of the same command
-        for event in events:
+        for event in handled.events:
             envelope = event.envelope
             # Deterministic, maps included: a decision recomputed from the same log must have the same bytes.
             content = _serialize(envelope, deterministic=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from gavel_rules import reason_codes
 from gavel_rules.commands import BeginExecution, Command, EventAnswer, Fault, PublishEvent, References, SubmitProposal
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.events.timestamps import timestamp
 from gavel_rules.language.engines.rete import Network
 from gavel_server.bus.answers.delivery import result_of
 from gavel_server.bus.batch.decision import TIMERS_PER_COMMIT, DecidedBatch, decide_batch
@@ -26,7 +28,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from tests.support.citations import references_to
-from tests.support.driver import BUS, EXECUTOR, SUCCESS, Core, document, event_id, fact_envelope, proposal_envelope
+from tests.support.driver import ACTION, BUS, EXECUTOR, RULES, SUCCESS, Core, document, event_id, fact_envelope, proposal_envelope
 
 
 def pending(core: Core, command: Command, named_in_batch: Sequence[str] = ()) -> Request:
@@ -99,6 +101,33 @@ def test_engine_disagreements_are_counted_and_logged(monkeypatch: pytest.MonkeyP
     assert 1.0 == REGISTRY.get_sample_value("gavel_decision_alarms_total", labels)
     assert float(len(decided.envelopes)) == REGISTRY.get_sample_value("gavel_events_total", {"bus": "alarmed"})
     assert [decided.answers[1][1].envelope.event_id] == [line["decision_id"] for line in logs]  # type: ignore[union-attr]  # a decision's
+
+
+def test_events_that_counters_cannot_count_are_counted_and_logged() -> None:
+    """An approval that a counter cannot count, and a report that cannot settle one, are counted in the metrics and logged, without their
+    contents.
+    """
+    never = {"id": "never", "when": "history.spent() < 0.0", "effect": "reject", "reason_code": "NEVER"}
+    text = document(rules=[never, *RULES], gavel="v2")
+    counter = {"of": "approvals", "action": ACTION, "sum": "params.amount", "window_ms": 60_000, "keep": "reserved"}
+    core = Core(json.dumps({**json.loads(text), "counters": {"spent": {**counter, "settle": "double(execution.result.refunded)"}}}))
+    started = core.start(core.propose([core.fact("order.status", "delivered")]))
+    status = core.fact("order.status", "delivered", subject="order/2")
+    decided = planned(
+        core, core.proposal([status], amount=2.0**53, subject="order/2", trace_id="t2"), core.report_command(started, SUCCESS), fact(core)
+    )
+    approval, report = decided.envelopes[1:3]
+    with capture_logs() as logs:
+        metrics.count_committed("uncounted", 4, decided.alarm_candidates, decided.lease_lapses, decided.uncounted_events)
+    common = {"event": "counter.event_not_counted", "log_level": "warning", "bus": "uncounted", "policy_id": "refunds", "counter": "spent"}
+    until = timestamp(core.now_ms + 60_000).ToJsonString()
+    assert [
+        {**common, "sequence_number": approval.sequence_number, "until": "the decision ends"},
+        {**common, "sequence_number": report.sequence_number, "until": until},
+    ] == logs
+    labels = {"bus": "uncounted", "policy_id": "refunds", "counter": "spent"}
+    assert 2.0 == REGISTRY.get_sample_value("gavel_events_not_counted_total", labels)
+    assert ("", True) == (approval.decision.reason_code, report.HasField("execution"))
 
 
 def test_refused_command_appends_nothing() -> None:
