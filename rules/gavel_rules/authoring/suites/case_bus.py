@@ -226,9 +226,13 @@ class CaseBus:
     # Executions
 
     def _carry_out(self, decision: Envelope, part: ExecutionCase, at_ms: int) -> Consequences:
-        """Begin, report and derive as an executor and the fact derivation reactor do, without any time passing."""
+        """Carry out an approval without any time passing. Attempts before the one of the case fail."""
         for _ in range(1, part.attempt):
-            self._report(decision, ExecutionCase(status="FAILED"), at_ms)
+            self._attempt(decision, ExecutionCase(status="FAILED"), at_ms)
+        return self._attempt(decision, part, at_ms)
+
+    def _attempt(self, decision: Envelope, part: ExecutionCase, at_ms: int) -> Consequences:
+        """Begin, report and derive as an executor and the fact derivation reactor do."""
         report, follow_up = self._report(decision, part, at_ms)
         rule_set = self._state.rule_set_of(decision.decision)
         derived = derive(report, decision, rule_set)

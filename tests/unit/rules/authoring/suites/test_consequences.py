@@ -70,6 +70,12 @@ def test_derived_facts() -> None:
     )
 
 
+def test_earlier_attempts_leave_nothing_open() -> None:
+    """After a second attempt an earlier decision has ended, as on a server: the subject is free."""
+    earlier = [{"execution": {"status": "ABORTED", "attempt": 2}}]
+    assert [[]] == differences({"earlier": earlier, "expect": expecting()})
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
