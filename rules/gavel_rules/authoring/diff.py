@@ -135,6 +135,8 @@ def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], labels: Mappi
             meanings[rule_id] = {"when": tree}
             if rule_id in action.retries:
                 meanings[rule_id]["retry_after"] = action.retries[rule_id].meaning(labels)
+            if rule_id in action.details:
+                meanings[rule_id]["detail"] = action.details[rule_id].meaning(labels)
     return {rule["id"]: _Rule(rule, trees[rule["id"]], meanings[rule["id"]]) for rule in document["rules"]}
 
 

@@ -297,10 +297,26 @@ def test_the_layout_of_the_key_of_a_counter() -> None:
 
 def test_a_renamed_counter() -> None:
     """A counter with another name alone is an edit that changes no rule and no decision, wherever the counter is read."""
-    retry = "reason_code: OVER, retry_after: 'history.spent.frees(params.customer, 0, 1000)'"
-    text = COUNTED.replace("reason_code: OVER", retry)
+    reads = "retry_after: 'history.spent.frees(params.customer, 0, 1000)', detail: {sum: history.spent(params.customer)}"
+    text = COUNTED.replace("reason_code: OVER", f"reason_code: OVER, {reads}")
     diff = diff_rule_sets(compile_rule_set(text), compile_rule_set(text.replace("customer, 0", "customer,0").replace("spent", "used")))
     assert ((), (), ["counters.spent", "counters.used"]) == (diff.changed, diff.cases, [edit.path for edit in diff.edits])
+
+
+def test_an_edited_detail() -> None:
+    """A detail with another expression or name, or that reads another counter, is an edit of its rule; its layout is none."""
+    text = COUNTED.replace("reason_code: OVER", "reason_code: OVER, detail: {spent: history.spent(params.customer)}")
+    changed = {
+        detail: diff_rule_sets(
+            compile_rule_set(text), compile_rule_set(text.replace("spent: history.spent(params.customer)", detail))
+        ).changed
+        for detail in (
+            "'spent': '( history.spent( params.customer ) )'",
+            "spent: history.spent(subject)",
+            "used: history.spent(params.customer)",
+        )
+    }
+    assert [(), ("over",), ("over",)] == [*changed.values()]
 
 
 def with_counters(windows: Mapping[str, int], over: str, much: str) -> CompiledRuleSet:
