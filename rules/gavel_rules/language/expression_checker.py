@@ -73,7 +73,7 @@ class ExpressionChecker:
             result,
             written=text,
             open_names=expansion.open_names,
-            variables=self._variables.names,
+            variables=self._variables.available(environment.scope),
             reported=self._reported,
             shared=[(start, name) for start, name in beginnings if not is_literal(name)] if is_shared else (),
         )

@@ -30,7 +30,7 @@ from gavel_rules.language.cel.sharing import share
 from gavel_rules.language.cel.syntax_tree import MESSAGE_DEPTH_MAX, Constant, Identifier, Node, decode, message_depth, walk
 from gavel_rules.language.cel.tokens import closing_offset
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
-from gavel_rules.language.cel.vocabulary import HISTORY, PRESENCE_MAPS, ValueType, flatten_scope, suggest_bounds
+from gavel_rules.language.cel.vocabulary import COUNTER_READS, HISTORY, PRESENCE_MAPS, ValueType, flatten_scope, suggest_bounds
 from gavel_rules.values import text_problem
 
 _NO_NAMES: Final[frozenset[str]] = frozenset()
@@ -118,6 +118,11 @@ class Environment:
         self.types[variable] = type_
         self._declared[variable] = cel.Type(type_.cel())
         self._library = cel.NewEnv(config=library_config(self.version), variables=self._declared)
+
+    def reads_broken_counter(self, tree: Node) -> bool:
+        """Report whether an expression reads a counter of unknown type: a mistake of the counter hides it."""
+        reads = (name for name, _ in find_variables(tree, self.types) if name.startswith(f"{COUNTER_READS}."))
+        return any(self.types[name].kind == "dyn" for name in reads)
 
     def compile(self, source: str) -> Any:
         """Return the library's compiled expression, ready to evaluate. Raises RuntimeError with all its complaints."""
@@ -215,7 +220,7 @@ class _Check:
     def run(
         self, text: str, result: str, written: str, open_names: frozenset[str], shared: Sequence[tuple[int, str]] = ()
     ) -> CheckedExpression | None:
-        source = self._check_parsed(text, open_names, is_condition=result == "BOOL")
+        source = self._check_parsed(text, open_names, result)
         if source is None:
             return None
         try:
@@ -224,14 +229,15 @@ class _Check:
             report_complaint(self._names, source, str(error), self._note, reported=self._reports > 0)
             return None
         result_type: str = compiled.return_type().name()
-        is_unknown = result_type == "DYN" and self._environment.schema_is_broken
+        tree = decode(compiled.serialize())
+        environment = self._environment
+        is_unknown = result_type == "DYN" and (environment.schema_is_broken or environment.reads_broken_counter(tree))
         if result and not self._reports and not is_unknown and result_type not in _RESULTS.get(result, (result,)):
             self._note(len(text) - len(text.lstrip()), *_wrong_result(result_type.lower(), result.lower()))
         if not self._reports and not self._nests(source):
             self._note(0, "too-complex", *NESTED_TOO_DEEP)
         if self._reports:
             return None
-        tree = decode(compiled.serialize())
         evaluated = self._expanded(compiled, tree)
         if evaluated is None:
             self._note(0, "too-complex", *NESTED_TOO_DEEP)
@@ -259,7 +265,7 @@ class _Check:
         if self._reports <= ERRORS_PER_CONDITION_MAX:
             self._report(offset, code, message, hint)
 
-    def _check_parsed(self, text: str, open_names: frozenset[str], *, is_condition: bool) -> str | None:
+    def _check_parsed(self, text: str, open_names: frozenset[str], result: str) -> str | None:
         """Check names and literals; return the expression as the library is given it, None where it cannot be compiled."""
         environment = self._environment
         try:
@@ -274,7 +280,7 @@ class _Check:
             version=environment.version,
             schema_is_broken=environment.schema_is_broken,
             reported=self._reported_before,
-            is_condition=is_condition,
+            result=result,
         )
         analysis.walk(tree, open_names)
         for literal in walk(tree):
@@ -287,13 +293,18 @@ class _Check:
             return None
         return self._replace_reads(analysis.rewrite(text), analysis.counter_reads)
 
-    def _replace_reads(self, source: str, places: list[ReadPlace]) -> str:
-        """Replace reads of counters by their variables, and report keys that cannot be evaluated before the expression."""
+    def _replace_reads(self, source: str, places: list[ReadPlace]) -> str | None:
+        """Replace reads of counters by their variables, and report keys that cannot be evaluated before the expression.
+
+        None if a read has no variable: the library would report it as an unknown function.
+        """
         environment = self._environment
         inner = [place for place in places if any(_encloses(source, other, place) for other in places)]
         for place in inner:
             self._note(place.start, "not-supported", "the key of a counter reads another counter", "read only one of them in a rule")
-        for place in places if not inner else ():
+        if inner:
+            return None
+        for place in places:
             entry = environment.counter_reads.add(source, place)
             if entry is None:
                 message = (
@@ -301,7 +312,7 @@ class _Check:
                     f" or all counters with more than {READS_PER_ACTION_MAX}"
                 )
                 self._note(place.start, "too-complex", message, "read counters with fewer keys")
-                continue
+                return None
             read, is_new = entry
             if is_new:
                 environment.declare_read(read.variable, read.counter)

@@ -64,10 +64,13 @@ class NameAnalysis:
         version: int = 1,
         schema_is_broken: bool = False,
         reported: int = 0,
-        is_condition: bool = True,
+        result: str = "BOOL",
     ) -> None:
+        """`result` is the type that the expression should have, as for `Environment.check`."""
         self._scope = scope
-        self._is_condition = is_condition
+        self._is_condition = result == "BOOL"
+        self._kinds = _KINDS.get(result)
+        self._whole: _Place | None = None  # the place that is the whole expression
         self._version = version
         self._reported = reported
         self._schema_is_broken = schema_is_broken
@@ -101,7 +104,9 @@ class NameAnalysis:
 
     def walk(self, parsed: Node, open_names: Iterable[str] = ()) -> None:
         """Check a whole expression. `open_names` stand for parts that could not be read; nothing is reported about them."""
-        self._visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
+        names = {name: _Place((name,), DYN) for name in open_names}
+        self._whole = self._resolve(parsed, names)
+        self._visit(parsed, _NOTHING, names)
 
     def rewrite(self, text: str) -> str:
         """Return the text with the roots of tested paths replaced by the presence maps."""
@@ -162,6 +167,8 @@ class NameAnalysis:
 
     def _check_guarded(self, place: _Place, known: _Known) -> None:
         names = [_path_text(_Place(path, DYN)) for path in place.optional if path not in known]
+        if place == self._whole and self._kinds is not None and place.type.kind not in self._kinds:
+            return  # the type checker reports the wrong type; no default would be right
         for name in names:
             self.unguarded[name] = None
             hint = f"write has({name}) && …" if self._is_condition else _suggest_default(place, names)
@@ -209,10 +216,15 @@ class NameAnalysis:
             self.counter_reads.append(ReadPlace(node.target.field_name, start, node.offset))
             return
         if self._is_counter_elsewhere(node, names):
-            if node.target is None:
-                start, message = node.offset - len(node.function), f"there is no function {node.function}"
-                self._note(start, "unknown-function", message, f"{DID_YOU_MEAN} {HISTORY}.{node.function}?")
+            hint = f"{DID_YOU_MEAN} {HISTORY}.{node.function}?"
             self.counter_reads.append(ReadPlace(node.function, node.offset, node.offset))
+            if isinstance(node.target, Identifier):
+                self._note(node.target.offset, "unknown-name", f"there is no name {node.target.name}", hint)
+                for argument in node.arguments:
+                    self._visit(argument, known, names)
+                return
+            start, message = node.offset - len(node.function), f"there is no function {node.function}"
+            self._note(start, "unknown-function", message, hint)
         if (node.function in TIME_FIELDS or (node.function == "toDate" and self._version > 1)) and node.arguments:
             zone = node.arguments[0]
             if not (isinstance(zone, Constant) and isinstance(zone.value, str) and self._is_zone(zone.value)):
@@ -245,7 +257,7 @@ class NameAnalysis:
         if HISTORY not in self._scope or node.function not in self._scope[HISTORY].fields:
             return False
         root = node.target
-        return root is None or (isinstance(root, Identifier) and root.name not in self._scope and root.name not in names)
+        return root is None or (isinstance(root, Identifier) and not (root.name in self._scope or root.name in names or root.name in TYPE_NAMES))
 
     def _is_zone(self, text: str) -> bool:
         return _FIXED_ZONE.fullmatch(text) is not None or (self._version > 1 and decode_zone(text) is not None)
@@ -399,6 +411,8 @@ def _suggest_default(place: _Place, absent: Iterable[str]) -> str:
     return f"write {tests} ? {_path_text(place)} : {_DEFAULTS.get(place.type.kind, '…')}"
 
 
+# The kinds of values that an expression may be as a whole, by the type that it should have.
+_KINDS: Final[Mapping[str, tuple[str, ...]]] = {"NUMBER": ("int", "double", "dyn"), "STRING": ("string", "dyn")}
 _DEFAULTS: Final[Mapping[str, str]] = {"string": '"none"', "int": "0", "double": "0.0", "bool": "false"}
 
 

@@ -20,9 +20,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.library import Report, parse, report_complaint
-from gavel_rules.language.cel.syntax_tree import Comprehension, Identifier, Node, Select, children, walk
+from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Identifier, Node, Select, children, walk
 from gavel_rules.language.cel.vocabulary import ADDED_ROOTS, HISTORY, ROOTS, TYPE_NAMES
-from gavel_rules.text import suggestion
+from gavel_rules.text import DID_YOU_MEAN, suggestion
 
 EXPANDED_LENGTH_MAX: Final = 16 * 1024
 # Roots of names that stand for literals. Among the variables, such a name is the whole path: "constants.limit".
@@ -113,6 +113,7 @@ class Variables:
         self._variables: dict[str, _Variable] = {}
         self._expansions: dict[str, Expansion] = {}
         self._reads: dict[str, frozenset[str]] = {}  # names of the language, also through other variables
+        self._available: dict[frozenset[str], frozenset[str]] = {}  # by the names of the language in scope
         self.used: set[str] = set()
         self._reported = 0
         for name in texts:
@@ -161,6 +162,13 @@ class Variables:
             return None
         return _expand(text, expandable, self._expansions)._replace(open_names=frozenset(use.name for use in uses) & self._broken)
 
+    def available(self, known: Collection[str]) -> frozenset[str]:
+        """Return the variables that an expression may use. `known` are the names of the language in scope."""
+        scope = frozenset(known)
+        if scope not in self._available:
+            self._available[scope] = frozenset(name for name in self.names if self._reads.get(name, frozenset()) <= scope)
+        return self._available[scope]
+
     def unused(self) -> list[str]:
         """Return every sound variable that no expression has used, directly or through another one."""
         used = set(self.used)
@@ -195,7 +203,8 @@ class Variables:
                 reads.add(free.name)
             elif free.name not in self.names and free.name not in TYPE_NAMES:
                 known = sorted({*self._roots, *self.names})
-                note(free.offset, "unknown-name", f"there is no name {free.name}", suggestion(free.name, known, self._reported))
+                hint = self._suggest_read(tree, free) or suggestion(free.name, known, self._reported)
+                note(free.offset, "unknown-name", f"there is no name {free.name}", hint)
         self._variables[name] = _Variable(text, self._uses(tree), frozenset(reads))
 
     def _uses(self, tree: Node) -> tuple[_Use, ...]:
@@ -219,6 +228,16 @@ class Variables:
         """Return the message and the suggestion for a name of LITERAL_ROOTS that the document does not declare."""
         kind, _, own = name.partition(".")
         return f"there is no {kind.removesuffix('s')} {own}", suggestion(name, sorted(filter(is_literal, self.names)), self._reported)
+
+    def _suggest_read(self, tree: Node, use: _Use) -> str:
+        """Return the read of a counter that the author of `counters.NAME(key)` means; "" for another name."""
+        if use.name != "counters" or HISTORY not in self._roots:
+            return ""
+        for node in walk(tree):
+            match node:
+                case Call(member, Identifier(offset=offset)) | Select(Identifier(offset=offset), member) if offset == use.offset:
+                    return f"{DID_YOU_MEAN} {HISTORY}.{member}?"
+        return f"{DID_YOU_MEAN} {HISTORY}?"
 
     def _free(self, tree: Node) -> Iterator[_Use]:
         """Yield every name that no macro binds, with its place. In the first version, `constants` is a name like any other."""

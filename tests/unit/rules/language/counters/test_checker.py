@@ -65,7 +65,8 @@ def test_equal_counters_have_equal_digests() -> None:
             "window_ms: 86_400_000, keep",
             "18:96: bad-number: the number 86_400_000 is not written as a plain decimal (write 86400000)",
         ),
-        ("history.calls()", "counters.calls()", "24:51: unknown-name: there is no name counters (did you mean history?)"),
+        ("history.calls()", "counters.calls()", "24:51: unknown-name: there is no name counters (did you mean history.calls?)"),
+        ("history.calls()", "countrs.calls()", "24:51: unknown-name: there is no name countrs (did you mean history.calls?)"),
         (
             "action: refund.*, ",
             "",
@@ -91,6 +92,8 @@ def test_equal_counters_have_equal_digests() -> None:
         ("sum: params.amount", "sum: params.amount, max: params.amount", "unknown-key: the counter already has `sum`"),
         ("of: approvals", "of: rejections", "unknown-key: only approvals are reserved"),
         ("window_ms: 1000}", "window_ms: 1000, settle: '1.0'}", "unknown-key: only reserved approvals are settled (add `keep: reserved`)"),
+        ("sum: params.amount", "sum: params.region", "type-error: the expression gives string, not a number"),
+        ("by: params.customer", "by: params.count", "not-string: the expression gives int, not string (convert it with string(x))"),
         ("sum: params.amount", "sum: params.customer", "type-error: the expression gives string, not a number"),
         ("by: params.customer", "by: params.amount", "not-string: the expression gives double, not string"),
         ("by: params.customer", "by: params.custmer", "unknown-name: params has no field custmer (did you mean params.customer?)"),
@@ -183,6 +186,49 @@ def test_one_mistake_is_one_message(old: str, new: str, expected: str) -> None:
     with pytest.raises(DocumentError) as error:
         compile_changed(old, new)
     assert [expected] == [message.code for message in error.value.messages]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("window_ms: 1000, keep", "window_ms: 0, keep", "out-of-range"),
+        ("window_ms: 1000, keep", "keep", "missing-key"),
+        ("window_ms: 1000, keep", "window_ms: 1000, calendar: {unit: day}, keep", "unknown-key"),
+        ("sum: params.amount", "sum: params.amount, distinct: params.payer", "unknown-key"),
+        ("window_ms: 1000}", "calendar: {unit: day, time_zone: Europe/Berlin}}", "bad-name"),
+        ("window_ms: 1000}", "calendar: {unit: day, time_zone: zones.home}}", "unknown-name"),
+        ("window_ms: 1000}", "calendar: {unit: days}}", "unknown-value"),
+        ("window_ms: 1000}", "calendar: day}", "wrong-type"),
+        ("history.calls() > 5", " || ".join(f"history.spent('{number}') > 1.0" for number in range(40)), "too-complex"),
+        ("history.calls() > 5", "history.spent(string(history.calls())) > 1.0", "not-supported"),
+    ],
+)
+def test_a_detail_repeats_no_mistake(old: str, new: str, expected: str) -> None:
+    """A mistake of a counter, or of a read in the condition, is reported once, also if a detail and a retry_after read the counter."""
+    detail = "detail: {left: 9.0 - history.spent(params.customer), calls: history.calls()}"
+    retry = "retry_after: history.spent.frees(params.customer, 0, 9)"
+    text = SAMPLE.replace("reason_code: OVER", f"reason_code: OVER\n    {detail}\n    {retry}")
+    assert compile_rule_set(text).counters
+    with pytest.raises(DocumentError) as error:
+        compile_rule_set(text.replace(old, new, 1))
+    assert [expected] == [message.code for message in error.value.messages]
+
+
+def test_a_variable_names_the_read_that_is_meant() -> None:
+    """A variable that reads `counters.NAME(key)` is told how reads are written."""
+    text = SAMPLE + "variables: {used: counters.spent(params.customer)}\n"
+    with pytest.raises(DocumentError) as error:
+        compile_rule_set(text)
+    assert ["did you mean history.spent?"] == [message.suggestion for message in error.value.messages]
+
+
+def test_known_names_are_available() -> None:
+    """The known names of a counter's expression leave out variables that read what its events lack."""
+    text = SAMPLE + "variables: {used: history.spent(params.customer), payer: params.payer}\n"
+    with pytest.raises(DocumentError) as error:
+        compile_rule_set(text.replace("by: params.customer", "by: facts.owner"))
+    expected = "known: outcome, params, payer, producer, reason_code, subject, trace"
+    assert [expected] == [message.suggestion for message in error.value.messages]
 
 
 def test_a_zone_of_a_calendar_is_used() -> None:
