@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, Final
 
 from gavel_rules.authoring.samples.attributes import BASE_TIME_MS
 from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.syntax_tree import Node
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import ValueType
+from gavel_rules.language.cel.zones import decode_zone, encode_zone
 from gavel_rules.language.counters.counter import VALUE_SOURCES, CompiledCounter, CounterError
+from gavel_rules.language.rule_set import CompiledRuleSet
 
+_MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 _YEAR_MS: Final = 366 * 24 * _HOUR_MS
 _STEP_MS: Final = 13 * _HOUR_MS  # between the times of a year at which calendars are compared
+_STRETCH_TIMES_MAX: Final = 16  # at which calendars are compared between two changes of the clocks
 _LONGEST_UNIT_MS: Final = 31 * 24 * _HOUR_MS + _HOUR_MS  # of a calendar: a month in which the clocks are set back
 
 
-class CounterVersions(NamedTuple):
-    """A counter in both versions; the same one twice if it was not edited, or if one version lacks it."""
+class CounterVersions:
+    """A counter in both versions; the same one twice if it was not edited, or if one version lacks it.
 
-    before: CompiledCounter
-    after: CompiledCounter
+    `clock_changes_ms` are the times at which the clocks of either version's calendar change, ascending.
+    """
+
+    def __init__(self, before: CompiledCounter, after: CompiledCounter, clock_changes_ms: Sequence[int]) -> None:
+        self.before: Final = before
+        self.after: Final = after
+        self._clock_changes_ms = clock_changes_ms
+
+    def __iter__(self) -> Iterator[CompiledCounter]:
+        return iter((self.before, self.after))
 
     @property
     def counts_facts(self) -> bool:
         """Whether either version counts facts or observations."""
         return any(counter.source in VALUE_SOURCES for counter in self)
 
-    @property
+    @cached_property
     def differ(self) -> bool:
         """Whether the versions may count an event differently: not if only their limits differ, or the layout of their expressions."""
         before, after = (
@@ -54,9 +69,10 @@ class CounterVersions(NamedTuple):
         return before != after
 
     def telling_time_ms(self, now_ms: int) -> int:
-        """Return a time at which events of some age count under one version only: `now_ms`, or one in the year after it.
+        """Return a time at which events of some age count under one version only; `now_ms` if it is one, or if there is none.
 
-        Two zones may have the same days for half a year. It is `now_ms` if there is no such time.
+        Otherwise it is in the year after `now_ms`, because two zones may have the same days for half a year, or around a change of the
+        clocks, because an edited zone may have the same offsets until then.
         """
         if _lifetime_ms(self.before, now_ms) != _lifetime_ms(self.after, now_ms):
             return now_ms
@@ -65,11 +81,43 @@ class CounterVersions(NamedTuple):
 
     def _differing_lapse_ms(self, start_ms: int) -> int | None:
         """Return the time at which the first of the versions stops counting an event that both do not count equally long."""
-        for at_ms in range(start_ms, start_ms + _YEAR_MS, _STEP_MS):
+        for at_ms in chain(range(start_ms, start_ms + _YEAR_MS, _STEP_MS), self._times_of_clock_changes_ms(start_ms)):
             lapses = [_lapses_at_ms(counter, at_ms) for counter in self]
             if lapses[0] != lapses[1]:
                 return min(lapses)
         return None
+
+    def _times_of_clock_changes_ms(self, start_ms: int) -> Iterator[int]:
+        """Yield times before, at and after each change of the clocks: first of the changes from `start_ms` on.
+
+        If the offsets differ between two changes, the first unit that ends there ends at another time.
+        """
+        stretches = sorted(pairwise(self._clock_changes_ms), key=lambda stretch: (stretch[0] < start_ms, stretch))
+        for begin_ms, end_ms in stretches:
+            yield begin_ms - 1
+            yield from range(begin_ms, end_ms, max((end_ms - begin_ms) // _STRETCH_TIMES_MAX, _MINUTE_MS))
+
+
+def pair_counters(names: Iterable[str], old: CompiledRuleSet, new: CompiledRuleSet) -> dict[str, CounterVersions]:
+    """Return counters by name. One that a version lacks is that of the other version."""
+    documents = [json.loads(version.canonical_json) for version in (old, new)]
+    return {
+        name: CounterVersions(
+            old.counters.get(name) or new.counters[name],
+            new.counters.get(name) or old.counters[name],
+            sorted({time_ms for document in documents for time_ms in _clock_changes_ms(name, document)}),
+        )
+        for name in names
+    }
+
+
+def _clock_changes_ms(name: str, document: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the times from which the offsets of a counter's zone hold, and that at which its data ends."""
+    time_zone = document.get("counters", {}).get(name, {}).get("calendar", {}).get("time_zone", "")
+    part = document.get("zones", {}).get(time_zone.removeprefix("zones."))
+    zone = decode_zone(encode_zone(part["offsets"], part["until"])) if part is not None else None
+    if zone is not None:
+        yield from (minute * _MINUTE_MS for minute in (*zone.starts, zone.until))
 
 
 def ages_ms(counters: Iterable[CounterVersions], now_ms: int) -> list[int]:

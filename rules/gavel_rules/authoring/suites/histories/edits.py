@@ -10,7 +10,7 @@ from gavel.v1.decision_pb2 import CounterReading
 
 from gavel_rules.authoring.meanings import CounterLabels, derivation_meaning, label_counters, rule_meanings
 from gavel_rules.authoring.suites.case_bus import CaseRun
-from gavel_rules.authoring.suites.histories.counter_versions import CounterVersions
+from gavel_rules.authoring.suites.histories.counter_versions import pair_counters
 from gavel_rules.errors import CaseError
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
@@ -30,7 +30,7 @@ def find_edits(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetEdits:
     """Return the edits of counters and derivations."""
     labels = label_counters(old, new)
     both = [name for name in old.counters if name in new.counters and labels.old[name] == labels.new[name]]
-    pairs = {name: CounterVersions(old.counters[name], new.counters[name]) for name in both}
+    pairs = pair_counters(both, old, new)
     # Digests differ by the layout of expressions, and by params that a counter does not read.
     counters = {name for name, pair in pairs.items() if pair.before.digest != pair.after.digest and (pair.differ or pair.limits_differ)}
     before, after = (
@@ -50,10 +50,7 @@ class ActionEdits:
         read = {counter.name for action in actions for counter in (*action.read_counters, *action.reserving_counters)}
         read |= {one.counter for rule in rules for one in rule.counter_reads}
         # All counters that are read, by name.
-        self.read: Final = {
-            name: CounterVersions(old.counters.get(name) or new.counters[name], new.counters.get(name) or old.counters[name])
-            for name in sorted(read)
-        }
+        self.read: Final = pair_counters(sorted(read), old, new)
         self.counters: Final = {name: pair for name, pair in self.read.items() if name in edits.counters}
         self._derivations = [rule for rule in rules if rule.id in edits.derivations]
         # The derivations from whose reports an edit may show.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from gavel_rules.authoring.suites.histories.compare import HistoryChange, compare_histories
+from gavel_rules.authoring.suites.histories.compare import HistoryChange, HistoryDiff, compare_histories
 from gavel_rules.language.rule_set import compile_rule_set
 
 RULES = """\
@@ -74,3 +76,43 @@ def test_zones_that_differ_in_summer(unit: str) -> None:
     assert {("OVER", ""), ("FAILING", "")} <= {(change.before.reason_code, change.after.reason_code) for change in changes}
     assert all("2026-03-29" <= change.now < "2026-10-26" for change in changes)
     assert all("T23:" in change.now for change in changes)
+
+
+@pytest.mark.parametrize("unit", ["day", "week", "month"])
+@pytest.mark.parametrize(
+    ("old", "new", "first", "last"),
+    [
+        pytest.param("2029-10-28T01:00:00Z +01:00", "2029-10-28T01:00:00Z -03:00", "2029-10-28", "2030-02", id="a later offset"),
+        pytest.param("2023-01-01T00:00:00Z +03:00", "2023-01-01T00:00:00Z +04:00", "2023-01-01", "2023-03", id="an earlier offset"),
+        pytest.param('until: "2031-01-01', 'until: "2030-12-01', "2030-11-01", "2031-01", id="an earlier end"),
+    ],
+)
+def test_an_edited_zone(unit: str, old: str, new: str, first: str, last: str) -> None:
+    """An edit of a zone shows in a history of the time at which it matters, however far that is from the plainest proposal."""
+    offsets = ["2023-01-01T00:00:00Z +03:00", "2023-03-26T01:00:00Z +01:00", "2029-03-25T01:00:00Z +02:00", "2029-10-28T01:00:00Z +01:00"]
+    zone = f'  far:\n    offsets: {json.dumps(offsets)}\n    until: "2031-01-01T00:00:00Z"\n'
+    text = RULES.replace("zones:\n", f"zones:\n{zone}").replace("CALENDAR", f"{{unit: {unit}, time_zone: zones.far}}")
+    assert old in text
+    diff = compare_histories(compile_rule_set(text), compile_rule_set(text.replace(old, new)))
+    assert () == diff.not_analysed
+    assert {"counters.spent", "counters.failures"} == {
+        "counters.failures" if one.earlier_facts else "counters.spent" for one in diff.changes
+    }
+    assert all(first <= change.now < last for change in diff.changes)
+
+
+def test_a_unit_of_a_zone_that_begins_later() -> None:
+    """Two units of a calendar are compared at a time of which the zone has data."""
+    zone = '  later:\n    offsets: ["2028-01-01T00:00:00Z +01:00"]\n    until: "2031-01-01T00:00:00Z"\n'
+    text = RULES.replace("zones:\n", f"zones:\n{zone}")
+    versions = (text.replace("CALENDAR", f"{{unit: {unit}, time_zone: zones.later}}") for unit in ("day", "week"))
+    diff = compare_histories(*map(compile_rule_set, versions))
+    assert () == diff.not_analysed
+    assert all("2028-01-01" <= change.now < "2031" for change in diff.changes)
+
+
+def test_an_edited_zone_with_equal_units() -> None:
+    """A change of the clocks at another hour of the night has no history: all days end as before."""
+    text = RULES.replace("CALENDAR", "{unit: day, time_zone: zones.berlin}")
+    edited = text.replace("2026-03-29T01:00:00Z +02:00", "2026-03-29T02:00:00Z +02:00")
+    assert HistoryDiff((), ()) == compare_histories(compile_rule_set(text), compile_rule_set(edited))
