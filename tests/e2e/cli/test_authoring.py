@@ -198,18 +198,19 @@ def test_a_case_that_lacks_facts(folder: Path) -> None:
     """A failed case that was refused for its evidence prints the facts that it lacks, and no rule."""
     (folder / "parcels_test.yaml").write_text(TESTS.replace("facts: {status: ready}", "facts: {}"))
     lines = gavel("rules", "test", folder).stdout.splitlines()
-    assert "    lacking: parcel.status missing (required: tier 1 or better, at most 60 s old, from depot)" in lines
+    assert "    lacking: parcel.status of subject/1 missing (required: tier 1 or better, at most 60 s old, from depot)" in lines
     assert [] == [line for line in lines if line.startswith("  rule ")]
 
 
 def test_an_earlier_proposal_that_lacks_facts(folder: Path) -> None:
-    """A case whose earlier proposal is refused prints that decision, and the facts that it lacks."""
+    """A case whose earlier proposal is refused prints that decision, and the facts of which subject it lacks."""
     earlier = "  - {name: later, earlier: [{subject: parcel/2}], expect: {outcome: APPROVED}}\n"
     (folder / "parcels_test.yaml").write_text(TESTS.replace("tables:\n", f"{earlier}tables:\n"))
     lines = gavel("rules", "test", folder, "--case", "later").stdout.splitlines()
     decided = lines.index("  earlier.0 decided: REJECTED, NO_FACT_INPUT")
-    assert lines[decided + 1].startswith("    without input: it cites nothing about its subject")
-    assert "    lacking: parcel.status missing (required: tier 1 or better, at most 60 s old, from depot)" == lines[decided + 2]
+    without_input = "it cites nothing about its subject, parcel/2, and no declared fact; give the case a fact of that subject"
+    assert lines[decided + 1].startswith(f"    without input: {without_input}")
+    assert "    lacking: parcel.status of parcel/2 missing (required: tier 1 or better, at most 60 s old, from depot)" == lines[decided + 2]
     lines = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "later").stdout.splitlines()
     assert "earlier.0 decided: REJECTED, NO_FACT_INPUT" in lines
 

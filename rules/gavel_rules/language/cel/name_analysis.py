@@ -257,7 +257,9 @@ class NameAnalysis:
         if HISTORY not in self._scope or node.function not in self._scope[HISTORY].fields:
             return False
         root = node.target
-        return root is None or (isinstance(root, Identifier) and not (root.name in self._scope or root.name in names or root.name in TYPE_NAMES))
+        return root is None or (
+            isinstance(root, Identifier) and not (root.name in self._scope or root.name in names or root.name in TYPE_NAMES)
+        )
 
     def _is_zone(self, text: str) -> bool:
         return _FIXED_ZONE.fullmatch(text) is not None or (self._version > 1 and decode_zone(text) is not None)

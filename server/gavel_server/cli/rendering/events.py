@@ -174,7 +174,7 @@ def reading_text(reading: CounterReading) -> str:
     return f"{reading.counter}({reading.key}) is {format_number(reading.value)}"
 
 
-def requirement_line(row: FactRequirement) -> str:
+def requirement_line(row: FactRequirement, *, with_subject: bool = False) -> str:
     """Return what is wrong with a fact, and what is required of it."""
     required = []
     if row.required_trust_tier:
@@ -184,7 +184,8 @@ def requirement_line(row: FactRequirement) -> str:
     if row.sources:
         required.append(f"from {' or '.join(row.sources)}")
     requirement = f" (required: {', '.join(required)})" if required else ""
-    return f"{row.key} {_STATE_WORDS.get(row.state, enum_name(FactRequirementState, row.state))}{requirement}"
+    fact = f"{row.key} of {printable(row.subject)}" if with_subject else row.key
+    return f"{fact} {_STATE_WORDS.get(row.state, enum_name(FactRequirementState, row.state))}{requirement}"
 
 
 def pair_state(pair: ToolPair) -> str:
@@ -225,23 +226,26 @@ def short_digest(digest: str) -> str:
 
 
 def format_duration(milliseconds: int) -> str:
-    """Return a duration in the largest unit that divides it, e.g. "60 s"."""
+    """Return a duration in units of which it has at least two, e.g. "60 s", "24 h" or "23 h 59 min 58 s"; in milliseconds if not whole
+    seconds.
+    """
+    if milliseconds < DURATION_UNITS[-1][1] * 2 or milliseconds % DURATION_UNITS[-1][1]:
+        return f"{milliseconds} ms"
+    parts: list[str] = []
     for unit, size in DURATION_UNITS:
-        if milliseconds >= size * 2 and milliseconds % size == 0:
-            return f"{milliseconds // size} {unit}"
-    return f"{milliseconds} ms"
+        if milliseconds >= (size if parts else size * 2):
+            count, milliseconds = divmod(milliseconds, size)
+            parts.append(f"{count} {unit}")
+    return " ".join(parts)
 
 
 def format_delay(milliseconds: int) -> str:
-    """Return a minimum delay. If no unit divides it, it is rounded up, in two units or to seconds, e.g. "24 d 21 h" or "60 s"."""
-    exact = format_duration(milliseconds)
-    if milliseconds < 1000 or not exact.endswith(" ms"):
-        return exact
-    for (unit, size), (smaller_unit, smaller_size) in pairwise(DURATION_UNITS):
-        if milliseconds >= size:
-            count, rest = divmod(-(-milliseconds // smaller_size), size // smaller_size)
-            return f"{count} {unit} {rest} {smaller_unit}" if rest else f"{count} {unit}"
-    return f"{-(-milliseconds // 1000)} s"
+    """Return a minimum delay, like `format_duration` but rounded up, in at most two units, e.g. "24 d 21 h" or "60 s"."""
+    if milliseconds < 1000:
+        return format_duration(milliseconds)
+    precision = next((smaller for (_, size), (_, smaller) in pairwise(DURATION_UNITS) if milliseconds >= size * 2), 1000)
+    rounded = -(-milliseconds // precision) * precision
+    return format_duration(rounded) if rounded > precision else f"{rounded // 1000} s"
 
 
 def format_number(value: float) -> str:

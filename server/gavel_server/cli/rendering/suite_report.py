@@ -65,16 +65,20 @@ def failure_lines(result: CaseResult, file: str) -> list[str]:
     lines += [f"  {one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences]
     for index, run in enumerate(result.earlier):
         if run.decision is not None and any(one.what.startswith(f"earlier.{index}.") for one in result.differences):
-            lines += [f"  {line}" for line in _decision_lines(f"earlier.{index} decided", run.decision)]
-    lines += [f"  {line}" for line in _decision_lines("decided", result.decision)]
+            lines += [
+                f"  {line}" for line in _decision_lines(f"earlier.{index} decided", run.decision, result.case.part.earlier[index].subject)
+            ]
+    lines += [f"  {line}" for line in _decision_lines("decided", result.decision, result.case.part.subject)]
     return [*lines, *(f"  {line}" for line in consequence_lines(result))]
 
 
-def _decision_lines(name: str, decision: Decision) -> Iterator[str]:
+def _decision_lines(name: str, decision: Decision, subject: str) -> Iterator[str]:
+    """Yield a decision on a proposal about a subject, and the evidence that it lacks."""
     yield f"{name}: {verdict_line(decision)}"
     if decision.reason_code == reason_codes.NO_FACT_INPUT:
-        yield "  without input: it cites nothing about its subject, and no declared fact; give the case a fact, any with a key will do"
-    yield from (f"  lacking: {requirement_line(row)}" for row in decision.retry_hint.fact_requirements)
+        missing = f"it cites nothing about its subject, {printable(subject)}, and no declared fact"
+        yield f"  without input: {missing}; give the case a fact of that subject, any with a key will do"
+    yield from (f"  lacking: {requirement_line(row, with_subject=True)}" for row in decision.retry_hint.fact_requirements)
 
 
 def _failure_head(result: CaseResult, file: str) -> str:
@@ -85,7 +89,7 @@ def earlier_lines(result: CaseResult) -> Iterator[str]:
     """Yield the decisions of a case's earlier proposals that do not compete with its own, and the evidence that they lack."""
     for index, run in enumerate(result.earlier):
         if run.decision is not None:
-            yield from _decision_lines(f"earlier.{index} decided", run.decision)
+            yield from _decision_lines(f"earlier.{index} decided", run.decision, result.case.part.earlier[index].subject)
 
 
 def consequence_lines(result: CaseResult) -> Iterator[str]:

@@ -249,10 +249,20 @@ def test_names() -> None:
 
 @pytest.mark.parametrize(
     ("milliseconds", "expected"),
-    [(0, "0 ms"), (999, "999 ms"), (1500, "1500 ms"), (60_000, "60 s"), (300_000, "5 min"), (86_400_000, "24 h"), (172_800_000, "2 d")],
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1500, "1500 ms"),
+        (60_000, "60 s"),
+        (300_000, "5 min"),
+        (86_398_000, "23 h 59 min 58 s"),
+        (86_400_000, "24 h"),
+        (172_800_000, "2 d"),
+        (180_000_000, "2 d 2 h"),
+    ],
 )
 def test_duration(milliseconds: int, expected: str) -> None:
-    """A duration is shown in the largest unit that divides it."""
+    """A duration is shown in days, hours, minutes and seconds, beginning with the largest unit of which it has two."""
     assert expected == format_duration(milliseconds)
 
 
@@ -270,7 +280,12 @@ def test_time() -> None:
         (1500, "2 s"),
         (59_330, "60 s"),
         (60_000, "60 s"),
-        (61_001, "1 min 2 s"),
+        (61_001, "62 s"),
+        (121_001, "2 min 2 s"),
+        (3_598_000, "59 min 58 s"),
+        (86_040_000, "23 h 54 min"),
+        (86_398_000, "24 h"),
+        (86_400_000, "24 h"),
         (3_599_999, "60 min"),
         (86_399_999, "24 h"),
         (2**31 - 1, "24 d 21 h"),
