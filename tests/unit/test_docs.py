@@ -294,6 +294,7 @@ def test_every_code_has_an_example() -> None:
         "too-deep",
         "too-large",
         "too-many-rules",
+        "unguarded-result",
         "window-in-seconds",
         "wrong-digest",
     } == without

@@ -15,6 +15,7 @@ from gavel_rules.language.counters.lint import (
     find_other_counters,
     find_other_keys,
     find_other_limits,
+    find_unguarded_results,
     find_unknown_values,
     find_windows_in_seconds,
 )
@@ -62,8 +63,11 @@ def find_warnings(
             yield DocumentWarning(("counters", name), True, "counter-never-read", message, hint)
     for path, code, message, hint in _counter_warnings(part, actions, counters):
         yield DocumentWarning(path, False, code, message, hint)
+    compensating = {action.compensation.action for action in part.actions.values() if action.compensation is not None}
     for name, action in actions.items():
-        yield from _action_warnings(name, part.actions[name], action)
+        # A compensation is approved without evaluating rules.
+        is_compensation = name in compensating and not action.rules
+        yield from _action_warnings(name, part.actions[name], action, is_compensation=is_compensation)
     for index, rule in enumerate(part.rules):
         if rule.review is not None:
             yield from _review_warnings(("rules", index, "review"), rule.review)
@@ -88,6 +92,7 @@ def _counter_warnings(
         yield from find_other_keys(("counters", name), counter, reads)
         schemas = [part.actions[action_type].params for action_type in sorted(counter.actions)]
         yield from find_unknown_values(("counters", name), counter, schemas, reason_codes)
+        yield from find_unguarded_results(("counters", name), counter, part.counters[name])
     index_of = {rule.id: index for index, rule in enumerate(part.rules)}
     for action in actions.values():
         for rule, condition in action.rules:
@@ -108,7 +113,8 @@ def locate_warnings(warnings: Iterable[DocumentWarning], text: str) -> tuple[Doc
     return messages.sorted()
 
 
-def _action_warnings(name: str, part: ActionPart, action: CheckedAction) -> Iterator[DocumentWarning]:
+def _action_warnings(name: str, part: ActionPart, action: CheckedAction, *, is_compensation: bool) -> Iterator[DocumentWarning]:
+    """Yield the warnings about an action. `is_compensation`: it is only the target of a compensation."""
     path: Path = ("actions", name)
     names = _names_in_use(action)
     for fact in action.facts:
@@ -123,7 +129,7 @@ def _action_warnings(name: str, part: ActionPart, action: CheckedAction) -> Iter
             yield DocumentWarning((*path, "facts", fact.name, "max_age_ms"), False, "contest-outlasts-fact", message, hint)
     if part.review is not None:
         yield from _review_warnings((*path, "review"), part.review)
-    if all(rule.effect == "reject" for rule, _ in action.rules):
+    if not is_compensation and all(rule.effect == "reject" for rule, _ in action.rules):
         hint = "alone, the rule set refuses every proposal; another one must approve"
         yield DocumentWarning(path, True, "never-approves", f"no rule approves {name} or requests a review", hint)
 

@@ -1,5 +1,5 @@
 """Warnings about counters: windows in seconds, thresholds between two numbers, values that no event has, keys that are
-not those of the counter, and a `retry_after` unlike its rule.
+not those of the counter, fields that a report may lack, and a `retry_after` unlike its rule.
 
 Each yields (path, code, message, suggestion) for a warning about a valid document.
 """
@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 from gavel.v1.execution_pb2 import ExecutionStatus
 
 from gavel_rules.events.kinds import PRODUCER_TYPE_NAMES
-from gavel_rules.language.cel.checker import CheckedExpression, Environment
-from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, ListLiteral, Node, children, walk
+from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
+from gavel_rules.language.cel.name_analysis import NameAnalysis
+from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, ListLiteral, Node, Select, children, walk
 from gavel_rules.language.cel.tree_queries import find_variables
-from gavel_rules.language.cel.vocabulary import HISTORY, INT
+from gavel_rules.language.cel.vocabulary import DYN, HISTORY, INT, Field, ValueType
 from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.counters.counter import OUTCOMES, CompiledCounter, direct_variable
 from gavel_rules.language.counters.linear_form import ZERO, LinearForm, is_exact_divisor, linear_form
@@ -35,6 +36,7 @@ LIMIT_DIFFERS: Final = "limit-differs"
 COUNTER_DIFFERS: Final = "counter-differs"
 KEY_DIFFERS: Final = "key-differs"
 NEVER_EQUALS: Final = "never-equals"
+UNGUARDED_RESULT: Final = "unguarded-result"
 
 CounterWarning = tuple[Path, str, str, str]
 
@@ -45,6 +47,7 @@ _MIRRORED: Final = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 _STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in ExecutionStatus.items() if number > 1)
 _TEXTS: Final = {"producer.type": tuple(PRODUCER_TYPE_NAMES.values())[1:], "execution.status": _STATUSES}
 _PARAMS: Final = "params."
+_RESULT: Final = "execution.result."
 _PRODUCER: Final = "producer"
 # The roots of variables whose values may mean anything.
 _OPEN_ROOTS: Final = ("params", "value")
@@ -278,6 +281,65 @@ def find_unknown_values(
                 continue
             message = f"no event that {counter.name} counts has {name} {json.dumps(value, ensure_ascii=False)}"
             yield (*path, key), NEVER_EQUALS, message, _suggest_known(value, values)
+
+
+def find_unguarded_results(path: Path, counter: CompiledCounter, part: CounterPart) -> Iterator[CounterWarning]:
+    """Yield a warning for each expression of a counter that reads a field of a report's result without testing that it is there.
+
+    One report without the field leaves the group, or all groups, without a number.
+    """
+    where, by, amount, settle = counter.expressions
+    guard = where.expression.text if where is not None else ""
+    for key, scoped in (("where", where), ("by", by), (counter.aggregate, amount), ("settle", settle)):
+        if scoped is None or "execution" not in scoped.environment.scope:
+            continue
+        names = _unguarded_results(scoped, "" if key in ("where", "settle") else guard)
+        if not names:
+            continue
+        tests = " && ".join(f"has({name})" for name in names)
+        groups = "any group" if key in ("where", "by") else "its group"
+        message = f"a report may lack {' and '.join(names)}, and {HISTORY}.{counter.name} then gives no number for {groups}"
+        if key == "settle":
+            written = scoped.expression.written.strip()
+            then = f"({written})" if "?" in written else written
+            hint = f"write {tests} ? {then} : {getattr(part, counter.aggregate)}"
+        elif key == "where":
+            hint = f"write {tests} && …"
+        else:
+            hint = f"write `where: {tests}`" if where is None else f"add {tests} to `where`"
+        yield (*path, key), UNGUARDED_RESULT, message, hint
+
+
+def _unguarded_results(scoped: ScopedExpression, guard: str) -> tuple[str, ...]:
+    """Return the fields of a report's result that an expression reads, and neither the expression nor `guard` tests."""
+    environment, expression = scoped
+    execution = environment.scope["execution"]
+    result = Field(ValueType("map", DYN))  # whose entries are optional
+    scope = {**environment.scope, "execution": ValueType("scope", fields={**execution.fields, "result": result})}
+
+    def unguarded(text: str) -> Mapping[str, None]:
+        analysis = NameAnalysis(scope, _ignore, version=environment.version)
+        analysis.walk(environment.parse(text))
+        return analysis.unguarded
+
+    known = unguarded(guard) if guard else {}
+    # Comments end with their line.
+    names = unguarded(f"({guard}\n) ? ({expression.text}\n) : null" if guard else expression.text)
+    texts = (guard, expression.text) if guard else (expression.text,)
+    tested = {name for text in texts for name in _tested_by_name(environment.parse(text))}
+    return tuple(name for name in names if name.startswith(_RESULT) and name not in known and name not in tested)
+
+
+def _tested_by_name(tree: Node) -> Iterator[str]:
+    """Yield each field of a result that an expression tests as `"name" in execution.result`."""
+    for node in walk(tree):
+        match node:
+            case Call("@in", None, (Constant(value=str() as name), Select(Identifier("execution"), "result"))):
+                yield f"{_RESULT}{name}"
+
+
+def _ignore(offset: int, code: str, message: str, hint: str) -> None:
+    """Drop a report."""
 
 
 def _comparisons_with_constants(expression: CheckedExpression) -> Iterator[tuple[str, str | float, bool]]:

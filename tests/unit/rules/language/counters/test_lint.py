@@ -176,6 +176,44 @@ def test_keys(by: str, key: str, hint: str) -> None:
     assert ([hint] if hint else []) == [one.suggestion for one in warnings if one.code == "key-differs"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "names", "hint"),
+    [
+        ("keep: reserved", "keep: reserved, settle: READ", "execution.result.n", "write has(execution.result.n) ? READ : params.amount"),
+        (
+            "keep: reserved",
+            "keep: reserved, settle: double(READ)",
+            "execution.result.n",
+            "write has(execution.result.n) ? double(READ) : params.amount",
+        ),
+        (
+            "keep: reserved",
+            "keep: reserved, settle: 'has(execution.result.m) ? READ : 1.0'",
+            "execution.result.n",
+            "write has(execution.result.n) ? (has(execution.result.m) ? READ : 1.0) : params.amount",
+        ),
+        ("keep: reserved", "keep: reserved, settle: 'has(READ) ? double(READ) : params.amount'", "", ""),
+        ("of: proposals", "of: executions, where: 'READ > 1'", "execution.result.n", "write has(execution.result.n) && …"),
+        ("of: proposals", "of: executions, where: 'has(READ) && READ > 1', last: READ", "", ""),
+        ("of: proposals", "of: executions, where: '\"n\" in execution.result', sum: READ", "", ""),
+        ("of: proposals", "of: executions, sum: READ", "execution.result.n", "write `where: has(execution.result.n)`"),
+        (
+            "of: proposals",
+            "of: executions, where: 'execution.status == \"SUCCESS\"', sum: 'READ * execution.result.m'",
+            "execution.result.n and execution.result.m",
+            "add has(execution.result.n) && has(execution.result.m) to `where`",
+        ),
+        ("of: proposals", "of: executions, where: 'execution.attempt > 1', sum: execution.attempt", "", ""),
+    ],
+)
+def test_fields_of_reports(old: str, new: str, names: str, hint: str) -> None:
+    """A field of a result that a report may lack gets a warning, unless the expression or `where` tests it."""
+    warnings = compile_changed(old, new.replace("READ", "execution.result.n")).warnings
+    found = [one for one in warnings if one.code == "unguarded-result"]
+    assert [hint.replace("READ", "execution.result.n")] * bool(hint) == [one.suggestion for one in found]
+    assert [f"a report may lack {names}, and"] * bool(names) == [one.message.partition(" history")[0] for one in found]
+
+
 CURRENCIES = """\
 gavel: v2
 rule_set: payments

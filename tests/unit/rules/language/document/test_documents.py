@@ -330,6 +330,15 @@ def test_warnings() -> None:
     assert [(warning.line, warning.code) for warning in compiled.warnings] == [(5, "never-approves"), (9, "fact-never-read")]
 
 
+def test_a_compensation_needs_no_rule() -> None:
+    """An action without rules gets a warning, unless it is the target of a compensation."""
+    other = "  x.undo: {params: {type: object}}\nrules:\n"
+    with_other = GOOD.replace("rules:\n", other, 1)
+    assert "never-approves" in [warning.code for warning in compile_rule_set(with_other).warnings]
+    with_compensation = with_other.replace("    facts:\n", "    compensation: {action: x.undo}\n    facts:\n", 1)
+    assert "never-approves" not in [warning.code for warning in compile_rule_set(with_compensation).warnings]
+
+
 def test_reviews_can_end_in_an_approval() -> None:
     """An action whose rules leave every case to a person gets no warning: the person may approve."""
     compiled = compile_rule_set(GOOD.replace("effect: approve", "effect: review, reason_code: LOOK"))
