@@ -29,7 +29,7 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gavel_client.meanings import REASON_CODE_MEANINGS, REMEDY_MEANINGS
+from gavel_client.meanings import REASON_CODE_MEANINGS, remedy_meaning
 from gavel_client.values import from_struct, from_value
 
 _OUTCOMES: Final[Mapping[Outcome.ValueType, str]] = {
@@ -100,7 +100,7 @@ def _help_line(decision: Decision) -> str:
         return "What helps: nothing in the present state. Do not propose it again in this trace."
     if not hint.remedy:  # arbiter_version 2
         return "What helps: another proposal." if hint.retryable else "What helps: nothing that the producer can do."
-    texts = [REMEDY_MEANINGS.get(remedy, f"remedy {remedy}") for remedy in hint.remedy]
+    texts = [remedy_meaning(remedy, decision) or f"remedy {remedy}" for remedy in hint.remedy]
     after = ""
     if hint.retry_after_ms and decision.conflict_with_proposal_ids:
         after = f" (it may take another {hint.retry_after_ms} ms, and may end sooner)"

@@ -16,6 +16,7 @@ from gavel.v1.decision_pb2 import (
     REMEDY_REFRESH_EVIDENCE,
     REMEDY_REVISE_PARAMS,
     REMEDY_WAIT,
+    Decision,
     Remedy,
 )
 
@@ -31,6 +32,11 @@ REMEDY_MEANINGS: Final[Mapping[Remedy.ValueType, str]] = {
     REMEDY_ASK_PERSON: "a person has to decide or to act",
     REMEDY_NONE: "nothing that the producer can do",
 }
+
+# What to wait for if no other work holds a conflict key.
+_WAIT_FOR_COUNTER: Final = "propose again when the counter gives a number and has room; a warning says why it does not"
+_WAIT_FOR_EXECUTION: Final = "propose again when an approval that a counter of the rule set counts has ended"
+_WAIT: Final = "propose the same again later"
 
 REASON_CODE_MEANINGS: Final[Mapping[str, str]] = {
     "UNDER_REVIEW": "the producer is under human review in the trace; wait for the verdict, or work in another trace",
@@ -69,3 +75,15 @@ REASON_CODE_MEANINGS: Final[Mapping[str, str]] = {
     "NOT_JUDGED": "Gavel failed when the proposal's contest closed; a person must decide; the server's log has the cause",
     "REJECTION_LIMIT": "the producer has reached its limit of rejections in the trace; a person must review it",
 }
+
+
+def remedy_meaning(remedy: Remedy.ValueType, decision: Decision) -> str:
+    """Return what a remedy of a decision means; "" for one of a later contract.
+
+    A refusal that names no conflict waits for a counter.
+    """
+    if remedy != REMEDY_WAIT or decision.conflict_with_proposal_ids:
+        return REMEDY_MEANINGS.get(remedy, "")
+    if decision.retry_hint.retry_after_ms:
+        return _WAIT
+    return _WAIT_FOR_COUNTER if decision.reason_code == "COUNTER_FULL" else _WAIT_FOR_EXECUTION

@@ -65,7 +65,7 @@ Meaning: evidence is too old; the required facts are listed below.
 Decided by rule late of refunds version 2.
 Rule late of refunds matched (reject): params.amount > 10
 Needs order.status of order/1: stale, tier 1 or better, at most 60000 ms old, from orders-db or shop
-What helps: get newer or more trusted evidence; or propose again when the conflicting work has ended (not before 500 ms have passed)."""
+What helps: get newer or more trusted evidence; or propose the same again later (not before 500 ms have passed)."""
     assert expected == explain(rejection())
     assert expected == explain(WaitDecisionResponse(decision=rejection(), phase=DECISION_PHASE_DECIDED))
 
@@ -76,6 +76,16 @@ def test_explanation_of_a_conflict(reason_code: str) -> None:
     conflict = Decision(outcome=OUTCOME_REJECTED, reason_code=reason_code, conflict_with_proposal_ids=["p-1"])
     conflict.retry_hint.CopyFrom(RetryHint(retryable=True, retry_after_ms=500, remedy=[REMEDY_WAIT]))
     assert "(it may take another 500 ms, and may end sooner)." in explain(conflict)
+
+
+@pytest.mark.parametrize(
+    ("reason_code", "text"),
+    [("COUNTER_FULL", "when the counter gives a number and has room"), ("BUDGET", "when an approval that a counter")],
+)
+def test_explanation_of_a_counter(reason_code: str, text: str) -> None:
+    """A refusal that waits for a counter names no conflicting work."""
+    refusal = Decision(outcome=OUTCOME_REJECTED, reason_code=reason_code, retry_hint=RetryHint(retryable=True, remedy=[REMEDY_WAIT]))
+    assert f"What helps: propose again {text}" in explain(refusal)
 
 
 def test_explanations_of_other_decisions() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import CounterReading, Decision, FactRequirementState, Remedy
-from gavel_client.meanings import REASON_CODE_MEANINGS, REMEDY_MEANINGS
+from gavel_client.meanings import REASON_CODE_MEANINGS, remedy_meaning
 from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.events.kinds import GAVEL
+from gavel_rules.state.counters import NOT_COUNTING
 from gavel_rules.text import printable
 
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_NEEDS_HUMAN_REVIEW, EXIT_REJECTED
@@ -25,6 +27,9 @@ from gavel_server.cli.rendering.events import (
     outcome_words,
     policy_line,
 )
+
+# A dry run with a rule set that is not in force has no numbers for its new counters.
+_ACTIVATE: Final = "activate the rule set, which counts the past of its counters; gavel rules simulate counts it without activating"
 
 
 def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
@@ -148,7 +153,9 @@ def _retry_text(decision: Decision) -> str:
 def _remedy_text(remedy: Remedy.ValueType, decision: Decision) -> str:
     if remedy == decision_pb2.REMEDY_WAIT and decision.retry_hint.retry_after_ms:
         return f"propose again {_delay_text(decision)}"
-    return REMEDY_MEANINGS.get(remedy, f"remedy {remedy}, which this version of gavel does not know")
+    if remedy == decision_pb2.REMEDY_WAIT and any(warning.message.endswith(NOT_COUNTING.cause) for warning in decision.warnings):
+        return _ACTIVATE
+    return remedy_meaning(remedy, decision) or f"remedy {remedy}, which this version of gavel does not know"
 
 
 def _delay_text(decision: Decision) -> str:

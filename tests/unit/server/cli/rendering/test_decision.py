@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED, REMEDY_WAIT, CounterReading, Decision, RetryHint
+from gavel_rules.state.counters import NOT_COUNTING
 from gavel_server.cli.rendering.decision import print_decision
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -18,6 +19,15 @@ def test_delay_before_a_retry(conflicts: list[str], text: str, capsys: pytest.Ca
     print_decision(Decision(outcome=OUTCOME_REJECTED, conflict_with_proposal_ids=conflicts, retry_hint=hint), [])
     shown = capsys.readouterr().out
     assert text in " ".join(shown.split()), shown
+
+
+def test_counter_that_is_not_filled(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run with a counter that is not in force says to activate its rule set; nothing conflicts."""
+    decision = Decision(outcome=OUTCOME_REJECTED, reason_code="COUNTER_FULL", retry_hint=RetryHint(retryable=True, remedy=[REMEDY_WAIT]))
+    decision.warnings.add(code="COUNTER_FULL", message=f"refunds/spent: {NOT_COUNTING.cause}")
+    print_decision(decision, [])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("activate the rule set" in shown, "conflicting" in shown) == (True, False), shown
 
 
 def test_counters(capsys: pytest.CaptureFixture[str]) -> None:
