@@ -334,7 +334,7 @@ def _tested_by_name(tree: Node) -> Iterator[str]:
     """Yield each field of a result that an expression tests as `"name" in execution.result`."""
     for node in walk(tree):
         match node:
-            case Call("@in", None, (Constant(value=str() as name), Select(Identifier("execution"), "result"))):
+            case Call("@in", None, (Constant("string", str(name)), Select(Identifier("execution"), "result"))):
                 yield f"{_RESULT}{name}"
 
 
