@@ -140,7 +140,7 @@ class _RemedyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Remedy.ValueTy
     REMEDY_CITE_AGAIN: _Remedy.ValueType  # 3
     """Read the projection again and cite the present versions."""
     REMEDY_WAIT: _Remedy.ValueType  # 4
-    """Wait `retry_after_ms`, or until the conflicting work has ended, and propose again."""
+    """Wait `retry_after_ms`, or until other work has ended that conflicts or that a counter counts, and propose again."""
     REMEDY_REVISE_PARAMS: _Remedy.ValueType  # 5
     """Propose other parameters, or another action."""
     REMEDY_ASK_PERSON: _Remedy.ValueType  # 6
@@ -159,7 +159,7 @@ REMEDY_REFRESH_EVIDENCE: Remedy.ValueType  # 2
 REMEDY_CITE_AGAIN: Remedy.ValueType  # 3
 """Read the projection again and cite the present versions."""
 REMEDY_WAIT: Remedy.ValueType  # 4
-"""Wait `retry_after_ms`, or until the conflicting work has ended, and propose again."""
+"""Wait `retry_after_ms`, or until other work has ended that conflicts or that a counter counts, and propose again."""
 REMEDY_REVISE_PARAMS: Remedy.ValueType  # 5
 """Propose other parameters, or another action."""
 REMEDY_ASK_PERSON: Remedy.ValueType  # 6
