@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.authoring.samples.attributes import attribute_of, attribute_schema, build_case, complete_attributes, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
-from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, Reference, collect_hints
+from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, Reference, collect_hints, collect_hints_of
 from gavel_rules.authoring.samples.paths import fact_schema
 from gavel_rules.authoring.samples.seeds import Seed, seed_values
 from gavel_rules.authoring.samples.values import VALUES_MAX, Sampler, deduplicate, resolve_schema, value_key
+from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.fact_declaration import case_value, is_case_value
 from gavel_rules.language.rule_set import CompiledAction
@@ -44,18 +45,23 @@ class SampleCase(NamedTuple):
 
 
 class CaseBuilder:
-    """Builds cases of one action. The conditions of its `other_versions` give hints as well.
+    """Builds cases of one action. The conditions of its `other_versions` and the `expressions` give hints as well.
 
     The budget pays for the size of the values. Once it is exhausted, nothing is built. The values of `seeds` are tried too.
     """
 
     def __init__(
-        self, action: CompiledAction, other_versions: Sequence[CompiledAction], budget: Budget, seeds: Sequence[Seed] = ()
+        self,
+        action: CompiledAction,
+        other_versions: Sequence[CompiledAction],
+        budget: Budget,
+        seeds: Sequence[Seed] = (),
+        expressions: Sequence[ScopedExpression] = (),
     ) -> None:
         self.action = action
         self.budget = budget
         self._seeds = seeds
-        self.hints: dict[str, Hints] = {}
+        self.hints: dict[str, Hints] = collect_hints_of(expressions)
         for version in (action, *other_versions):
             for condition in version.conditions:
                 for path, hints in collect_hints(condition.tree, version.environment.types).items():

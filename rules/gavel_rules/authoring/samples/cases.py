@@ -10,7 +10,7 @@ thresholds, and every value near a threshold. The same rules give the same cases
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
 from typing import Final, NamedTuple
 
@@ -22,6 +22,7 @@ from gavel_rules.authoring.samples.guards import GuardProbe
 from gavel_rules.authoring.samples.paths import all_cases
 from gavel_rules.authoring.samples.search import CaseSearch
 from gavel_rules.authoring.samples.seeds import Seed
+from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.engines.lowering import Conjunction, Formula, lower
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
@@ -44,7 +45,7 @@ class CaseGenerator:
     """Generates cases for one action, and for `other_versions` of it.
 
     Once the budget is exhausted, nothing more is found and nothing more is called impossible. `base` is the plainest case, None if
-    no params were found that fit the schema. `seeds` are known cases of any action.
+    no params were found that fit the schema. `seeds` are known cases of any action. The values that `expressions` compare are tried too.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class CaseGenerator:
         other_versions: Sequence[CompiledAction] = (),
         budget: Budget | None = None,
         seeds: Sequence[Seed] = (),
+        expressions: Sequence[ScopedExpression] = (),
     ) -> None:
         self.action = action
         self.budget = budget or Budget(WORK_MAX)
         self.seeds = [seed for seed in seeds if seed.action_type == action.action_type]
-        self._builder = CaseBuilder(action, other_versions, self.budget, self.seeds)
+        self._builder = CaseBuilder(action, other_versions, self.budget, self.seeds, expressions)
         self._universe = all_cases(action, other_versions)
         self._search = CaseSearch(self._builder, self._universe)
         self._formulas: dict[tuple[str, bool, str], Formula] = {}
@@ -146,6 +148,10 @@ class CaseGenerator:
         for path in sorted(self._builder.hints):
             if path.startswith("params.") and "[]" not in path:
                 yield from self._vary(start, path)
+
+    def vary(self, start: SampleCase, values: Mapping[str, object]) -> SampleCase | None:
+        """Return a variation of `start` with other values, by path; None if they do not fit together."""
+        return self._builder.build({**start.assignment, **values})
 
     def _vary(self, start: SampleCase, path: str) -> Iterator[SampleCase]:
         if self.budget.exhausted:

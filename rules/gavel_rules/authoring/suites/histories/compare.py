@@ -17,6 +17,7 @@ from gavel_rules.authoring.diff import CaseDecision
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.seeds import Seed
 from gavel_rules.authoring.suites.case_bus import CaseBusError
+from gavel_rules.authoring.suites.histories.count_comparison import CountComparison
 from gavel_rules.authoring.suites.histories.earlier_facts import EarlierFacts
 from gavel_rules.authoring.suites.histories.earlier_proposals import EarlierProposals
 from gavel_rules.authoring.suites.histories.edits import ActionEdits, find_edits
@@ -115,9 +116,12 @@ class _Search:
         thresholds = Thresholds([*expressions, *(rule.value_expression for rule in edits.deriving)])
         of_proposals = {one: pair for one, pair in edits.telling.items() if any(counter.source not in VALUE_SOURCES for counter in pair)}
         documents = [old.canonical_json, new.canonical_json]
-        self._earlier = EarlierProposals(of_proposals, edits.deriving, documents, thresholds)
+        is_subject = all(action.conflict_key_is_subject for action in actions)
+        self._earlier = EarlierProposals(of_proposals, edits.deriving, documents, thresholds, conflict_key_is_subject=is_subject)
         self._facts = FactHistories(actions, edits, thresholds)
-        self._samples = ProposalSamples(actions, seeds, self._earlier.amounts, edits.counters.values())
+        comparison = CountComparison(name, edits.counters.values(), self._earlier.reports)
+        self._samples = ProposalSamples(actions, seeds, self._earlier.amounts, edits.counters.values(), comparison)
+        self._earlier.reports = comparison.rank_reports(self._samples)
         self._cases = HistoryCases(actions, self._samples.values_of_many)
         self.shown: set[str] = set()
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.hints import collect_hints_of
 from gavel_rules.authoring.suites.histories.counter_versions import CounterVersions, ages_ms
 from gavel_rules.authoring.suites.histories.history_cases import Earlier
-from gavel_rules.authoring.suites.histories.sample_reports import PLAIN_NUMBER, sample_results
+from gavel_rules.authoring.suites.histories.sample_reports import PLAIN_NUMBER, EarlierReport, sample_results
 from gavel_rules.authoring.suites.histories.thresholds import Thresholds, counts_around
 from gavel_rules.language.counters.counter import COUNT, DISTINCT, PROPOSALS, REJECTIONS
 from gavel_rules.language.derivation_rules import DerivationRule
@@ -27,15 +27,10 @@ _STATUSES: Final = ("SUCCESS", "FAILED", "ABORTED", "TIMEOUT", "PARTIAL")
 _STATUSES_OF_ANY: Final = ("SUCCESS", "ABORTED", "FAILED")
 # Reports that settle a reservation.
 _EFFECTIVE: Final = ("SUCCESS", "PARTIAL")
+# Reports after which the key of a decision may still be in use: nobody knows their effect.
+_UNKNOWN_EFFECT: Final = ("FAILED", "TIMEOUT")
 _OTHER_SUBJECT: Final = "-earlier"
 _OTHER_PRODUCER: Final = "another-agent"
-
-
-class EarlierReport(NamedTuple):
-    """The report of an earlier execution; with an empty `status` there is none."""
-
-    status: str
-    result: Mapping[str, Any]
 
 
 class EarlierProposals:
@@ -45,9 +40,16 @@ class EarlierProposals:
     """
 
     def __init__(
-        self, counters: Mapping[str, CounterVersions], deriving: Sequence[DerivationRule], documents: Sequence[str], thresholds: Thresholds
+        self,
+        counters: Mapping[str, CounterVersions],
+        deriving: Sequence[DerivationRule],
+        documents: Sequence[str],
+        thresholds: Thresholds,
+        *,
+        conflict_key_is_subject: bool,
     ) -> None:
         self.counters = counters
+        self._conflict_key_is_subject = conflict_key_is_subject
         self.amounts = thresholds.amounts(counters)  # with which proposals are of use, by param
         self._documents = documents
         self._counts_refused = any(counter.source in (PROPOSALS, REJECTIONS) for versions in counters.values() for counter in versions)
@@ -72,9 +74,10 @@ class EarlierProposals:
         if not count:
             return None
         is_other_subject, is_other_producer = others
-        # An open decision holds the key of its subject: the next proposal is rejected.
-        is_other_subject |= not (report.status or age_ms)
-        if not report.status and not self._counts_refused:
+        # An open decision holds the key of its subject, and so does a failed execution: the next proposal is rejected.
+        holds_key = self._conflict_key_is_subject and report.status in _UNKNOWN_EFFECT
+        is_other_subject |= holds_key or not (report.status or age_ms)
+        if (holds_key or not report.status) and not self._counts_refused:
             numbered = numbered or "subject"
         subject = case.subject + _OTHER_SUBJECT if is_other_subject else case.subject
         producer = _OTHER_PRODUCER if is_other_producer else case.producer_id

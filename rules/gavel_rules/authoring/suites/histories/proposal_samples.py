@@ -10,8 +10,11 @@ from gavel_rules.authoring.samples.attributes import BASE_TIME_MS, NOW, build_ca
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import CaseGenerator, generate_cases
+from gavel_rules.authoring.samples.hints import collect_hints_of
 from gavel_rules.authoring.samples.seeds import Seed
+from gavel_rules.authoring.suites.histories.count_comparison import CountComparison
 from gavel_rules.authoring.suites.histories.counter_versions import CounterVersions
+from gavel_rules.authoring.suites.histories.enumeration import indexes_by_sum
 from gavel_rules.language.document.canonical_form import to_canonical_json
 from gavel_rules.language.rule_set import CompiledAction
 
@@ -19,12 +22,15 @@ WORK_MAX: Final = 200_000  # steps of a Budget, to generate the proposals of one
 SAMPLES_MAX: Final = 40
 AMOUNT_MAX: Final = 1e9
 AMOUNTS_MAX: Final = 8  # of one param
+VARIATIONS_MAX: Final = 200  # of one proposal, to find some that the versions count differently
+COUNTED_MAX: Final = 4  # proposals that the versions count differently, each in another way
 
 
 class ProposalSamples:
     """Proposals that tell the rules of both versions of an action apart, and a value of each fact of many subjects, by name.
 
-    `amounts` has the amounts that are tried too, by param. Proposals come also at times at which one of the `counters` counts otherwise.
+    `amounts` has the amounts that are tried too, by param. Proposals come also at times at which one of the `counters` counts otherwise,
+    and with values with which they count differently by the `comparison`.
     """
 
     def __init__(
@@ -33,8 +39,11 @@ class ProposalSamples:
         seeds: Sequence[Seed],
         amounts: Mapping[str, Sequence[float]],
         counters: Iterable[CounterVersions],
+        comparison: CountComparison,
     ) -> None:
         old, new = actions
+        self._action = new
+        self._comparison = comparison
         self.values_of_many: dict[str, list[object]] = {}
         samples: dict[str, SampleCase] = {}
         times = sorted({versions.telling_time_ms(BASE_TIME_MS) for versions in counters} - {BASE_TIME_MS})
@@ -47,7 +56,11 @@ class ProposalSamples:
             approved = [one for one in cases if _is_approved(version, one)]
             with_amounts = [one for sample in approved[:1] for one in _vary_amounts(version, sample, amounts)]
             at_times = [one for sample in (*with_amounts, *approved[:1]) for now_ms in times for one in _at(sample, now_ms)]
-            varied = chain(at_times, with_amounts, cases, *map(generator.vary_params, approved[:1]))
+            expressions = [*comparison.expressions, *(action.conflict_key_expression for action in actions)]
+            of_counters = CaseGenerator(version, [other], Budget(WORK_MAX), seeds, expressions)
+            counted = _vary_counts(of_counters, approved, comparison)
+            with_key = _vary_conflict_key(of_counters, approved) if comparison.compares_sources else []
+            varied = chain(counted, with_key, at_times, with_amounts, cases, *map(generator.vary_params, approved[:1]))
             for sample in islice(varied, SAMPLES_MAX // 2):
                 case = sample.case
                 key = (
@@ -63,17 +76,28 @@ class ProposalSamples:
         self._samples = list(samples.values())
 
     def rank(self, are_approved: Iterator[bool]) -> list[SampleCase]:
-        """Return the samples by rank: first those that both versions approve, the largest amounts before others.
+        """Return the samples by rank: by approval of both versions, then by different counts, then by falling amounts.
 
         `are_approved` says it of each sample, in the order of `__iter__`.
         """
-        ranks = [(not approved, -_magnitude(sample.params)) for approved, sample in zip(are_approved, self._samples, strict=True)]
+        ranks = [
+            (not approved, not self._comparison.differences(sample, is_approved=approved), -_magnitude(sample.params))
+            for approved, sample in zip(are_approved, self._samples, strict=True)
+        ]
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
-        approved = [index for index in order if not ranks[index][0]]
-        half = ranks[approved[0]][1] / 2 if approved else 0.0
-        halves = sorted(approved, key=lambda index: abs(ranks[index][1] - half))[:1]  # two of it fill a budget
-        smallest = approved[-1:]  # many of it fit into one
-        return [self._samples[index] for index in dict.fromkeys([*order[:1], *smallest, *halves, *order])]
+        best = [index for index in order if ranks[index][:2] == ranks[order[0]][:2] and not ranks[index][0]]
+        half = ranks[best[0]][2] / 2 if best else 0.0
+        halves = sorted(best, key=lambda index: abs(ranks[index][2] - half))[:1]  # two of it fill a budget
+        smallest = best[-1:]  # many of it fit into one
+        others = self._with_other_key(order)  # whose decisions, if they are open, do not hold the key of the first
+        return [self._samples[index] for index in dict.fromkeys([*order[:1], *others, *smallest, *halves, *order])]
+
+    def _with_other_key(self, order: Sequence[int]) -> list[int]:
+        """Return the first of some samples with another conflict key than the first one, if proposals may count by being refused."""
+        if not self._comparison.compares_sources:
+            return []
+        keys = {index: self._action.conflict_key(self._samples[index].case) for index in order}
+        return [index for index in order if keys[index] != keys[order[0]]][:1]
 
     def __iter__(self) -> Iterator[SampleCase]:
         return iter(self._samples)
@@ -86,6 +110,31 @@ def _vary_amounts(action: CompiledAction, sample: SampleCase, amounts: Mapping[s
             params = {**sample.params, name: int(number) if number.is_integer() else number}
             if not action.violations(params):
                 yield sample._replace(params=params, case=sample.case.with_params(action.typed_params(params)))
+
+
+def _vary_counts(generator: CaseGenerator, approved: Sequence[SampleCase], comparison: CountComparison) -> Iterator[SampleCase]:
+    """Yield a proposal with other values of what the counters read, one for each way in which their versions count differently."""
+    hints = collect_hints_of(comparison.expressions)
+    paths = [path for path in sorted(hints) if "[]" not in path and (path.startswith("params.") or is_attribute(path))]
+    options = [generator.values(path) for path in paths]
+    seen: set[str] = set()
+    for start in approved[:1] if paths else ():
+        for indexes in islice(indexes_by_sum([len(values) for values in options]), VARIATIONS_MAX):
+            values = (each[index] for each, index in zip(options, indexes, strict=True))
+            sample = generator.vary(start, dict(zip(paths, values, strict=True)))
+            found = repr(comparison.differences(sample, is_approved=True)) if sample is not None else ""
+            if sample is not None and found != "[]" and found not in seen:
+                seen.add(found)
+                yield sample
+            if len(seen) >= COUNTED_MAX:
+                return
+
+
+def _vary_conflict_key(generator: CaseGenerator, approved: Sequence[SampleCase]) -> Iterator[SampleCase]:
+    """Yield a proposal with other params and another conflict key: one with the key of an open decision is rejected."""
+    for start in approved[:1]:
+        known = (None, generator.action.conflict_key(start.case))
+        yield from islice((one for one in generator.vary_params(start) if generator.action.conflict_key(one.case) not in known), 1)
 
 
 def _at(sample: SampleCase, now_ms: int) -> Iterator[SampleCase]:

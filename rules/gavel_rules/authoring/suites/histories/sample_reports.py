@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gavel.v1.execution_pb2 import ExecutionStatus
 
@@ -13,6 +13,13 @@ from gavel_rules.language.report_expressions import STATUS_PREFIX
 
 _RESULT: Final = "execution.result."
 PLAIN_NUMBER: Final = 1.5
+
+
+class EarlierReport(NamedTuple):
+    """The report of an earlier execution; with an empty `status` there is none."""
+
+    status: str
+    result: Mapping[str, Any]
 
 
 def sample_reports(rules: Iterable[DerivationRule]) -> list[Mapping[str, Any]]:

@@ -105,8 +105,8 @@ def test_a_unit_of_a_zone_that_begins_later() -> None:
     """Two units of a calendar are compared at a time of which the zone has data."""
     zone = '  later:\n    offsets: ["2028-01-01T00:00:00Z +01:00"]\n    until: "2031-01-01T00:00:00Z"\n'
     text = RULES.replace("zones:\n", f"zones:\n{zone}")
-    versions = (text.replace("CALENDAR", f"{{unit: {unit}, time_zone: zones.later}}") for unit in ("day", "week"))
-    diff = compare_histories(*map(compile_rule_set, versions))
+    old, new = (text.replace("CALENDAR", f"{{unit: {unit}, time_zone: zones.later}}") for unit in ("day", "week"))
+    diff = compare_histories(compile_rule_set(old), compile_rule_set(new))
     assert () == diff.not_analysed
     assert all("2028-01-01" <= change.now < "2031" for change in diff.changes)
 
