@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel_rules.codec.fields import length_prefixed
+from gavel_rules.state.snapshot.encoding import FORMAT_VERSION
 from gavel_server.history.snapshot_files import SNAPSHOTS_MAX, SnapshotContent, SnapshotFiles, surplus
 from gavel_server.history.snapshot_parts import SnapshotError
 from gavel_server.log import Head
@@ -24,6 +25,8 @@ from tests.support.histories.story import play_story
 from tests.support.state.snapshots import tables
 
 STATE = play_story().state
+LATER = FORMAT_VERSION + 1
+THIS_BUILD = f"this build reads version {FORMAT_VERSION}"
 HEAD = Head(STATE.head, b"\7" * 32)
 OWNERS = StateSnapshot()
 OWNERS.trace_owners.add(trace_id="t1", last_proposal_ms=5, producer_id="agent-1")
@@ -101,7 +104,7 @@ def test_a_damaged_file_is_refused(files: SnapshotFiles, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda first: setattr(first, "format_version", 4), "it has format version 4, and this build reads version 3"),
+        (lambda first: setattr(first, "format_version", LATER), f"it has format version {LATER}, and {THIS_BUILD}"),
         (
             lambda first: setattr(first, "bus", "other"),
             f"it belongs to event {HEAD.sequence_number} of bus other, not to event {HEAD.sequence_number} of bus {BUS}",
@@ -127,7 +130,7 @@ def test_a_missing_or_empty_file_is_refused(files: SnapshotFiles) -> None:
     """A file that somebody has removed or emptied is named as such."""
     path = files.path(HEAD.sequence_number)
     path.write_bytes(b"")
-    assert "it has format version 0, and this build reads version 3" == problem(files)
+    assert f"it has format version 0, and {THIS_BUILD}" == problem(files)
     path.unlink()
     assert "it cannot be read: No such file or directory" == problem(files)
     assert [] == SnapshotFiles(files.directory, "none").numbers()

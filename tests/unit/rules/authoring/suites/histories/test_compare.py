@@ -140,6 +140,7 @@ def test_added_and_removed_derivations() -> None:
     assert () == diff.not_analysed
 
 
+@pytest.mark.long
 def test_two_edited_counters_in_a_condition() -> None:
     """A counter whose number changes no decision is not shown by a history of another counter that the same rule reads."""
     start = RULES.index("  - id: over")
@@ -223,6 +224,7 @@ def test_an_edit_without_a_history() -> None:
     assert HistoryDiff((), (NotAnalysed("counters.refunded", "only its limits differ, which no generated history reaches"),)) == diff
 
 
+@pytest.mark.long
 def test_a_counter_of_another_action() -> None:
     """An edited counter that counts other actions is named with the reason why no history shows it."""
     text = RULES[: RULES.index("derivations:")].replace("counters:\n", "  refund.undo: {params: {type: object}}\ncounters:\n")
