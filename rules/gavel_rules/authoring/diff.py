@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from gavel_rules import reason_codes
-from gavel_rules.authoring.meanings import CounterLabels, label_counters, read_meanings, rule_meanings
+from gavel_rules.authoring.meanings import CounterLabels, detail_meanings, label_counters, read_meanings, rule_meanings
 from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
@@ -136,7 +136,7 @@ def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any], labels: Mappi
             if rule_id in action.retries:
                 meanings[rule_id]["retry_after"] = action.retries[rule_id].meaning(labels)
             if rule_id in action.details:
-                meanings[rule_id]["detail"] = action.details[rule_id].meaning(labels)
+                meanings[rule_id]["detail"] = detail_meanings(action.details[rule_id], labels)
     return {rule["id"]: _Rule(rule, trees[rule["id"]], meanings[rule["id"]]) for rule in document["rules"]}
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gavel_rules.language.cel.syntax_tree import Identifier, Node
 from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.derivation_rules import DerivationRule
+from gavel_rules.language.details import Details
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
 
@@ -48,6 +49,11 @@ def rule_meanings(action: CompiledAction | None, labels: Mapping[str, str]) -> l
         (rule.id, rule.priority, rule.effect, rule.reason_code, canonical_tree(action.environment, condition.tree, labels))
         for rule, condition in zip(action.rules, action.conditions, strict=True)
     ]
+
+
+def detail_meanings(details: Details, labels: Mapping[str, str]) -> dict[str, Node]:
+    """Return the meaning of each detail of a rule, by name."""
+    return {name: canonical_tree(details.environment, tree, labels) for name, tree in details.trees.items()}
 
 
 def read_meanings(action: CompiledAction | None, labels: Mapping[str, str]) -> dict[str, Node]:

@@ -13,7 +13,6 @@ from typing import Final
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.syntax_tree import Node
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
-from gavel_rules.language.counters.canonical_tree import canonical_tree
 from gavel_rules.language.engines.case import Case, CaseReader
 from gavel_rules.language.engines.cel import Program, condition_source
 from gavel_rules.text import clip
@@ -26,19 +25,14 @@ class Details:
     """The details of one rule, compiled."""
 
     def __init__(self, environment: Environment, checked: Mapping[str, CheckedExpression]) -> None:
-        self._names: Final = tuple(checked)
-        trees = [expression.tree for expression in checked.values()]
-        self._environment: Final = environment
-        self._trees: Final = trees
+        self.environment: Final = environment
+        self.trees: Final[Mapping[str, Node]] = {name: expression.tree for name, expression in checked.items()}
+        trees = self.trees.values()
         self._reader: Final = CaseReader(
             (variable for tree in trees for variable in find_variables(tree, environment.types)),
             [path for tree in trees for path in find_presence_tests(tree)],
         )
         self._program: Final = Program(environment, [condition_source(expression.source) for expression in checked.values()])
-
-    def meaning(self, names: Mapping[str, str]) -> dict[str, Node]:
-        """Return what details of the same meaning have in common, whatever their layout. `names`: see `canonical_tree`."""
-        return {name: canonical_tree(self._environment, tree, names) for name, tree in zip(self._names, self._trees, strict=True)}
 
     def values(self, case: Case) -> dict[str, object]:
         """Return the values by name, None for one that fails or is not a finite number below 2^53. Long texts are cut."""
@@ -46,7 +40,7 @@ class Details:
         answers = self._program.evaluate_all(variables)
         if answers is None:
             answers = self._program.evaluate_each(variables)
-        return {name: _value(answer) for name, answer in zip(self._names, answers, strict=True)}
+        return {name: _value(answer) for name, answer in zip(self.trees, answers, strict=True)}
 
 
 def _value(answer: object) -> object:
