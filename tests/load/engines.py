@@ -8,7 +8,6 @@ function, measured the same way, is the unit of comparison between machines.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -20,6 +19,7 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, compile_rule_set
 from rich.console import Console
 
+from tests.load.core_part import run_part
 from tests.load.workload import FURTHER_CONDITIONS, RULES_OF_THE_LARGE_SET
 
 ROUNDS: Final = 15
@@ -148,19 +148,5 @@ def show(figures: dict[str, float], console: Console) -> None:
         console.print(f"gate: {gate['name']}: {gate['reached']:.2f}, wanted under {gate['wanted']}: {word}", highlight=False)
 
 
-def main() -> int:
-    """Measure and print; with --gate, return 1 if a gate was missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.load.engines", description="Measures the two rule engines by themselves.")
-    parser.add_argument("--gate", action="store_true", help="exit 1 if a gate is missed")
-    parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON, and no gates")
-    arguments = parser.parse_args()
-    figures = measure()
-    if arguments.json:
-        print(json.dumps(figures))
-        return 0
-    show(figures, Console(width=None if sys.stdout.isatty() else 160))
-    return 1 if arguments.gate and not all(gate["passed"] for gate in gates(figures)) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_part("tests.load.engines", "Measures the two rule engines by themselves.", measure, show, gates))

@@ -251,6 +251,7 @@ class CounterTable:
         self.entries[entry.entry_id] = entry
         group = self.groups.get(entry.group)
         if group is None:
+            # What a lacking group adds up to has no meaning, but its latest entry is named as the cause.
             is_lacking = len(entry.group) > GROUP_LENGTH_MAX
             group = self.groups[entry.group] = CounterGroup(LAST if is_lacking else self.counter.aggregate)
         group.add(entry)

@@ -11,8 +11,6 @@ of several rounds. The gate is that a decision after a long history costs what i
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -24,6 +22,7 @@ from gavel_rules.commands import EventAnswer
 from gavel_rules.decider import handle
 from rich.console import Console
 
+from tests.load.core_part import run_part
 from tests.support.driver import Core
 
 ROUNDS: Final = 7
@@ -184,19 +183,5 @@ def show(figures: dict[str, float], console: Console) -> None:
         )
 
 
-def main() -> int:
-    """Measure and print; with --gate, return 1 if a gate was missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.load.counters.past_events", description="Measures rules on past events.")
-    parser.add_argument("--gate", action="store_true", help="exit 1 if a gate is missed")
-    parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON, and no gates")
-    arguments = parser.parse_args()
-    figures = measure()
-    if arguments.json:
-        print(json.dumps(figures))
-        return 0
-    show(figures, Console(width=None if sys.stdout.isatty() else 120))
-    return 1 if arguments.gate and not all(gate["passed"] for gate in gates(figures)) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_part("tests.load.counters.past_events", "Measures rules on past events.", measure, show, gates))
