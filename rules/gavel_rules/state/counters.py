@@ -287,7 +287,7 @@ class CounterTable:
         lapses = counter_group.lapses
         frees_at_ms = lapses[0].lapses_at_ms if lapses else 0
         value = counter_group.total
-        if not self.counter.is_additive or 0 < frees_at_ms <= now_ms or excluded_id in self.entries:
+        if not self.counter.is_additive or 0 < frees_at_ms <= now_ms or (excluded_id and excluded_id in self.entries):
             missing: list[CounterEntry] = []
             own = self.entries.get(excluded_id)
             frees_at_ms = 0
@@ -300,7 +300,7 @@ class CounterTable:
             if own is not None and own.group == group and own.lapses_at_ms > now_ms:
                 missing.append(own)
             value = counter_group.value_without(missing, self.entries)
-        if abs(value) > TOTAL_MAX:
+        if not -TOTAL_MAX <= value <= TOTAL_MAX:
             return None
         return Reading(self.counter.from_units(value), frees_at_ms)
 

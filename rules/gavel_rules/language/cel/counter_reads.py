@@ -1,12 +1,13 @@
 """Reads of counters in expressions: `history.NAME(key)` becomes a variable that both engines read as a plain number.
 
-A read is replaced by a name of the same length (`History.NAME_0` and spaces), so that every place in the text stays right. Reads of the
-same counter with the same key share a variable. Before an expression is evaluated, arbitration evaluates the keys and looks the counters
+A read is replaced by a name of the same length (`History.a0` and spaces), so that every place in the text stays right. Reads of the same
+counter with the same key share a variable. Before an expression is evaluated, arbitration evaluates the keys and looks the counters
 up; a read whose key has no value leaves its variable absent, as an absent fact does.
 """
 
 from __future__ import annotations
 
+import string
 from typing import Final, NamedTuple
 
 from gavel_rules.language.cel.tokens import closing_offset, has_code
@@ -17,7 +18,9 @@ KEYS_PER_COUNTER_MAX: Final = 36
 # Different reads by the expressions of an action. A decision records each of them, and an event holds at most 1 MiB.
 READS_PER_ACTION_MAX: Final = 1_152
 
-_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+# A variable is no longer than the shortest read, `history.n()`. Its name is not that of the counter: CEL copies the name of each value
+# several times, which takes memory of its own beyond 15 bytes.
+_LETTERS: Final = string.ascii_letters
 
 
 class CounterRead(NamedTuple):
@@ -56,7 +59,8 @@ class CounterReads:
         number = sum(1 for counter, _ in self._by_key if counter == place.counter)
         if number >= KEYS_PER_COUNTER_MAX or len(self._by_key) >= READS_PER_ACTION_MAX:
             return None
-        read = CounterRead(place.counter, key, f"{COUNTER_READS}.{place.counter}_{_DIGITS[number]}")
+        high, low = divmod(len(self._by_key), 100)
+        read = CounterRead(place.counter, key, f"{COUNTER_READS}.{_LETTERS[high]}{low}")
         self._by_key[place.counter, key] = read
         return read, True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cel_expr_python import cel
 from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_PER_ACTION_MAX, CounterReads, ReadPlace
 from gavel_rules.language.document.models import COUNTERS_MAX
 
@@ -28,6 +29,18 @@ def test_an_action_reads_counters_with_few_keys() -> None:
     assert [True] * READS_PER_ACTION_MAX == answers[:READS_PER_ACTION_MAX]
     assert not any(answers[READS_PER_ACTION_MAX:])
     assert READS_PER_ACTION_MAX == len(reads.all())
+
+
+def test_variables_fit_in_the_place_of_a_read() -> None:
+    """Different reads have different variables, which are no longer than the shortest read, and are names to CEL."""
+    reads = CounterReads()
+    assert all(add(reads, f"c{number}", "") for number in range(READS_PER_ACTION_MAX))
+    names = [read.variable for read in reads.all()]
+    assert READS_PER_ACTION_MAX == len(set(names))
+    assert max(map(len, names)) <= len("history.n()")
+    environment = cel.NewEnv(variables=dict.fromkeys(names, cel.Type.INT))
+    values = dict(zip(names, range(READS_PER_ACTION_MAX), strict=True))
+    assert [*values.values()] == environment.compile(f"[{','.join(names)}]").eval(data=values).plain_value()
 
 
 @pytest.mark.parametrize("comment", ["// a comment )\n", " // one\n // two ( \n ", "\n"])
