@@ -12,14 +12,14 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.state.state import State
 
-# Of decisions that were made before evidence was selected, or without it.
+# Reason codes of decisions that were made before evidence was selected, or without it.
 _CODES_WITHOUT_EVIDENCE: Final = frozenset({reason_codes.UNDER_REVIEW, reason_codes.NO_FEASIBLE_PROPOSAL, reason_codes.NOT_JUDGED})
 
 
 def reselect_evidence(state: State, proposal: ProposalView, decision: Decision) -> list[tuple[int, str]]:
-    """Return (sequence number, key) of the evidence that was selected for the first decision on a proposal, for all rule sets.
+    """Return (sequence number, key) of the evidence that all rule sets selected for the first decision on a proposal.
 
-    `state` is that of the log with the decision and what was recorded with it, which change no evidence.
+    `state` is the state after the decision and the events that were recorded with it: they change no evidence.
     """
     actions = state.active_actions.get(proposal.action_type, ())
     if decision.reason_code in _CODES_WITHOUT_EVIDENCE or any(action.violations(proposal.params) for action in actions):

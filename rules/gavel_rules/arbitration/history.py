@@ -30,7 +30,7 @@ class HistoryReading:
         self.absences: Final[dict[str, Absence]] = {}
 
     def add_absence(self, counter: str, absence: Absence) -> None:
-        """Add why a counter gives no number, or has no room. Of several causes, the first of those that last longest is kept."""
+        """Add why a counter gives no number, or has no room. The cause that lasts longest is kept: first of all one without a known end."""
         known = self.absences.get(counter)
         if known is None or (known.until_ms and (not absence.until_ms or absence.until_ms > known.until_ms)):
             self.absences[counter] = absence

@@ -1,4 +1,4 @@
-"""The tables of counters, and what reads of them give at a time.
+"""The tables of counters: their entries, their groups, and the number that a read gives at a time.
 
 A counter has entries, one for each event that counts, until they lapse. Each group adds its entries up with each change and queues them in
 the order in which they lapse, so a read costs no more than the entries that have lapsed since the last event. A reservation that is not
@@ -30,10 +30,17 @@ from gavel_rules.language.counters.counter import (
     CompiledCounter,
 )
 
-# Groups of a counter that lack an event. Beyond, all groups give no number.
+# Groups of a counter with a fault. If more have one, no group gives a number.
 FAULTY_GROUPS_MAX: Final = 100
-# A group that no event has, for faults of all groups: it is longer than the key of any other.
+# Lapses that are examined to foresee when a full counter has room.
+LAPSES_FORESEEN: Final = 1_000
+# Stands for every group in faults. It is longer than any key, so no event has it.
 ALL_GROUPS: Final = "*" * (GROUP_LENGTH_MAX + 1)
+
+# Flags of a table.
+FILLED: Final = "filled"
+IN_FORCE: Final = "in force"
+PINNED: Final = "pinned"
 
 
 class CounterEntry:
@@ -131,17 +138,12 @@ class CounterGroup:
         return entry.sequence_number if self.aggregate == LAST else entry.amount, entry.entry_id
 
 
-# Flags of a table.
-FILLED: Final = "filled"
-IN_FORCE: Final = "in force"
-PINNED: Final = "pinned"
-
-
 class EarlyEnd:
-    """What became of a reservation while its counter was filled, before the fill brought its entry.
+    """The end of a reservation that came before its entry, because its counter was still being filled.
 
-    `settled` is the entry of its reports since `since_ms`, the last of which is event `reported_at`. `is_released`: it had ended without an
-    effect before these. `undone_before`: a compensation has undone what was settled before it was approved, at this sequence number.
+    `settled` is the entry that its reports of an effect have settled: the first of them at `since_ms`, the last one is event `reported_at`.
+    `is_released` says whether the reservation had ended without an effect before these reports. `undone_before` is the sequence number at
+    which a compensation was approved, which undoes what was settled before; 0: none was.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class EarlyEnd:
         self.undone_before: Final = undone_before
 
     def change(self, entry: CounterEntry, counter: CompiledCounter) -> CounterEntry | None:
-        """Return what the entry has become that the fill brings; None if it no longer counts."""
+        """Return what counts in place of the entry that the fill brings; None if nothing does."""
         settled = self.settled
         is_open = entry.lapses_at_ms == NEVER_MS
         is_undone = not is_open and entry.sequence_number < self.undone_before
@@ -180,12 +182,8 @@ class EarlyEnd:
 NO_END: Final = EarlyEnd()
 
 
-# Lapses that are looked at to tell when a full counter has room.
-LAPSES_FORESEEN: Final = 1_000
-
-
 class CounterFault(NamedTuple):
-    """Why a group gives no number: an event that could not be counted, and when its absence ends. The greater one prevails."""
+    """An event that a group lacks, and until when the group therefore gives no number. Of two faults, the greater one prevails."""
 
     until_ms: int
     sequence_number: int  # of the event
@@ -200,7 +198,7 @@ class UncountedEvent(NamedTuple):
     policy_id: str  # the rule set for which the counter was opened
     counter: str
     sequence_number: int
-    until_ms: int  # when its absence ends; 0: when the decision of the reservation does
+    until_ms: int  # until when the counter gives no number; 0: until the decision of the reservation ends
 
 
 class Absence(NamedTuple):
@@ -214,7 +212,7 @@ NOT_COUNTING: Final = Absence("it is not in force, or not filled yet")
 
 
 class CounterTable:
-    """The entries of one counter. Read it freely; `transitions.counters` alone changes it."""
+    """The entries of one counter. Only `transitions.counters`, `transitions.reservations` and the undo log change it."""
 
     def __init__(self, counter: CompiledCounter, opened_at: int, policy_id: str = "", version: int = 0) -> None:
         self.counter: Final = counter
@@ -247,11 +245,11 @@ class CounterTable:
         return PINNED in self.flags
 
     def add(self, entry: CounterEntry) -> None:
-        """Add an entry, as the undo log and `transitions` do."""
+        """Add an entry."""
         self.entries[entry.entry_id] = entry
         group = self.groups.get(entry.group)
         if group is None:
-            # What a lacking group adds up to has no meaning, but its latest entry is named as the cause.
+            # The total of a lacking group has no meaning, but a refusal names its latest entry as the cause.
             is_lacking = len(entry.group) > GROUP_LENGTH_MAX
             group = self.groups[entry.group] = CounterGroup(LAST if is_lacking else self.counter.aggregate)
         group.add(entry)
@@ -274,10 +272,10 @@ class CounterTable:
             _dequeue(self.lapses, entry)
 
     def read(self, group: str, now_ms: int, excluded_id: str = "") -> Reading | None:
-        """Return the number of a group at `now_ms`, which is not before the last event; None if an entry may be missing, or if a double
-        does not hold the number exactly.
+        """Return the number of a group; None if an entry may be missing, or if a double does not hold the number exactly.
 
-        `excluded_id` is the entry of a proposal that is being decided after its contest: it has been counted already.
+        `now_ms` is not before the last event. `excluded_id` is the entry of a proposal that is being decided after its contest, which has
+        been counted already.
         """
         if not self.is_filled or len(group) > GROUP_LENGTH_MAX or self.has_fault(group, now_ms):
             return None
@@ -330,8 +328,8 @@ class CounterTable:
         if fault is not None:
             return fault
         entries, _ = self._sizes(now_ms)
-        full = "groups" if entries < self.counter.entries_max else "entries"
-        most = self.counter.groups_max if full == "groups" else self.counter.entries_max
+        counter = self.counter
+        full, most = ("groups", counter.groups_max) if entries < counter.entries_max else ("entries", counter.entries_max)
         return Absence(f"it has all {full} that `{full}_max: {most}` permits", self._room_at_ms(now_ms))
 
     def _room_at_ms(self, now_ms: int) -> int:
@@ -409,7 +407,7 @@ def amount_after(counter: CompiledCounter, settled: int | str, reported: int | s
 
 
 def lacking_group(group: str) -> str:
-    """Return the group in which reservations are entered that the group lacks: while it has one, the group gives no number."""
+    """Return the group that holds the reservations which a group lacks. While it has an entry, the other group gives no number."""
     return group if group == ALL_GROUPS else f"{ALL_GROUPS}/{group}"
 
 

@@ -144,14 +144,14 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
     if filled.complete:
         store.put(table.flags, FILLED, True)
         for entry_id in sorted(table.early_ends):
-            settled = table.early_ends[entry_id].settled  # the fill has no such entry: the reservation ended without one
+            settled = table.early_ends[entry_id].settled  # the fill has brought no entry for these
             store.drop(table.early_ends, entry_id)
             if settled is not None and settled.lapses_at_ms > store.recorded_at_ms:
                 enter(store, table, settled)
 
 
 def drop_unused_counters(store: Store) -> None:
-    """Drop the counters that a rule set in force had and none has any more, and those opened for a version that a later one overtook."""
+    """Drop counters that no rule set in force has any more, and those opened for a version that a later one has overtaken."""
     in_force = {
         counter.digest
         for rule_sets in (store.active_rule_sets.values(), store.shadows.values())
@@ -174,7 +174,7 @@ def _is_overtaken(store: Store, table: CounterTable) -> bool:
 
 def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, event: CountedEvent) -> None:
     """Enter an event into counters that count events of its kind, unless their `where` leaves it out."""
-    recorded_at_ms, number = store.recorded_at_ms, store.head
+    recorded_at_ms, sequence_number = store.recorded_at_ms, store.head
     measured: Amount | None = None
     entry: CounterEntry | None = None
     for table in tables:
@@ -189,13 +189,13 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
             if counter.source not in (PROPOSALS, REJECTIONS) or counter.params_match(event):
                 group = ALL_GROUPS if error.group is None else error.group
                 if counter.is_reserved:
-                    _enter_lacking(store, table, entry_id, group, number)
+                    _enter_lacking(store, table, entry_id, group, sequence_number)
                 else:
                     suspend_group(store, table, group, present_fault(store, table))
             continue
         # Counters that differ only in their limits, or are reserved, share an entry.
         if entry is None or amount is not measured or entry.lapses_at_ms != lapses_at_ms:
-            measured, entry = amount, CounterEntry(entry_id, amount.group, amount.value, lapses_at_ms, number)
+            measured, entry = amount, CounterEntry(entry_id, amount.group, amount.value, lapses_at_ms, sequence_number)
         enter(store, table, entry)
 
 
@@ -220,10 +220,10 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
         suspend_group(store, table, lacking, CounterFault(entry.lapses_at_ms, entry.sequence_number))
 
 
-def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str, number: int) -> None:
-    """Let reads of a group, or of ALL_GROUPS, give no number until the decision of a reservation ends."""
-    store.schedule(table, CounterEntry(entry_id, lacking_group(group), 0, NEVER_MS, number))
-    _note_uncounted(store, table, number, 0)
+def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str, sequence_number: int) -> None:
+    """Let a group, or ALL_GROUPS, give no number until the decision of a reservation ends."""
+    store.schedule(table, CounterEntry(entry_id, lacking_group(group), 0, NEVER_MS, sequence_number))
+    _note_uncounted(store, table, sequence_number, 0)
 
 
 def present_fault(store: Store, table: CounterTable) -> CounterFault:
@@ -239,8 +239,8 @@ def suspend_group(store: Store, table: CounterTable, group: str, fault: CounterF
     _note_uncounted(store, table, fault.sequence_number, fault.until_ms)
 
 
-def _note_uncounted(store: Store, table: CounterTable, number: int, until_ms: int) -> None:
-    store.uncounted_events.append(UncountedEvent(table.policy_id, table.counter.name, number, until_ms))
+def _note_uncounted(store: Store, table: CounterTable, sequence_number: int, until_ms: int) -> None:
+    store.uncounted_events.append(UncountedEvent(table.policy_id, table.counter.name, sequence_number, until_ms))
 
 
 # Which events count

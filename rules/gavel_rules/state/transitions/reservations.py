@@ -1,7 +1,7 @@
 """Transitions of reservations: approvals that count until their work ends, and then with what it did.
 
-An approval reserves under its decision_id, and each attempt that a person grants under the decision_id of the grant. While a counter is
-filled, what happens to a reservation may come before its entry; the table keeps it as an EarlyEnd.
+The entry of an approval has its decision_id, and that of an attempt which a person grants has the decision_id of the grant. While a
+counter is filled, a reservation may end before the fill brings its entry; the table keeps this as an EarlyEnd.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECU
 
 
 def settle(store: Store, live: LiveDecision, execution: Execution, *, is_late: bool = False) -> None:
-    """Settle the reservation of a decision whose report states an effect. Withdraw the effects that it compensates.
+    """Settle the reservation of a decision whose report states an effect. Withdraw the effects that the decision compensates.
 
     `is_late`: the report came after another attempt had begun, or after a review was requested.
     """
@@ -136,7 +136,7 @@ def _settled_entry(
     counter = table.counter
     group = ALL_GROUPS  # until it is known
     try:
-        # A reservation that is lacking has no amount.
+        # The entry of a reservation that could not be counted has no amount.
         if reserved is not None and len(reserved.group) <= GROUP_LENGTH_MAX:
             approved: Amount | None = Amount(reserved.group, reserved.value)
         else:
@@ -150,19 +150,19 @@ def _settled_entry(
         if before is not None:
             value = amount_after(counter, before.value, value)
         known = reserved or before
-        number = known.sequence_number if known is not None else live.sequence_number
+        sequence_number = known.sequence_number if known is not None else live.sequence_number
         if is_late and live.compensation:
-            number = store.head  # the compensation does not undo this effect
-        return CounterEntry(_reservation_id(live), group, value, counter.lapses_at_ms(store.recorded_at_ms), number)
+            sequence_number = store.head  # the compensation does not undo this effect
+        return CounterEntry(_reservation_id(live), group, value, counter.lapses_at_ms(store.recorded_at_ms), sequence_number)
     except CounterError as error:
         suspend_group(store, table, group if error.group is None else error.group, present_fault(store, table))
         return None
 
 
 def _withdraw(store: Store, decision_id: str, undone_before: int) -> None:
-    """Let the effects of a decision count no longer that a compensation, approved at `undone_before`, has undone.
+    """Remove the entries that a compensation of a decision has undone. `undone_before` is the sequence number of its approval.
 
-    It has undone neither a grant that came later, nor what a late report stated since. A reservation stays: it is a person's grant.
+    Later grants stay, and so do effects that late reports stated since. An open reservation stays: it is a person's grant.
     """
     ended = store.ended_decisions.get(decision_id)
     live = store.decisions.get(decision_id) if ended is None else ended.live
