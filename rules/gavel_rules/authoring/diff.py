@@ -269,7 +269,7 @@ class _ActionVersions:
         for sample in samples:
             evidence = {self._evidence_key(name, version): value for name, value in sample.facts.items()}
             own = self._new_reads if version is self._new else self._old_reads
-            histories = [_numbers(reads, sample, own) for reads in (self._old_reads, self._new_reads)]
+            histories = [_translate_history(reads, sample, own) for reads in (self._old_reads, self._new_reads)]
             before = _decide(self._old, self._old_keys, sample, evidence, histories[0])
             after = _decide(self._new, self._new_keys, sample, evidence, histories[1])
             if before != after and (rule_id, before, after) not in self._seen:
@@ -285,9 +285,9 @@ class _ActionVersions:
         return {names[key]: value for key, value in evidence.items()}
 
     def _context(self, sample: SampleCase, histories: Sequence[Mapping[str, float]]) -> dict[str, object]:
-        """Return what the conditions read besides params and facts, by name. `histories` has the counters of each version.
+        """Return what the conditions read besides params and facts, by name. `histories` has the numbers of each version's counters.
 
-        A counter whose name means another counter in each version has two numbers, each with the side it belongs to in its name.
+        A name that means another counter in each version has two numbers: `NAME before` and `NAME after`.
         """
         context: dict[str, object] = {}
         numbers: list[dict[str, object]] = [{}, {}]
@@ -309,11 +309,11 @@ class _ActionVersions:
         return dict(sorted(context.items()))
 
 
-def _numbers(reads: Mapping[str, Node], sample: SampleCase, own: Mapping[str, Node]) -> dict[str, float]:
-    """Return what counters give the version of some reads in a sample of the version of the reads `own`, by variable.
+def _translate_history(reads: Mapping[str, Node], sample: SampleCase, own: Mapping[str, Node]) -> dict[str, float]:
+    """Return the numbers of a version's `reads` in a sample, by variable. `own` are the reads of the version that the sample is of.
 
-    A read has the number of the read in `own` with the same meaning. One that `own` lacks has a number if the search for the sample gave
-    it one, and that of an empty group otherwise.
+    A read has the number of the read in `own` with the same meaning. If `own` has none, it has the number that the search for the sample
+    gave its variable, or else that of an empty group.
     """
     variables = {meaning: variable for variable, meaning in own.items()}
     numbers: dict[str, float] = {}

@@ -30,8 +30,8 @@ RuleMeaning = tuple[str, int, str, str, Node]  # id, priority, effect, reason co
 def label_counters(old: CompiledRuleSet, new: CompiledRuleSet) -> CounterLabels:
     """Return the labels of the counters of two versions.
 
-    A name that has another digest in each version is an edited counter, or now names another counter. If a counter with one of the
-    digests has another name in the other version, the reading tells which is the case that changes fewer rules.
+    A name with a different digest in each version is an edited counter, or it now names another counter. If a counter with one of these
+    digests has another name in the other version, both readings are possible: the one that changes fewer rules and derivations is taken.
     """
     both = old.counters.keys() & new.counters.keys()
     by_name = _labels(old, new, {name for name in both if old.counters[name].digest != new.counters[name].digest})

@@ -35,7 +35,7 @@ ZERO: Final = LinearForm(Decimal(0), {})
 
 
 def linear_form(node: Node) -> LinearForm:
-    """Return the linear form of a number. What is no literal, sum, multiple or part is a term; conversions do not count."""
+    """Return the linear form of a number. Conversions are left out. Anything but a literal, sum, multiple or quotient is a term."""
     match node:
         case Constant(_, int() | float() as value) if not isinstance(value, bool):
             return LinearForm(Decimal(repr(value)), {})

@@ -1,7 +1,7 @@
-"""Warnings about counters: windows in seconds, thresholds between two numbers, values that no event has, keys that are
-not those of the counter, fields that a report may lack, and a `retry_after` unlike its rule.
+"""Warnings about the counters of a valid document.
 
-Each yields (path, code, message, suggestion) for a warning about a valid document.
+They concern windows in seconds, thresholds between two numbers, values that no event has, keys that are not those of the counter, fields
+that a report may lack, and a `retry_after` unlike its rule. Each function yields the warnings of one kind.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ KEY_DIFFERS: Final = "key-differs"
 NEVER_EQUALS: Final = "never-equals"
 UNGUARDED_RESULT: Final = "unguarded-result"
 
-CounterWarning = tuple[Path, str, str, str]
+CounterWarning = tuple[Path, str, str, str]  # path, code, message, suggestion
 
 _COMPARISONS: Final = frozenset(["_<_", "_<=_", "_>_", "_>=_", "_==_", "_!=_"])
-# The comparisons of which one side is greater, and each with its sides exchanged.
+# The comparisons of order, each with the one that its sides satisfy when they are exchanged.
 _MIRRORED: Final = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 # The texts that a name of counted events may have, where they are not open.
 _STATUSES: Final = tuple(name.removeprefix(STATUS_PREFIX) for name, number in ExecutionStatus.items() if number > 1)
@@ -60,18 +60,19 @@ _DAY_S: Final = 86_400
 
 
 def find_windows_in_seconds(counters: Mapping[str, CounterPart]) -> Iterator[CounterWarning]:
-    """Yield a warning for each window that is odd in milliseconds and round in seconds: 86400 ms is 86.4 s, 86400 s is a day. A window
-    below a second is odd.
+    """Yield a warning for each window that is probably meant in seconds.
+
+    Such a window is odd in milliseconds and round in seconds (86400 ms is 86.4 s, 86400 s is a day), or it is below a second.
     """
     for name, counter in counters.items():
         window = counter.window_ms
         if window is None or window % _MINUTE_MS == 0:
             continue
-        is_round_in_seconds = window % 60 == 0 and (window % 1_000 != 0 or window % _DAY_S == 0)
+        is_round_in_seconds = window % 60 == 0 and (window % _SECOND_MS != 0 or window % _DAY_S == 0)
         if window >= _SECOND_MS and not is_round_in_seconds:
             continue
-        message = f"the window of {name} is {window / 1_000:g} s"
-        yield ("counters", name, "window_ms"), WINDOW_IN_SECONDS, message, f"if {window} s are meant, write {window * 1_000}"
+        message = f"the window of {name} is {window / _SECOND_MS:g} s"
+        yield ("counters", name, "window_ms"), WINDOW_IN_SECONDS, message, f"if {window} s are meant, write {window * _SECOND_MS}"
 
 
 def find_exact_thresholds(
@@ -100,16 +101,16 @@ def find_exact_thresholds(
 def find_other_limits(
     path: Path, condition: CheckedExpression, environment: Environment, counters: Mapping[str, CounterPart], call: FreesCall
 ) -> Iterator[CounterWarning]:
-    """Yield a warning if `retry_after` foresees room at another number of the counter than that at which the condition changes."""
+    """Yield a warning if `retry_after` waits for another number of the counter than that at which the rule stops refusing."""
     read = f"{HISTORY}.{call.counter}"
     key, (amount, limit) = call.parts[:-2], [linear_form(canonical_tree(environment, part.tree)) for part in call.parts[-2:]]
     target = Call(read, None, tuple([part.tree for part in key]))
-    # There is room while the counter plus `asked` is at most zero.
-    asked = amount.plus(limit, -1)
+    # There is room while the counter plus `excess` is at most zero.
+    excess = amount.plus(limit, -1)
     is_whole = environment.scope[HISTORY].fields[call.counter].type.element is INT
     step = Decimal(1) if is_whole else Decimal(1).scaleb(-counters[call.counter].scale)
     bounds = list(_bounds(canonical_tree(environment, condition.tree), target))
-    if not bounds or any(_is_chosen(term) for term in asked.terms):
+    if not bounds or any(_is_chosen(term) for term in excess.terms):
         return
     if all(bound.refuses_below for bound in bounds):
         hint = "remove retry_after: nobody can foresee when the counter grows"
@@ -117,19 +118,19 @@ def find_other_limits(
         return
     if any(bound.form is None for bound in bounds):
         return
-    alike = [bound for bound in bounds if bound.form is not None and bound.form.terms == asked.terms and not bound.refuses_below]
-    # Each of these refuses alone, so all of them must let go.
+    alike = [bound for bound in bounds if bound.form is not None and bound.form.terms == excess.terms and not bound.refuses_below]
+    # A sufficient bound refuses alone, so the counter has to pass all of them.
     strictest = max((bound for bound in alike if bound.is_sufficient), key=lambda bound: bound.highest(step), default=None)
-    is_too_early = strictest is not None and strictest.highest(step) - asked.constant >= step
-    if any(bound.admits(asked, step) for bound in alike) and not is_too_early:
+    is_too_early = strictest is not None and strictest.highest(step) - excess.constant >= step
+    if any(bound.admits(excess, step) for bound in alike) and not is_too_early:
         return
-    message = f"retry_after does not foresee when the condition of the rule changes with {read}"
+    message = f"the rule stops refusing at another number of {read} than that which retry_after waits for"
     near = strictest or next(iter(alike), None)
     if near is None:
         hint = f"its amount is what the condition adds to {read}, its limit what it compares the sum with"
         yield path, LIMIT_DIFFERS, message, hint
         return
-    difference = asked.constant - near.highest(step)
+    difference = excess.constant - near.highest(step)
     by = f"raise it by {_plain(difference)}" if difference > 0 else f"lower it by {_plain(-difference)}"
     hint = f"with this amount, its limit is {_plain(limit.constant + difference)}" if not limit.terms else f"its limit: {by}"
     yield path, LIMIT_DIFFERS, message, hint
@@ -143,13 +144,13 @@ class _Bound(NamedTuple):
     refuses_below: bool  # it refuses on its lower side
     is_sufficient: bool  # it refuses above, whatever else holds
 
-    def admits(self, asked: LinearForm, step: Decimal) -> bool:
-        """Return whether the counter, a multiple of `step`, passes this bound and the other one of the same terms at the same number."""
-        left = asked.constant - self._constant
+    def admits(self, excess: LinearForm, step: Decimal) -> bool:
+        """Return whether a counter that is a multiple of `step` passes this bound at the number at which `excess` is zero."""
+        left = excess.constant - self._constant
         return 0 < left <= step if self.is_strict else 0 <= left < step
 
     def highest(self, step: Decimal) -> Decimal:
-        """Return the constant of a bound that is not strict and changes at the same number."""
+        """Return the constant of the bound that is not strict and that the counter passes at the same number."""
         if not self.is_strict:
             return self._constant
         return ((self._constant / step).to_integral_value(ROUND_FLOOR) + 1) * step
@@ -168,7 +169,7 @@ class _Comparison(NamedTuple):
 
 
 def _find_comparisons(node: Node, is_refusal: bool | None = True, is_sufficient: bool = True) -> Iterator[_Comparison]:
-    """Yield every comparison of which one side is greater."""
+    """Yield every comparison of order in a part of a condition. The flags are those of the part: see `_Comparison`."""
     match node:
         case Call(function, None, (_, _)) if function in _MIRRORED:
             yield _Comparison(node, is_refusal, is_sufficient)
@@ -274,7 +275,7 @@ def find_unknown_values(
             if values is None or value in values:
                 continue
             if name == _REASON_CODE:
-                # Another rule set on the action may give a code that is unlike all known ones, and an older version one that has changed.
+                # Other rule sets on the action, and older versions of this one, give codes that are not known here.
                 near = suggest_value(str(value), [str(one) for one in values]) if value else ""
                 if near and not any(f" {other}?" in near for _, other, _ in compared):
                     yield (*path, key), NEVER_EQUALS, f'no rule gives the {name} "{value}", which {counter.name} compares', near

@@ -34,7 +34,7 @@ class FreesCall(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The room that a proposal needs: the most that its group may have, in whole numbers of the counter's smallest unit."""
+    """The room that a proposal needs: its group, and the most that it may hold, in whole numbers of the counter's smallest unit."""
 
     group: str
     most: int
@@ -55,12 +55,12 @@ class RetryAfter:
         self._program: Final = Program(environment, [condition_source(part.source) for part in checked.parts])
 
     def meaning(self, names: Mapping[str, str]) -> tuple[object, ...]:
-        """Return what two calls of the same meaning have in common, whatever their layout. `names`: see `canonical_tree`."""
+        """Return a value that is equal for calls of the same meaning, whatever their layout. `names`: see `canonical_tree`."""
         name = self.counter.name
         return names.get(name, name), *(canonical_tree(self._environment, tree, names) for tree in self._trees)
 
     def room(self, case: Case) -> Room | None:
-        """Return the room that a case asks for; None if an expression fails or gives a number that the counter cannot hold."""
+        """Return the room that a case needs; None if an expression fails or gives a number that is not finite."""
         answers = self._program.evaluate_all(self._reader.read(case))
         if answers is None:
             return None
@@ -76,7 +76,10 @@ def check_retry_after(
     check: Callable[[str, str], CheckedExpression | None],
     report: Report,
 ) -> FreesCall | None:
-    """Return the checked call, or report its mistakes and return None. `check` takes a part, at its place in the text, and its type."""
+    """Return the checked call, or report its mistakes and return None.
+
+    `check` takes an argument, after as many spaces as there are characters before it in the text, and the type that it must have.
+    """
     try:
         tree = environment.parse(text)
     except RuntimeError as error:
@@ -106,7 +109,7 @@ def check_retry_after(
         form = _form(counter) if counter.has_groups else f"add `by` to {name}, or {_form(counter)}"
         report(tree.offset, "type-error", f"{_FREES} takes {arguments}", form)
         return None
-    # Spaces keep every part at its place in the text.
+    # The spaces keep the places of mistakes right.
     parts = [check(" " * start + text[start:end], type_) for (start, end), type_ in zip(places, types, strict=True)]
     sound = tuple(part for part in parts if part is not None)
     return FreesCall(name, sound) if len(sound) == len(parts) else None

@@ -131,11 +131,13 @@ class _Search:
         if not self._edits.visible:
             return
         for edit, histories in self._histories():
-            left = PROPOSALS_MAX // len(self._facts.names) if edit else max(PROPOSALS_MAX, HISTORIES_MIN * max(self._earlier.counts))
+            proposals_left = (
+                PROPOSALS_MAX // len(self._facts.names) if edit else max(PROPOSALS_MAX, HISTORIES_MIN * max(self._earlier.counts))
+            )
             found = 0
             for history in histories:
-                left -= len(history.part.earlier) + 1
-                if left < 0 or found >= HISTORIES_SHOWN_MAX or edit in self.shown or self.shown >= self._edits.visible:
+                proposals_left -= len(history.part.earlier) + 1
+                if proposals_left < 0 or found >= HISTORIES_SHOWN_MAX or edit in self.shown or self.shown >= self._edits.visible:
                     break
                 runs = self._buses.run(history.part)
                 change = self._change(history, runs) if runs is not None else None
@@ -157,7 +159,7 @@ class _Search:
         versions = self._edits.counters.get(name) if root == "counters" else None
         if versions is None:
             return "no generated history is treated differently"
-        if not versions.differ:
+        if not versions.counts_differ:
             return "only its limits differ, which no generated history reaches"
         before, after = versions
         if not versions.counts_facts and self._name not in (before.actions ^ after.actions or before.actions):

@@ -35,7 +35,7 @@ class CountComparison:
 
     def __init__(self, action_type: str, counters: Iterable[CounterVersions], reports: Sequence[EarlierReport]) -> None:
         self._action_type = action_type
-        self._counters = [pair for pair in counters if pair.differ and all(counter.source not in VALUE_SOURCES for counter in pair)]
+        self._counters = [pair for pair in counters if pair.counts_differ and all(counter.source not in VALUE_SOURCES for counter in pair)]
         self._reports = reports
         self.compares_sources: Final = any(pair.before.source != pair.after.source for pair in self._counters)
         # Of both versions; they name the values on which the versions may differ.

@@ -45,8 +45,8 @@ class CounterVersions:
         return any(counter.source in VALUE_SOURCES for counter in self)
 
     @cached_property
-    def differ(self) -> bool:
-        """Whether the versions may count an event differently: not if only their limits differ, or the layout of their expressions."""
+    def counts_differ(self) -> bool:
+        """Whether the versions may count an event differently. Limits and the layout of expressions do not matter."""
         before, after = (
             (
                 counter.source,

@@ -24,7 +24,8 @@ COUNT_MAX: Final = 100  # earlier proposals of a history
 AMOUNTS_MAX: Final = 12  # earlier proposals that add up to a sum
 
 _STATUSES: Final = ("SUCCESS", "FAILED", "ABORTED", "TIMEOUT", "PARTIAL")
-_STATUSES_OF_ANY: Final = ("SUCCESS", "ABORTED", "FAILED")
+# Statuses that are tried even if no document names them.
+_STATUSES_ALWAYS_TRIED: Final = ("SUCCESS", "ABORTED", "FAILED")
 # Reports that settle a reservation.
 _EFFECTIVE: Final = ("SUCCESS", "PARTIAL")
 # Reports after which the key of a decision may still be in use: nobody knows their effect.
@@ -50,10 +51,10 @@ class EarlierProposals:
     ) -> None:
         self.counters = counters
         self._conflict_key_is_subject = conflict_key_is_subject
-        self.amounts = thresholds.amounts(counters)  # with which proposals are of use, by param
+        self.amounts = thresholds.amounts(counters)  # by param; proposals with them bring counters to their thresholds
         self._documents = documents
         self._counts_refused = any(counter.source in (PROPOSALS, REJECTIONS) for versions in counters.values() for counter in versions)
-        # Another one than the amounts that are approved most often.
+        # The smallest amount: most proposals are approved with another one.
         self._reported_amount = min((number for numbers in self.amounts.values() for number in numbers if number > 0), default=PLAIN_NUMBER)
         self._thresholds = {name: thresholds.of_counter(name) for name in counters}
         none = [0] if deriving else []  # the plainest history that derives something
@@ -100,7 +101,7 @@ class EarlierProposals:
         return counts_around(sorted(ratios), COUNT_MAX)
 
     def _find_numbered(self) -> list[str]:
-        """Return the texts of which counters count the different ones: each proposal gets its own."""
+        """Return the names of the texts whose different values counters count. A numbered text differs in each proposal."""
         counters = [counter for versions in self.counters.values() for counter in versions if counter.aggregate == DISTINCT]
         read = {name for counter in counters if counter.expressions.amount is not None for name in counter.expressions.amount.names()}
         texts = {"subject" if name.startswith("subject") else name for name in read}
@@ -112,7 +113,7 @@ class EarlierProposals:
     def _find_reports(self) -> list[EarlierReport]:
         """Return reports of the earlier proposals: first those that the documents name, and those with a result that a counter reads."""
         named = [one for one in _STATUSES if any(one in document for document in self._documents)]
-        statuses = dict.fromkeys([*named[:1], *_STATUSES_OF_ANY[:1], *named, *_STATUSES_OF_ANY])
+        statuses = dict.fromkeys([*named[:1], *_STATUSES_ALWAYS_TRIED[:1], *named, *_STATUSES_ALWAYS_TRIED])
         hints = [collect_hints_of(counter.expressions) for versions in self.counters.values() for counter in versions]
         # With the fields that all counters read, then with those of each: a version may read another field.
         of_each = [[*sample_results(one, self._reported_amount)] for one in (ChainMap(*hints), *hints)]
@@ -127,4 +128,4 @@ class EarlierProposals:
         return [EarlierReport(status, result) for result in different.values() for status in _EFFECTIVE if self._is_tried(status)]
 
     def _is_tried(self, status: str) -> bool:
-        return status in _STATUSES_OF_ANY or any(status in document for document in self._documents)
+        return status in _STATUSES_ALWAYS_TRIED or any(status in document for document in self._documents)

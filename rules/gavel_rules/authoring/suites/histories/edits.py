@@ -32,7 +32,9 @@ def find_edits(old: CompiledRuleSet, new: CompiledRuleSet) -> RuleSetEdits:
     both = [name for name in old.counters if name in new.counters and labels.old[name] == labels.new[name]]
     pairs = pair_counters(both, old, new)
     # Digests differ by the layout of expressions, and by params that a counter does not read.
-    counters = {name for name, pair in pairs.items() if pair.before.digest != pair.after.digest and (pair.differ or pair.limits_differ)}
+    counters = {
+        name for name, pair in pairs.items() if pair.before.digest != pair.after.digest and (pair.counts_differ or pair.limits_differ)
+    }
     before, after = (
         {rule.id: derivation_meaning(rule, names) for rule in version.derivations}
         for version, names in zip((old, new), labels, strict=True)
@@ -63,7 +65,7 @@ class ActionEdits:
         # "counters.NAME" and "derivations.ID".
         self.names: Final = {f"counters.{name}" for name in self.counters} | {f"derivations.{rule.id}" for rule in self._derivations}
         # Those that a history may show: none of limits.
-        self.visible: Final = self.names - {f"counters.{name}" for name, pair in self.counters.items() if not pair.differ}
+        self.visible: Final = self.names - {f"counters.{name}" for name, pair in self.counters.items() if not pair.counts_differ}
         parts = [
             (rule_meanings(action, names), json.loads(version.canonical_json)["actions"][action_type])
             for action, version, names in zip(actions, versions, edits.labels, strict=True)

@@ -47,7 +47,7 @@ class FactHistories:
     ) -> Iterator[History]:
         """Yield histories with earlier facts that a counter counts."""
         source = self._sources[name]
-        if source.is_edited and not source.versions.differ:
+        if source.is_edited and not source.versions.counts_differ:
             return
         pasts: list[list[tuple[EarlierFacts, ...]]] = []
         for sample in samples[: max(SAMPLES_MAX // len(self._sources), SAMPLES_MIN)]:

@@ -107,7 +107,7 @@ class HistoryCases:
         return History(part.model_copy(update={"earlier": proposals}), past, sample)
 
     def _evidence(self, sample: SampleCase, subject: str, params: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-        """Yield the facts that a proposal with these params needs, with the values of a sample, as suites write them: by either version."""
+        """Yield the facts that a proposal with these params needs under either version, as suites write them, with the sample's values."""
         declared = {fact.name: (fact, action) for action in self._actions for fact in action.facts}
         case = sample.case
         proposer = Proposer(case.producer_type, case.producer_id, case.producer_version, case.producer_groups)
