@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 from gavel.internal.v1.state_snapshot_pb2 import OutlivingResult, StateSnapshot, SubjectEvidence
 from gavel_rules.state.paged_table import Pages, StatePages
@@ -26,8 +27,8 @@ class SnapshotPages:
     def __init__(self, path: Path, sequence_number: int) -> None:
         try:
             self._file: Final = path.open("rb", buffering=_SCAN_BUFFER_BYTES)
-            evidence = _TablePages(self._file, path, "evidence")
-            results = _TablePages(self._file, path, "outliving_results")
+            evidence = _TablePages(self._file, path, "evidence", "subject", "evidence")
+            results = _TablePages(self._file, path, "outliving_results", "event_id", "readings")
             tables = (evidence, results)
             for place, size_bytes in part_places(self._file):
                 start = os.pread(self._file.fileno(), min(size_bytes, _ROW_START_BYTES), place)
@@ -53,19 +54,16 @@ def is_paged(part_start: bytes) -> bool:
     return part_start.startswith(_PART_TAGS)
 
 
-class _Row(NamedTuple):
-    key: str
-    content: bytes
-
-
 class _TablePages:
-    """The rows of one paged table in a file."""
+    """The rows of one paged table in a file: a field of StateSnapshot, whose messages have a key and the packed row as fields."""
 
-    def __init__(self, file: BinaryIO, path: Path, field: str) -> None:
+    def __init__(self, file: BinaryIO, path: Path, field: str, key: str, packed: str) -> None:
         self._file: Final = file
         self._path: Final = path
         self._field: Final = field
         self._tag: Final = _TAGS[field]
+        self._key: Final = attrgetter(key)
+        self._packed: Final = attrgetter(packed)
         self._first_keys: Final[list[str]] = []
         self._places: Final = array("Q")
         self._sizes: Final = array("Q")
@@ -84,31 +82,28 @@ class _TablePages:
         index = bisect_right(self._first_keys, key) - 1
         if index < 0:
             return None
-        for row in self._read(index):
-            if row.key == key:
-                return row.content
-        return None
+        rows = self._read(index)
+        place = bisect_left(rows, key, key=self._key)
+        if place == len(rows) or self._key(rows[place]) != key:
+            return None
+        packed: bytes = self._packed(rows[place])
+        return packed
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
         """Yield all keys and packed rows, sorted."""
         for index in range(len(self._first_keys)):
-            yield from self._read(index)
+            for row in self._read(index):
+                yield self._key(row), self._packed(row)
 
-    def _read(self, index: int) -> Sequence[_Row]:
-        """Return the rows of a part. Raises SnapshotError if somebody has changed the file."""
+    def _read(self, index: int) -> Any:
+        """Return the messages of a part, sorted by key. Raises SnapshotError if somebody has changed the file."""
         try:
             content = os.pread(self._file.fileno(), self._sizes[index], self._places[index])
         except OSError as error:
             raise SnapshotError(f"{self._path} cannot be read: {error.strerror}; restart the server") from error
         if zlib.crc32(content) != self._checksums[index]:
             raise SnapshotError(f"{self._path} has been changed or damaged; remove it and restart the server")
-        return _rows_of(StateSnapshot.FromString(content), self._field)
-
-
-def _rows_of(part: StateSnapshot, field: str) -> list[_Row]:
-    if field == "evidence":
-        return [_Row(row.subject, row.evidence) for row in part.evidence]
-    return [_Row(row.event_id, row.readings) for row in part.outliving_results]
+        return getattr(StateSnapshot.FromString(content), self._field)
 
 
 _LENGTH_DELIMITED: Final = 2
