@@ -76,7 +76,7 @@ def stream(start: int, count: int) -> list[Event]:
 
 
 def rule_set(shape: str, policies: int) -> str:
-    """Return the rule set with so many rules of a shape."""
+    """Return the rule set with `policies` rules of a shape."""
     counters = ""
     conditions = []
     for number in range(policies):
@@ -109,7 +109,7 @@ class Bus:
                 self._log_in(event)
 
     def decide(self, count: int) -> float:
-        """Play on until so many decisions were made; return the microseconds of one."""
+        """Play on until `count` decisions are made, and return the mean processor time of one in microseconds."""
         core = self._core
         spent_s = 0.0
         reads = 0
@@ -141,7 +141,7 @@ class Bus:
 
 
 def measure() -> dict[str, float]:
-    """Return the microseconds of a decision by shape, number of rules and length of the history: "selective 10 200".
+    """Return the microseconds of a decision by shape, number of rules and length of the history: "selective 10 800".
 
     Raises RuntimeError if the selective rules do not refuse some reads and approve others, or a broad one refuses any.
     """

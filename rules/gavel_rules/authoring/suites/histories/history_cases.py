@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -65,17 +65,8 @@ class HistoryCases:
         producer = {"id": case.producer_id, "version": case.producer_version, "type": case.producer_type, "groups": [*case.producer_groups]}
         estimates = {"risk": case.risk, "cost": case.cost, "confidence": case.confidence, "priority": case.priority}
         now = datetime.fromtimestamp(case.now_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        facts: dict[str, dict[str, Any]] = {}
         others = [earlier.values(number) for number in range(earlier.proposals)] if earlier is not None else []
-        for subject, _, params in [(case.subject, "", sample.params), *others]:
-            for fact in self._evidence(sample, subject, params):
-                facts[f"{fact['key']} of {fact['subject']} from {fact.get('source', 'any')}"] = fact
-            if not sample.facts:  # every proposal cites some fact about its subject
-                facts[f"a note on {subject}"] = {"key": "history.note", "subject": subject, "value": True}
-        counted: dict[str, dict[str, Any]] = {}  # recorded before the evidence, if both are recorded now
-        for group in past.facts:
-            row = {"key": group.key, "subject": group.subject, "source": group.source, "tier": group.tier, "age_ms": group.age_ms}
-            counted.update((f"counted {len(counted) + number}", {**row, "value": group.value}) for number in range(group.facts))
+        cited = self._cited_facts(sample, [(case.subject, sample.params), *((subject, params) for subject, _, params in others)])
         data: dict[str, Any] = {
             "now": now,
             "action": self._actions[0].action_type,
@@ -83,8 +74,8 @@ class HistoryCases:
             "producer": producer,
             "params": dict(sample.params),
             "proposal": estimates,
-            "facts": {**counted, **facts},
-            "cites": [*facts],
+            "facts": {**_counted_facts(past.facts), **cited},  # the former are recorded first, if both are recorded now
+            "cites": [*cited],
             "expect": {"outcome": "APPROVED"},
         }
         if report is not None:
@@ -105,6 +96,16 @@ class HistoryCases:
             proposer = first.producer.model_copy(update={"id": producer_id})
             proposals.append(first.model_copy(update={"subject": subject, "producer": proposer, "params": params}))
         return History(part.model_copy(update={"earlier": proposals}), past, sample)
+
+    def _cited_facts(self, sample: SampleCase, proposals: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, dict[str, Any]]:
+        """Return the facts that proposals cite, by a name. Each proposal is given by its subject and its params."""
+        facts: dict[str, dict[str, Any]] = {}
+        for subject, params in proposals:
+            for fact in self._evidence(sample, subject, params):
+                facts[f"{fact['key']} of {fact['subject']} from {fact.get('source', 'any')}"] = fact
+            if not sample.facts:  # every proposal cites some fact about its subject
+                facts[f"a note on {subject}"] = {"key": "history.note", "subject": subject, "value": True}
+        return facts
 
     def _evidence(self, sample: SampleCase, subject: str, params: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """Yield the facts that a proposal with these params needs under either version, as suites write them, with the sample's values."""
@@ -129,3 +130,12 @@ class HistoryCases:
                     or subject
                 )
             yield {**row, "value": value, "subject": about}
+
+
+def _counted_facts(groups: Iterable[EarlierFacts]) -> dict[str, dict[str, Any]]:
+    """Return earlier facts as suites write them, by a name."""
+    facts: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        row = {"key": group.key, "subject": group.subject, "source": group.source, "tier": group.tier, "age_ms": group.age_ms}
+        facts.update((f"counted {len(facts) + number}", {**row, "value": group.value}) for number in range(group.facts))
+    return facts

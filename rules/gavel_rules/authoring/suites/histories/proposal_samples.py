@@ -62,23 +62,13 @@ class ProposalSamples:
             with_key = _vary_conflict_key(of_counters, approved) if comparison.compares_sources else []
             varied = chain(counted, with_key, at_times, with_amounts, cases, *map(generator.vary_params, approved[:1]))
             for sample in islice(varied, SAMPLES_MAX // 2):
-                case = sample.case
-                key = (
-                    to_canonical_json(sample.params),
-                    sample.facts,
-                    case.now_ms,
-                    case.subject,
-                    case.producer_type,
-                    case.producer_id,
-                    case.producer_groups,
-                )
-                samples.setdefault(repr(key), sample)
+                samples.setdefault(_identity(sample), sample)
         self._samples = list(samples.values())
 
     def rank(self, are_approved: Iterator[bool]) -> list[SampleCase]:
         """Return the samples by rank: by approval of both versions, then by different counts, then by falling amounts.
 
-        `are_approved` says it of each sample, in the order of `__iter__`.
+        `are_approved` says of each sample whether both versions approve it, in the order of `__iter__`.
         """
         ranks = [
             (not approved, not self._comparison.differences(sample, is_approved=approved), -_magnitude(sample.params))
@@ -87,9 +77,9 @@ class ProposalSamples:
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         best = [index for index in order if ranks[index][:2] == ranks[order[0]][:2] and not ranks[index][0]]
         half = ranks[best[0]][2] / 2 if best else 0.0
-        halves = sorted(best, key=lambda index: abs(ranks[index][2] - half))[:1]  # two of it fill a budget
-        smallest = best[-1:]  # many of it fit into one
-        others = self._with_other_key(order)  # whose decisions, if they are open, do not hold the key of the first
+        halves = sorted(best, key=lambda index: abs(ranks[index][2] - half))[:1]  # two of these fill a budget
+        smallest = best[-1:]  # many of these fit into a budget
+        others = self._with_other_key(order)  # an open decision on these does not hold the key of the first
         return [self._samples[index] for index in dict.fromkeys([*order[:1], *others, *smallest, *halves, *order])]
 
     def _with_other_key(self, order: Sequence[int]) -> list[int]:
@@ -143,6 +133,13 @@ def _at(sample: SampleCase, now_ms: int) -> Iterator[SampleCase]:
     attributes = complete_attributes({**sample.case.history, **assigned, NOW: now_ms}, len(sample.facts))
     if attributes is not None:
         yield sample._replace(case=build_case(sample.case.params, sample.case.facts, attributes))
+
+
+def _identity(sample: SampleCase) -> str:
+    """Return a text that is equal for samples between which histories make no difference."""
+    case = sample.case
+    producer = (case.producer_type, case.producer_id, case.producer_groups)
+    return repr((to_canonical_json(sample.params), sample.facts, case.now_ms, case.subject, *producer))
 
 
 def _magnitude(value: object) -> float:
