@@ -1,8 +1,8 @@
 """Reads of counters in expressions: `history.NAME(key)` becomes a variable that both engines read as a plain number.
 
-A read is replaced by a name of the same length (`History.a0` and spaces), so that every place in the text stays right. Reads of the same
-counter with the same key share a variable. Before an expression is evaluated, arbitration evaluates the keys and looks the counters
-up; a read whose key has no value leaves its variable absent, as an absent fact does.
+A read is replaced by a variable with spaces up to the length of the read (`History.a0`), so every place in the text stays right. Reads of
+the same counter with the same key share a variable. Before an expression is evaluated, arbitration evaluates the keys and looks up the
+counters; a read whose key has no value leaves its variable absent, as an absent fact does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ KEYS_PER_COUNTER_MAX: Final = 36
 # Different reads by the expressions of an action. A decision records each of them, and an event holds at most 1 MiB.
 READS_PER_ACTION_MAX: Final = 1_152
 
-# A variable is no longer than the shortest read, `history.n()`. Its name is not that of the counter: CEL copies the name of each value
-# several times, which takes memory of its own beyond 15 bytes.
+# A variable is no longer than the shortest read, `history.n()`. It does not have the name of the counter: CEL copies the name of each value
+# several times, and allocates memory for a name of more than 15 bytes (docs/performance.md#what-counters-cost).
 _LETTERS: Final = string.ascii_letters
 
 
