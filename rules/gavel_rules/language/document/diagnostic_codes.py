@@ -83,7 +83,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "counter-differs": "A retry_after asks for room in another counter, or in another group, than its rule reads.",
     "counter-never-read": "No rule, no score and no derivation reads a counter.",
     "fact-never-read": "No rule, no subject and no derivation reads a declared fact.",
-    "key-differs": "A counter is read only with keys that its groups never have, for example a counter by trace that is read for a producer.",
+    "key-differs": "A counter is read only with keys that its groups never have, for example a counter by trace read for a producer.",
     "limit-differs": "A retry_after has another amount or limit than its rule, or its rule refuses while the counter is too small.",
     "needless-escalation": "An escalation of reviews lets nobody vote who could not before.",
     "never-approves": "No rule approves an action or requests a review, and the action is no compensation.",
