@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from gavel_rules import reason_codes
-from gavel_rules.authoring.meanings import CounterLabels, detail_meanings, label_counters, read_meanings, rule_meanings
+from gavel_rules.authoring.meanings import CounterLabels, ReadMeaning, detail_meanings, label_counters, read_meanings, rule_meanings
 from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
@@ -309,7 +309,7 @@ class _ActionVersions:
         return dict(sorted(context.items()))
 
 
-def _translate_history(reads: Mapping[str, Node], sample: SampleCase, own: Mapping[str, Node]) -> dict[str, float]:
+def _translate_history(reads: Mapping[str, ReadMeaning], sample: SampleCase, own: Mapping[str, ReadMeaning]) -> dict[str, float]:
     """Return the numbers of a version's `reads` in a sample, by variable. `own` are the reads of the version that the sample is of.
 
     A read has the number of the read in `own` with the same meaning. If `own` has none, it has the number that the search for the sample

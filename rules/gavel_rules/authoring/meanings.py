@@ -56,11 +56,22 @@ def detail_meanings(details: Details, labels: Mapping[str, str]) -> dict[str, No
     return {name: canonical_tree(details.environment, tree, labels) for name, tree in details.trees.items()}
 
 
-def read_meanings(action: CompiledAction | None, labels: Mapping[str, str]) -> dict[str, Node]:
+class ReadMeaning(NamedTuple):
+    """What a variable that stands for a read of a counter means. Reads of other kinds of numbers cannot have the same number."""
+
+    tree: Node
+    kind: str  # "int" or "double"
+
+
+def read_meanings(action: CompiledAction | None, labels: Mapping[str, str]) -> dict[str, ReadMeaning]:
     """Return the meanings of an action's reads of counters, by variable."""
     if action is None:
         return {}
-    return {read.variable: canonical_tree(action.environment, Identifier(read.variable), labels) for read in action.counter_reads}
+    meanings: dict[str, ReadMeaning] = {}
+    for variable in [read.variable for read in action.counter_reads]:
+        tree = canonical_tree(action.environment, Identifier(variable), labels)
+        meanings[variable] = ReadMeaning(tree, action.environment.types[variable].kind)
+    return meanings
 
 
 def derivation_meaning(rule: DerivationRule, labels: Mapping[str, str]) -> tuple[object, ...]:

@@ -111,10 +111,15 @@ class Environment:
         """Return an environment with the same scope, without reads of counters and shared variables."""
         return Environment(self.scope, version=self.version, schema_is_broken=self.schema_is_broken)
 
-    def declare_read(self, variable: str, counter: str) -> None:
-        """Declare the variable that stands for a read of a counter."""
+    def counter_type(self, counter: str) -> ValueType:
+        """Return the type of what a counter gives."""
         type_ = self.scope[HISTORY].fields[counter].type.element
         assert type_ is not None  # noqa: S101  # every counter gives something
+        return type_
+
+    def declare_read(self, variable: str, counter: str) -> None:
+        """Declare the variable that stands for a read of a counter."""
+        type_ = self.counter_type(counter)
         self.types[variable] = type_
         self._declared[variable] = cel.Type(type_.cel())
         self._library = cel.NewEnv(config=library_config(self.version), variables=self._declared)
@@ -305,7 +310,7 @@ class _Check:
         if inner:
             return None
         for place in places:
-            entry = environment.counter_reads.add(source, place)
+            entry = environment.counter_reads.add(source, place, environment.counter_type(place.counter).kind)
             if entry is None:
                 message = (
                     f"the expressions of the action read {place.counter} with more than {KEYS_PER_COUNTER_MAX} different keys,"

@@ -1,6 +1,6 @@
 """Canonical trees: equal for expressions that mean the same. Each read of a counter is a call with its key.
 
-The variable of a read, such as `History.a0`, says neither which counter is read nor with which key: it depends on earlier reads.
+The variable of a read, such as `History.ab0`, says neither which counter is read nor with which key, and may depend on earlier reads.
 """
 
 from __future__ import annotations

@@ -396,3 +396,26 @@ def test_another_rule_that_reads_a_counter() -> None:
     diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(added))
     assert (("first",), (), ()) == (diff.added, diff.changed, diff.not_analysed)
     assert {"NEVER"} == {case.after.reason_code for case in diff.cases}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rule_that_reads_another_kind_of_number(is_first: bool) -> None:
+    """A rule that reads a count, before or after one that reads a sum, leaves the cases of the other rule what they are."""
+    rule = "  - {id: often, action: refund.create, priority: 2, when: 'history.calls() > 9', effect: reject, reason_code: OFTEN}\n"
+    counted = COUNTED.replace("spent:", "calls: {of: approvals, action: refund.create, window_ms: 60000}\n  spent:")
+    place = "rules:\n" if is_first else "  - {id: rest"
+    added = counted.replace(place, rule + place if not is_first else place + rule).replace("> 1000.0", "> 900.0")
+    diff = diff_rule_sets(compile_rule_set(COUNTED), compile_rule_set(added))
+    assert (("often",), ("over",), ()) == (diff.added, diff.changed, diff.not_analysed)
+    assert {("", "OVER"), ("", "OFTEN")} == {(case.before.reason_code, case.after.reason_code) for case in diff.cases}
+
+
+@pytest.mark.parametrize("is_count", [True, False])
+def test_a_counter_of_another_kind_of_number(is_count: bool) -> None:
+    """A counter that adds up in place of counting, or the reverse, has cases by its number before and by that after."""
+    counting = COUNTED.replace("sum: params.amount, ", "").replace("> 1000.0", "> 10")
+    old, new = [compile_rule_set(text) for text in ((counting, COUNTED) if is_count else (COUNTED, counting))]
+    diff = diff_rule_sets(old, new)
+    assert ("over",) == diff.changed
+    assert {("", "OVER"), ("OVER", "")} == {(case.before.reason_code, case.after.reason_code) for case in diff.cases}
+    assert compare_histories(old, new).changes

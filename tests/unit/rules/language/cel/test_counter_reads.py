@@ -8,10 +8,10 @@ from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_P
 from gavel_rules.language.document.models import COUNTERS_MAX
 
 
-def add(reads: CounterReads, counter: str, key: str) -> bool:
+def add(reads: CounterReads, counter: str, key: str, kind: str = "int") -> bool:
     """Read a counter with a key; return whether the limits allow it."""
     text = f"history.{counter}({key})"
-    return reads.add(text, ReadPlace(counter, 0, text.index("("))) is not None
+    return reads.add(text, ReadPlace(counter, 0, text.index("(")), kind) is not None
 
 
 def test_a_counter_is_read_with_few_keys() -> None:
@@ -43,17 +43,29 @@ def test_variables_fit_in_the_place_of_a_read() -> None:
     assert [*values.values()] == environment.compile(f"[{','.join(names)}]").eval(data=values).plain_value()
 
 
+def test_a_variable_depends_on_its_read_alone() -> None:
+    """A read has the same variable after other reads, and another one if its counter gives another kind of number."""
+    first, second, other = CounterReads(), CounterReads(), CounterReads()
+    assert add(first, "spent", "subject")
+    assert add(second, "calls", "")
+    assert add(second, "spent", "subject")
+    assert add(other, "spent", "subject", "double")
+    ((of_first,), (_, of_second), (of_other,)) = (tuple(reads.all()) for reads in (first, second, other))
+    assert of_first == of_second
+    assert of_first.variable != of_other.variable
+
+
 @pytest.mark.parametrize("comment", ["// a comment )\n", " // one\n // two ( \n ", "\n"])
 def test_a_comment_is_no_key(comment: str) -> None:
     """A comment between the parentheses of a read is no key, and one beside a key leaves it a key."""
     text = f"history.calls({comment}) > 1"
     place = ReadPlace("calls", 0, text.index("("))
-    found = CounterReads().add(text, place)
+    found = CounterReads().add(text, place, "int")
     assert found is not None
     read, _ = found
     assert "" == read.key
     assert [read.variable, ">", "1"] == CounterReads.replace(text, place, read).split()
     text = f"history.spent({comment} subject)"
-    found = CounterReads().add(text, ReadPlace("spent", 0, text.index("(")))
+    found = CounterReads().add(text, ReadPlace("spent", 0, text.index("(")), "int")
     assert found is not None
     assert found[0].key.endswith("subject")
