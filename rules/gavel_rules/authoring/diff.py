@@ -151,7 +151,14 @@ def _rule_edits(rule_id: str, before: _Rule, after: _Rule) -> Iterator[Edit]:
             yield from _edits(f"rules.{rule_id}.{key}", before.keys.get(key), after.keys.get(key))
     thresholds = _thresholds(before.tree, after.tree)
     if thresholds is not None:
-        yield from (Edit(f"rules.{rule_id}.threshold", one.value, other.value) for one, other in thresholds)
+        yield from (Edit(f"rules.{rule_id}.threshold", _literal(one), _literal(other)) for one, other in thresholds)
+
+
+def _literal(constant: Constant) -> object:
+    """Return a literal as a JSON value; its text, if JSON has no such value."""
+    if isinstance(constant.value, bytes):
+        return repr(constant.value)
+    return f"{constant.value}u" if constant.kind == "uint64" else constant.value
 
 
 def _thresholds(before: Node, after: Node) -> list[tuple[Constant, Constant]] | None:

@@ -10,6 +10,7 @@ Nodes compare by meaning. `offset`, the place in the source in code points, does
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,13 +18,24 @@ from typing import Any, Final
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """A literal. `kind` is "null", "bool", "int64", "uint64", "double", "string" or "bytes": 1, 1u and 1.0 are different literals."""
+    """A literal. `kind` is "null", "bool", "int64", "uint64", "double", "string" or "bytes".
+
+    1, 1u and 1.0 are different literals, and so are 0.0 and -0.0: they divide to different infinities.
+    """
 
     kind: str
     value: bool | int | float | str | bytes | None
-    offset: int = field(default=0, compare=False)
+    offset: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or self.kind != other.kind or self.value != other.value:
+            return False
+        return not isinstance(self.value, float) or math.copysign(1.0, self.value) == math.copysign(1.0, other.value)  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -419,3 +419,22 @@ def test_a_counter_of_another_kind_of_number(is_count: bool) -> None:
     assert ("over",) == diff.changed
     assert {("", "OVER"), ("OVER", "")} == {(case.before.reason_code, case.after.reason_code) for case in diff.cases}
     assert compare_histories(old, new).changes
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "edit"),
+    [
+        pytest.param("'a'", "b'a'", ("a", "b'a'"), id="text and bytes"),
+        pytest.param("b'a'", "b'b'", ("b'a'", "b'b'"), id="bytes"),
+        pytest.param("0.0", "-0.0", (0.0, -0.0), id="the sign of zero"),
+        pytest.param("1", "1u", (1, "1u"), id="signed and unsigned"),
+    ],
+)
+def test_literals_of_every_kind(before: str, after: str, edit: tuple[object, object]) -> None:
+    """An edit of a literal is shown with values that JSON has, also if it is one of kind or sign alone."""
+    versions = [document(("named", f"params.amount < 1.0 / double(string({text}).size())", "reject"), REST) for text in (before, after)]
+    if "0.0" in before:
+        versions = [document(("named", f"params.amount < 1.0 / ({text})", "reject"), REST) for text in (before, after)]
+    edits = [one for one in compared(*versions).edits if one.path == "rules.named.threshold"]
+    assert [edit] == [(one.before, one.after) for one in edits]
+    assert json.dumps(edit) == json.dumps([edits[0].before, edits[0].after])
