@@ -24,6 +24,9 @@ from gavel_rules.events.kinds import DECISION, FACT, OBSERVATION
 from gavel_server.log import Entry, EventLog
 
 CITABLE_MAX: Final = 65_536
+# Characters of the fact keys of an event that is kept. An observation may have 64 keys of 256 characters; one with more than a few is read
+# from the log whenever a proposal cites it.
+CITABLE_KEYS_LENGTH_MAX: Final = 512
 # A location that is not in memory costs a read of the index in Redis.
 LOCATIONS_MAX: Final = 16_384
 # Cited events read from the log at once. Each may have 1 MiB, of which little is kept.
@@ -79,7 +82,9 @@ class RecentEvents:
     def add_citable(self, envelope: Envelope) -> None:
         """Let proposals cite an event, if it is a fact or an observation. It may be uncommitted: `remove_citable` takes it back."""
         if envelope.event_category in (FACT, OBSERVATION):
-            self._citable[envelope.sequence_number] = cited_event(envelope)
+            event = cited_event(envelope)
+            if sum(map(len, event.keys)) <= CITABLE_KEYS_LENGTH_MAX:
+                self._citable[envelope.sequence_number] = event
 
     def remove_citable(self, sequence_number: int) -> None:
         """Remove an event that was undone."""

@@ -10,7 +10,7 @@ from gavel_server.bus.recent_events import EventLocation, RecentEvents
 from gavel_server.log import Entry, Head, empty_head
 from gavel_server.log.memory import MemoryLog
 
-from tests.support.driver import BUS, FAILED, START_MS, SUCCESS, Core, document, event_id
+from tests.support.driver import BUS, FAILED, START_MS, SUCCESS, Core, document, event_id, observation_envelope
 from tests.support.histories.story import story
 
 
@@ -29,6 +29,14 @@ async def log_of(core: Core) -> MemoryLog:
 def place(location: EventLocation | None) -> tuple[int, int, str] | None:
     """Return the values of a location, or None."""
     return None if location is None else (location.sequence_number, location.decision_sequence_number, location.trace_id)
+
+
+def with_keys(count: int) -> Envelope:
+    """Return an observation with so many fact keys of 200 characters."""
+    envelope = observation_envelope("order.score", 0.5)
+    for number in range(count - 1):
+        envelope.observation.extracted_fields[f"order.x{number:0193}"].number_value = 1.0
+    return envelope
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -91,6 +99,18 @@ async def test_citable_events() -> None:
     fetched = await RecentEvents(log).read_citable([*numbers, 10_000])
     assert numbers == list(fetched)
     assert expected == {number: citation for number, citation in fetched.items() if citation.keys}
+
+
+async def test_many_keys_are_not_kept() -> None:
+    """An observation with many long fact keys is not kept, and is read from the log when it is cited; one with a few is kept."""
+    core = Core(document())
+    few, many = [core.publish(with_keys(count)) for count in (2, 64)]
+    recent_events = RecentEvents(await log_of(core))
+    for event in core.events:
+        recent_events.add(event)
+    assert few.sequence_number in recent_events.citable
+    assert many.sequence_number not in recent_events.citable
+    assert {many.sequence_number: cited_event(many)} == await recent_events.read_citable([many.sequence_number])
 
 
 async def test_memory_is_bounded() -> None:
