@@ -28,6 +28,8 @@ TOTAL_MAX: Final = 2**53
 GROUP_LENGTH_MAX: Final = 256
 # The time at which an entry lapses that counts until its decision ends.
 NEVER_MS: Final = 2**62
+# Longer than every unit of a calendar: the longest is a month in which the clocks are set back.
+LONGEST_UNIT_MS: Final = 32 * 86_400_000
 _FIFTEEN_DIGITS: Final = 10**15
 
 # The events that a counter may count: its `of`.
@@ -260,7 +262,7 @@ class CompiledCounter:
         try:
             return self.lapses_at_ms(recorded_at_ms)
         except CounterError:
-            return recorded_at_ms + _LONGEST_UNIT_MS
+            return recorded_at_ms + LONGEST_UNIT_MS
 
     def from_units(self, value: int) -> float | int:
         """Return a whole number of the smallest unit as expressions read it."""
@@ -299,8 +301,6 @@ def _compile(scoped: ScopedExpression | None) -> _Expression | None:
     return None if scoped is None else _Expression(scoped)
 
 
-# Longer than every unit of the calendar.
-_LONGEST_UNIT_MS: Final = 32 * 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # local times have no zone
 _MILLISECOND: Final = timedelta(milliseconds=1)
 

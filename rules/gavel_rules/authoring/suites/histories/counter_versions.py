@@ -14,7 +14,7 @@ from gavel_rules.language.cel.syntax_tree import Node
 from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import ValueType
 from gavel_rules.language.cel.zones import decode_zone, encode_zone
-from gavel_rules.language.counters.counter import VALUE_SOURCES, CompiledCounter, CounterError
+from gavel_rules.language.counters.counter import LONGEST_UNIT_MS, VALUE_SOURCES, CompiledCounter, CounterError
 from gavel_rules.language.rule_set import CompiledRuleSet
 
 _MINUTE_MS: Final = 60_000
@@ -22,7 +22,6 @@ _HOUR_MS: Final = 3_600_000
 _YEAR_MS: Final = 366 * 24 * _HOUR_MS
 _STEP_MS: Final = 13 * _HOUR_MS  # between the times of a year at which calendars are compared
 _STRETCH_TIMES_MAX: Final = 16  # at which calendars are compared between two changes of the clocks
-_LONGEST_UNIT_MS: Final = 31 * 24 * _HOUR_MS + _HOUR_MS  # of a calendar: a month in which the clocks are set back
 
 
 class CounterVersions:
@@ -145,7 +144,7 @@ def _lifetime_ms(counter: CompiledCounter, now_ms: int) -> int:
     """Return for how long before `now_ms` recorded events count: the window, or the time since the hour, day, week or month began."""
     if counter.window_ms:
         return counter.window_ms
-    counted, lapsed = 0, _LONGEST_UNIT_MS
+    counted, lapsed = 0, LONGEST_UNIT_MS
     while lapsed - counted > 1:
         middle = (counted + lapsed) // 2
         if is_counted(counter, now_ms - middle, now_ms):
