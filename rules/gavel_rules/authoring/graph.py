@@ -1,4 +1,4 @@
-"""Diagrams of a rule set: which facts its rules read, and in which order the rules of an action are evaluated.
+"""Diagrams of a rule set: which facts and counters its rules read, and in which order the rules of an action are evaluated.
 
 They contain names and numbers only. A document restricts names to plain characters; other characters of group names are removed here.
 Nothing needs to be escaped, and no text of an author becomes part of the drawing.
@@ -12,10 +12,13 @@ from typing import Final, NamedTuple
 
 from gavel.v1.decision_pb2 import ReviewPolicy
 
-from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
+from gavel_rules.language.cel.checker import CheckedExpression, ScopedExpression
+from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
 _FACTS: Final = "facts."
+_MERMAID_SHAPES: Final = {"fact": ("[(", ")]"), "counter": ("{{", "}}")}
+_DOT_SHAPES: Final = {"fact": "cylinder", "counter": "hexagon"}
 _COLOURS: Final = {"approve": "#d9f2d9", "reject": "#f7d9d9", "review": "#fdf0cf"}
 # Characters of groups' names that stand for themselves in both languages.
 _UNSAFE_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._:/@+-]")
@@ -23,7 +26,7 @@ _BREAK: Final = r"\n"  # Graphviz's escape for the end of a line
 
 
 class Node(NamedTuple):
-    """A box with lines of text. `kind` is "action", "fact", "approve", "reject" or "review"."""
+    """A box with lines of text. `kind` is "action", "fact", "counter", "approve", "reject" or "review"."""
 
     name: str
     kind: str
@@ -31,9 +34,9 @@ class Node(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """An arrow. `kind` is "reads", from a fact to the rule or fact that reads it, or "next", from a rule to the rule below it.
+    """An arrow. `kind` is "reads", from a fact or counter to the rule or fact that reads it, or "next", from a rule to the rule below it.
 
-    A rule reads a fact in its condition, a fact reads another one in its subject.
+    A rule reads a fact or a counter in its condition, a fact reads another one in its subject.
     """
 
     origin: str
@@ -51,7 +54,7 @@ class Graph(NamedTuple):
 
 def build_graphs(rule_set: CompiledRuleSet) -> tuple[Graph, ...]:
     """Return the diagram of each action of a rule set."""
-    return tuple(_graph(f"a{number}", action) for number, action in enumerate(rule_set.actions.values()))
+    return tuple(_graph(f"a{number}", rule_set, action) for number, action in enumerate(rule_set.actions.values()))
 
 
 def render_mermaid(rule_set: CompiledRuleSet) -> str:
@@ -60,7 +63,7 @@ def render_mermaid(rule_set: CompiledRuleSet) -> str:
     for graph in build_graphs(rule_set):
         lines.append(f'  subgraph {graph.action.name}["{"<br>".join(graph.action.lines)}"]')
         for node in graph.nodes:
-            opening, closing = ("[(", ")]") if node.kind == "fact" else ("[", "]")
+            opening, closing = _MERMAID_SHAPES.get(node.kind, ("[", "]"))
             lines.append(f'    {node.name}{opening}"{"<br>".join(node.lines)}"{closing}:::{node.kind}')
         lines.append("  end")
         lines.extend(f"  {edge.origin} {'-->' if edge.kind == 'reads' else '-. else .->'} {edge.target}" for edge in graph.edges)
@@ -75,7 +78,7 @@ def render_dot(rule_set: CompiledRuleSet) -> str:
         lines.append(f"  subgraph cluster_{graph.action.name} {{")
         lines.append(f'    label="{_BREAK.join(graph.action.lines)}"')
         for node in graph.nodes:
-            look = "shape=cylinder" if node.kind == "fact" else f'fillcolor="{_COLOURS[node.kind]}"'
+            look = f"shape={_DOT_SHAPES[node.kind]}" if node.kind in _DOT_SHAPES else f'fillcolor="{_COLOURS[node.kind]}"'
             lines.append(f'    {node.name} [label="{_BREAK.join(node.lines)}", {look}]')
         lines.append("  }")
         lines.extend(
@@ -86,7 +89,10 @@ def render_dot(rule_set: CompiledRuleSet) -> str:
 
 
 def graph_data(rule_set: CompiledRuleSet) -> dict[str, object]:
-    """Return the content of the diagrams as JSON data: for each action its facts in the order of selection, and its rules by priority."""
+    """Return the content of the diagrams as JSON data.
+
+    For each action: its facts in the order of selection, the counters that its conditions read, and its rules by priority.
+    """
     return {
         "policy_id": rule_set.policy_id,
         "version": rule_set.version,
@@ -98,6 +104,7 @@ def graph_data(rule_set: CompiledRuleSet) -> dict[str, object]:
                     {"name": fact.name, "key": fact.key, "optional": fact.optional, "subject_reads": _subject_facts(action, fact.name)}
                     for fact in action.facts
                 ],
+                "counters": [{"name": name, "of": of, "aggregate": aggregate} for name, of, aggregate in _counters(rule_set, action)],
                 "rules": [
                     {
                         "id": rule.id,
@@ -105,7 +112,8 @@ def graph_data(rule_set: CompiledRuleSet) -> dict[str, object]:
                         "effect": rule.effect,
                         "reason_code": rule.reason_code,
                         "review": _review_data(action.review_policies[rule.id]) if rule.id in action.review_policies else None,
-                        "reads": _condition_facts(condition, action.environment),
+                        "reads": _condition_facts(condition, action),
+                        "counters": _condition_counters(condition, action),
                     }
                     for rule, condition in zip(action.rules, action.conditions, strict=True)
                 ],
@@ -115,16 +123,21 @@ def graph_data(rule_set: CompiledRuleSet) -> dict[str, object]:
     }
 
 
-def _graph(prefix: str, action: CompiledAction) -> Graph:
+def _graph(prefix: str, rule_set: CompiledRuleSet, action: CompiledAction) -> Graph:
     facts = {fact.name: f"{prefix}f{number}" for number, fact in enumerate(action.facts)}
     nodes = [Node(facts[fact.name], "fact", (f"{fact.name}?" if fact.optional else fact.name, fact.key)) for fact in action.facts]
     edges = [Edge(facts[need], facts[fact.name], "reads") for fact in action.facts for need in _subject_facts(action, fact.name)]
+    counters: dict[str, str] = {}
+    for number, (counter, of, aggregate) in enumerate(_counters(rule_set, action)):
+        counters[counter] = f"{prefix}c{number}"
+        nodes.append(Node(counters[counter], "counter", (counter, f"{aggregate} of {of}")))
     before = ""
     for number, (rule, condition) in enumerate(zip(action.rules, action.conditions, strict=True)):
         name = f"{prefix}r{number}"
         lines = (f"{rule.priority} {rule.id}", f"{rule.effect} {rule.reason_code}".strip())
         nodes.append(Node(name, rule.effect, (*lines, *_review_lines(action.review_policies.get(rule.id)))))
-        edges.extend(Edge(facts[fact], name, "reads") for fact in _condition_facts(condition, action.environment))
+        edges.extend(Edge(facts[fact], name, "reads") for fact in _condition_facts(condition, action))
+        edges.extend(Edge(counters[counter], name, "reads") for counter in _condition_counters(condition, action))
         if before:
             edges.append(Edge(before, name, "next"))
         before = name
@@ -166,8 +179,24 @@ def _subject_facts(action: CompiledAction, fact: str) -> list[str]:
     return [] if expression is None else sorted(_facts(expression.names()))
 
 
-def _condition_facts(condition: CheckedExpression, environment: Environment) -> list[str]:
-    return sorted(_facts(ScopedExpression(environment, condition).names()))
+def _condition_facts(condition: CheckedExpression, action: CompiledAction) -> list[str]:
+    """Return the facts that a condition reads, itself or in the keys of counters."""
+    environment = action.environment
+    names = ScopedExpression(environment, condition).names()
+    keys = [environment.tree(read.key) for read in action.counter_reads if read.variable in names and read.key]
+    names.update(name for key in keys for name, _ in find_variables(key, environment.types))
+    return sorted(_facts(names))
+
+
+def _counters(rule_set: CompiledRuleSet, action: CompiledAction) -> list[tuple[str, str, str]]:
+    """Return the counters that the conditions of an action read: name, events that they count, and aggregate."""
+    names = {name for condition in action.conditions for name in _condition_counters(condition, action)}
+    return [(name, rule_set.counters[name].source, rule_set.counters[name].aggregate) for name in sorted(names)]
+
+
+def _condition_counters(condition: CheckedExpression, action: CompiledAction) -> list[str]:
+    names = ScopedExpression(action.environment, condition).names()
+    return sorted({read.counter for read in action.counter_reads if read.variable in names})
 
 
 def _facts(names: Iterable[str]) -> Iterator[str]:

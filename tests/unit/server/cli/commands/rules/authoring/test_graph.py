@@ -38,6 +38,40 @@ def test_json(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     assert ["order_status"] == rules["delivered"]["reads"]
 
 
+COUNTED = """\
+gavel: v2
+rule_set: budgets
+version: 1
+actions:
+  refund.create:
+    params: {type: object, required: [amount], properties: {amount: {type: number}}}
+    facts: {customer: {key: order.customer_id, type: string, max_length: 64, max_age_ms: 60000}}
+counters:
+  spent: {of: approvals, action: refund.create, by: subject, sum: params.amount, window_ms: 3600000}
+  unread: {of: approvals, action: refund.create, window_ms: 3600000}
+rules:
+  - {id: over, action: refund.create, priority: 2, when: 'history.spent(facts.customer) > 9.0', effect: reject, reason_code: OVER}
+  - {id: rest, action: refund.create, priority: 1, when: 'true', effect: approve}
+"""
+
+
+def test_counters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Diagrams and JSON have the counters that rules read, and the facts in their keys."""
+    path = tmp_path / "budgets.yaml"
+    path.write_text(COUNTED, encoding="utf-8")
+    for arguments, reads in (([], "  a0c0 --> a0r0\n"), (["--format", "dot"], "  a0c0 -> a0r0\n")):
+        assert 0 == run(["rules", "graph", str(path), *arguments])
+        text = capsys.readouterr().out
+        assert "sum of approvals" in text
+        assert reads in text
+        assert reads.replace("a0c0", "a0f0") in text
+        assert "unread" not in text
+    assert 0 == run(["rules", "graph", str(path), "--json"])
+    (action,) = json.loads(capsys.readouterr().out)["actions"]
+    assert [{"name": "spent", "of": "approvals", "aggregate": "sum"}] == action["counters"]
+    assert [(["customer"], ["spent"]), ([], [])] == [(rule["reads"], rule["counters"]) for rule in action["rules"]]
+
+
 def test_reviews(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Diagrams and JSON say who resolves the reviews of an action, and of a rule with a review of its own."""
     path = Path(versions[0])
