@@ -404,14 +404,14 @@ class RuleSetPart(Part):
     """Documents whose constants, variables and shared parts this one uses. Needs `gavel: v2`."""
     documents: Annotated[dict[DocumentDigest, LibraryPart], Field(max_length=IMPORTS_MAX)] = {}
     """The imported documents, by digest. Gavel's commands add them."""
+    counters: Annotated[dict[CounterName, CounterPart], Field(max_length=COUNTERS_MAX)] = {}
+    """Numbers over the history of the bus, by name. Needs `gavel: v2`."""
     rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
     """The rules of all actions."""
     derivations: Annotated[list[DerivationPart], Field(max_length=DERIVATIONS_MAX)] = []
     """Facts that are derived from reports of executions."""
     variables: Annotated[dict[str, ExpressionText], Field(max_length=VARIABLES_MAX)] = {}
     """Named CEL expressions for use in other expressions."""
-    counters: Annotated[dict[CounterName, CounterPart], Field(max_length=COUNTERS_MAX)] = {}
-    """Numbers over the history of the bus, by name. Needs `gavel: v2`."""
 
 
 def zones_of(document: RuleSetPart) -> dict[str, ZonePart]:
