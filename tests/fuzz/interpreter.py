@@ -29,11 +29,19 @@ class FailureError(Exception):
     """An error of CEL."""
 
 
+class InexactError(Exception):
+    """A quantity beyond those that Gavel promises to compute exactly: what becomes of it is no mistake."""
+
+
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of Kubernetes, exact."""
+    """A quantity of Kubernetes, exact. Raises InexactError beyond 2^53 thousandths."""
 
     amount: Fraction
+
+    def __post_init__(self) -> None:
+        if abs(self.amount) * 1000 > 2**53:
+            raise InexactError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from gavel_rules.language.rule_set import DocumentError, compile_rule_set
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.interpreter import FailureError, attempt
+from tests.fuzz.interpreter import FailureError, InexactError, attempt
 from tests.fuzz.nesting import FACTS, PARAMS, documents, facts_values, params_values
 
 Cases = Callable[..., Case]
@@ -46,9 +46,12 @@ def decide(variables: dict[str, str], conditions: list[str], values: list[tuple[
             "producer": {"id": "a"},
             "subject": {"type": "thing", "id": "ab"},
         }
-        for name, text in variables.items():
-            names[name] = attempt(parse(text, 2), names)
-        outcomes = [attempt(parse(condition, 2), names) for condition in conditions]
+        try:
+            for name, text in variables.items():
+                names[name] = attempt(parse(text, 2), names)
+            outcomes = [attempt(parse(condition, 2), names) for condition in conditions]
+        except InexactError:
+            continue
         error_id = next((f"r{number}" for number, outcome in enumerate(outcomes) if isinstance(outcome, FailureError)), "")
         matches = [] if error_id else [f"r{number}" for number, outcome in enumerate(outcomes) if outcome is True]
         for verdict in (action.evaluate(one, cross_check=True), action.evaluate(one, cross_check=False), action.evaluate_reference(one)):
