@@ -32,7 +32,9 @@ class Constant:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Constant) or self.kind != other.kind or self.value != other.value:
             return False
-        return not isinstance(self.value, float) or math.copysign(1.0, self.value) == math.copysign(1.0, other.value)  # type: ignore[arg-type]
+        if isinstance(self.value, float) and isinstance(other.value, float):
+            return math.copysign(1.0, self.value) == math.copysign(1.0, other.value)
+        return True
 
     def __hash__(self) -> int:
         return hash((self.kind, self.value))
