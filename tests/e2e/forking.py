@@ -25,6 +25,8 @@ import threading
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+# That of process/allocator.py, which imports too much for this module's other users.
+TUNABLES_VARIABLE: Final = "GLIBC_TUNABLES"
 REQUEST_BYTES_MAX: Final = 128 * 1024
 STREAMS: Final = 3
 RELAY: Final = Path(__file__).with_name("relay.py")
@@ -146,8 +148,10 @@ def run_program(request: dict[str, Any], streams: list[int]) -> None:
         for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
     )
     os.chdir(request["directory"])
+    # A server with tunables does not start itself again.
+    tunables = {name: value for name, value in os.environ.items() if name == TUNABLES_VARIABLE}
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update(tunables | request["environment"])
     sys.argv[1:] = request["arguments"]
     try:
         leave(sys.modules[request["program"]].main())

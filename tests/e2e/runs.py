@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, NamedTuple
 
+from gavel_server.process.allocator import TUNABLES, TUNABLES_VARIABLE
+
 from tests.e2e import forking
 from tests.support.machine.checking_allocator import checks_of_build
 
@@ -110,7 +112,7 @@ def forker() -> Forker:
         listener.listen()
         descriptors = [there.fileno(), listener.fileno()]
         command = [sys.executable, "-P", forking.__file__, *map(str, descriptors)]
-        # Python chooses its allocator when it starts, so the variables of a run come too late.
-        environment = {**os.environ, **checks_of_build()}
+        # Allocators read their settings when a program starts, so the variables of a run come too late.
+        environment = {TUNABLES_VARIABLE: TUNABLES, **os.environ, **checks_of_build()}
         subprocess.Popen(command, env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL)
     return Forker(here, address)

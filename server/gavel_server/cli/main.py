@@ -34,6 +34,11 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or a pipe that cannot encode a character gets its escape.
             stream.reconfigure(errors="backslashreplace")
+    if sys.argv[1:2] == ["serve"]:
+        # Here, because a process that calls `run`, such as a test, must not be replaced.
+        from gavel_server.process.allocator import restart_with_tunables
+
+        restart_with_tunables()
     sys.exit(run(sys.argv[1:]))
 
 

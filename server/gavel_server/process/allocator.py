@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import os
+import sys
 import time
 from typing import Final
+
+# Read by the GNU C library before a program runs (its manual, "Memory Allocation Tunables"): docs/performance.md#the-c-librarys-allocator
+TUNABLES_VARIABLE: Final = "GLIBC_TUNABLES"
+TUNABLES: Final = "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=64"
 
 # Blocks of this size and more are mapped one by one. They go back to the system as soon as they are free.
 MAPPED_BYTES_MIN: Final = 256 * 1024
@@ -23,6 +30,27 @@ QUIET_SHARE: Final = 0.1
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
+
+
+def restart_with_tunables() -> None:
+    """Replace this process by the same program with TUNABLES; return if it has them, or others that its caller chose.
+
+    Only GNU's C library has tunables. The process keeps its number, its arguments and its standard streams.
+    """
+    if TUNABLES_VARIABLE in os.environ or not _is_glibc() or not sys.executable:
+        return
+    os.environ[TUNABLES_VARIABLE] = TUNABLES
+    sys.stdout.flush()
+    # A process that may not start programs goes on as it is.
+    with contextlib.suppress(OSError):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # this very program
+
+
+def _is_glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (AttributeError, ValueError):  # not on Unix, or another C library
+        return False
 
 
 def return_large_blocks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel_client import SyncGavelClient, fact_envelope, proposal_envelope, reference
+from gavel_server.process.allocator import TUNABLES_VARIABLE
 
 from tests.e2e.cli.programs import gavel, play
 from tests.e2e.runs import RUN_SECONDS_MAX, forker
@@ -71,6 +73,20 @@ def test_serve_and_stop(tmp_path: Path, number: signal.Signals, program: list[st
         status, out, _ = stop(process, number)
         assert (0, "") == (status, out)
     assert 0 == gavel("replay", "--data", tmp_path / "data").returncode
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
+def test_serve_with_tunables(tmp_path: Path) -> None:
+    """An installed server has the tunables of its allocator, and its children have not."""
+    with running("serve", "--listen", "127.0.0.1:0", "--data", tmp_path / "data", program=[GAVEL]) as process:
+        assert first_line(process).startswith("gavel: ready on ")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert children
+        assert [pid for pid in (str(process.pid), *children) if f"\0{TUNABLES_VARIABLE}=" in _environment(pid)] == [str(process.pid)]
+
+
+def _environment(pid: str) -> str:
+    return "\0" + Path(f"/proc/{pid}/environ").read_text()
 
 
 def test_serve_by_environment_and_file(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gavel_server.process.allocator import TUNABLES, TUNABLES_VARIABLE
 
 PROGRAM = """
 from pathlib import Path
@@ -97,3 +99,28 @@ def test_threads_share_heaps(tmp_path: Path) -> None:
     """Threads that allocate share two heaps, each of which keeps free blocks."""
     done = subprocess.run([sys.executable, "-c", THREADS, tmp_path / "heaps"], capture_output=True, text=True, check=True)
     assert 2 >= int(done.stdout)
+
+
+RESTART = """
+import os, sys
+from gavel_server.process.allocator import restart_with_tunables
+
+print(os.getpid(), flush=True)
+restart_with_tunables()
+print(os.environ["GLIBC_TUNABLES"], sys.argv[1:], sys.flags.utf8_mode)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
+@pytest.mark.parametrize("chosen", [None, "glibc.malloc.check=0"])
+def test_a_program_starts_again_with_tunables(chosen: str | None) -> None:
+    """A program goes on as the same process, with its arguments and the interpreter's options, unless its caller chose tunables."""
+    environment = {name: value for name, value in os.environ.items() if name != TUNABLES_VARIABLE}
+    if chosen is not None:
+        environment[TUNABLES_VARIABLE] = chosen
+    command = [sys.executable, "-X", "utf8", "-c", RESTART, "serve", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    *starts, last = done.stdout.splitlines()
+    assert 1 == len(set(starts)), "another process"
+    assert (1 if chosen else 2) == len(starts)
+    assert f"{chosen or TUNABLES} ['serve', '--listen', '127.0.0.1:0'] 1" == last
