@@ -16,7 +16,6 @@ from typing import Final
 
 from gavel.v1 import decision_pb2, replay_service_pb2
 from gavel.v1.decision_pb2 import Engine, Outcome
-from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import (
     ChangedDecision,
@@ -26,10 +25,9 @@ from gavel.v1.rule_set_service_pb2 import (
     SimulateRuleSetResponse,
     SimulationSummary,
 )
-from gavel_rules.arbitration.contest import EarlyJudgement
 from gavel_rules.authoring import simulate
 from gavel_rules.language.rule_set import CompiledRuleSet
-from gavel_rules.replay import DamagedError, DivergedError, DriftReport, FillProof, Integrity, Recomputation, VersionNotImplementedError
+from gavel_rules.replay import DamagedError, DivergedError, FillProof, Integrity, VersionNotImplementedError
 from gavel_rules.values import python_to_value
 
 from gavel_server.compile.precompiler import Precompiler
@@ -39,8 +37,8 @@ from gavel_server.fairness.turns import call_slice
 from gavel_server.history.disposal import temporary_states
 from gavel_server.history.read_ahead import read_ahead
 from gavel_server.history.replay_times import ReplayTimes
-from gavel_server.history.snapshot_comparison import SnapshotComparison
 from gavel_server.history.snapshot_files import SnapshotFiles
+from gavel_server.history.verification import Verification
 from gavel_server.log import EventLog, LogCorruptError, Record
 
 # Events handled before other tasks get their turn, unless a slice's time ends before: some milliseconds of work.
@@ -75,14 +73,14 @@ async def verify(
     async with temporary_states() as states:
         try:
             head, last = await _range(log, from_sequence_number, to_sequence_number)
-            proof = _Proof(log.bus, engine, from_sequence_number, snapshots, times)
-            recomputation, comparison = proof.recomputation, proof.comparison
+            verification = Verification(log.bus, engine, from_sequence_number, snapshots, times)
+            recomputation, comparison = verification.recomputation, verification.comparison
             states.append(recomputation.state)
             began = perf_counter()
             await comparison.load(log, last)
-            async for number in pages(log, last, proof.feed, proof.before):
+            async for number in pages(log, last, verification.feed, verification.before):
                 yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-            await proof.finish(last, at_head=last == head)
+            await verification.finish(last, at_head=last == head)
             times.seconds += perf_counter() - began
             past = FillProof(log.bus, recomputation.fills)
             states.extend(past.states)
@@ -103,108 +101,17 @@ async def verify(
                 decisions=decisions,
                 derived_facts=recomputation.derived_facts,
                 snapshots=comparison.compared,
-                drifts=proof.report.drifts(recomputation.state),
+                drifts=verification.report.drifts(recomputation.state),
                 data_losses=recomputation.data_losses,
                 message=proved_message(events, decisions, comparison.compared),
             )
         )
 
 
-class _Proof:
-    """The proof of a log's events: each is checked, then recomputed. `before` and `feed` are those of `pages`.
-
-    After an event that is unlawful or recomputed differently, the rest of the log is still checked, because damage anywhere is the graver
-    verdict. An unlawful event takes precedence over one that is recomputed differently.
-    """
-
-    def __init__(self, bus: str, engine: Engine.ValueType, compare_from: int, snapshots: SnapshotFiles | None, times: ReplayTimes) -> None:
-        self._integrity: Final = Integrity(bus)
-        self.recomputation, self._prepare = replay_part(bus, engine=engine, compare_from=compare_from)
-        self.comparison: Final = SnapshotComparison(snapshots)
-        self.report: Final = DriftReport()
-        self._report_from: Final = compare_from
-        self._times: Final = times
-        self._checked = Envelope()
-        self._fed = 0
-        self._divergence: DivergedError | None = None
-        self._is_lawful = True
-
-    def before(self, record: Record) -> Awaitable[None] | None:
-        """Check an event. Raises DamagedError or VersionNotImplementedError."""
-        try:
-            self._checked = self._integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
-        except DivergedError as error:
-            if self._is_lawful:
-                self._divergence, self._is_lawful = error, False
-        if self._divergence is not None:
-            return None
-        return self._compare(record.envelope) if self.comparison.is_due(self._fed) else self._prepare(record.envelope)
-
-    def feed(self, record: Record) -> None:
-        """Recompute an event that is checked."""
-        if self._divergence is not None:
-            return
-        started = perf_counter()
-        try:
-            event = self.recomputation.feed(record.sequence_number, record.envelope, self._checked)
-        except DivergedError as error:
-            self._divergence = error
-            return
-        self._times.recomputing_seconds += perf_counter() - started
-        self._fed = record.sequence_number
-        if self._fed >= self._report_from:
-            self.report.note(event, self.recomputation.state)
-
-    async def finish(self, last: int, *, at_head: bool) -> None:
-        """Raise the DivergedError of the first unlawful event, or of the first event or snapshot that differs."""
-        if self._divergence is None:
-            self.recomputation.finish(at_head=at_head)
-            if self.comparison.is_due(last):
-                await self.comparison.compare(last, self.recomputation.state)
-        else:
-            raise self._divergence
-
-    async def _compare(self, envelope: bytes) -> None:
-        """Compare the state with a snapshot before the next event is recomputed."""
-        try:
-            await self.comparison.compare(self._fed, self.recomputation.state)
-        except DivergedError as error:
-            self._divergence = error
-            return
-        preparation = self._prepare(envelope)
-        if preparation is not None:
-            await preparation
-
-
 def proved_message(events: int, decisions: int, snapshots: int) -> str:
     """Return the verdict on a proved log as a sentence."""
     confirmed = f", {snapshots} snapshot{'s' if snapshots > 1 else ''} confirmed" if snapshots else ""
     return f"proved: {events} events, {decisions} decisions recomputed equal{confirmed}"
-
-
-def replay_part(
-    bus: str, *, engine: Engine.ValueType = decision_pb2.ENGINE_UNSPECIFIED, compare_from: int = 0
-) -> tuple[Recomputation, Callable[[bytes], Awaitable[None] | None]]:
-    """Return a recomputation that compares from a sequence number on (0: the start), and the `before` of `pages` for it."""
-    precompiler = Precompiler(documents=True)
-    recomputation = Recomputation(
-        bus, engine=engine or decision_pb2.ENGINE_RETE, compare_from=max(compare_from, 1), compile_document=precompiler.compile_document
-    )
-
-    def before(envelope: bytes) -> Awaitable[None] | None:
-        early_judgement = recomputation.early_judgement(envelope)
-        if early_judgement is not None:  # the event is a decision of a contest
-            return _judge(early_judgement)
-        return precompiler.before(recomputation.state, envelope)
-
-    return recomputation, before
-
-
-async def _judge(early_judgement: EarlyJudgement) -> None:
-    """Judge the candidates of a contest in slices."""
-    time_slice = call_slice(1, INTERNAL)
-    while early_judgement.step():
-        await time_slice.spend(1)
 
 
 async def impact(

@@ -17,7 +17,8 @@ from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
 from gavel_server.history.disposal import temporary_states
-from gavel_server.history.replay import pages, replay_part, verdict_of
+from gavel_server.history.replay import pages, verdict_of
+from gavel_server.history.verification import replay_part
 from gavel_server.log import EventLog, LogCorruptError, Record
 
 ActionsByType = Mapping[str, tuple[CompiledAction, ...]]
