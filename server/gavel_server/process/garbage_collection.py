@@ -26,8 +26,9 @@ _OLDEST_GENERATION: Final = 2
 # half a second of survivors took 20 ms.
 YOUNG_SECONDS = 0.1  # not Final: tests change it
 MIDDLE_ROUNDS: Final = 2
-# Young objects are also collected when so many more were created than freed.
-YOUNG_OBJECTS: Final = 5_000
+# Young objects are also collected when so many more were created than freed, and every second time the survivors too. Fewer would be looked
+# at while the calls that they belong to are under way: docs/performance.md#garbage-collection.
+YOUNG_OBJECTS: Final = 25_000
 # How often the server looks whether the oldest generation is due. It has been idle between two looks if there was no call, and the process
 # took less than this share of a processor.
 OLDEST_SECONDS = 1.0  # not Final: tests change it
@@ -51,7 +52,7 @@ def collect_less() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 2, 500)
+    gc.set_threshold(YOUNG_OBJECTS, 1, 500)
     if _set_survivors_aside not in gc.callbacks:
         gc.callbacks.append(_set_survivors_aside)
 
