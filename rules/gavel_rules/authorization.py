@@ -105,9 +105,11 @@ def access_of_command(state: State, command: Command, ended: Envelope | None = N
             return None if is_derived(command.envelope.fact) else access_of(command.envelope, bus)
         case BeginExecution() | RenewExecution():
             live = state.live_decision(command.decision_id)
-            access = execution_access(command.producer, bus, *_matter(ended if live is None else live.decision))
-            # A replay does not know the executor of a begin that recorded only a decision of Gavel's.
-            return access._replace(producer_type=0, producer_id="") if command.producer.id == GAVEL else access
+            decision = ended if live is None else live.decision
+            if command.producer.id == GAVEL:
+                # A replay does not know the executor of a begin that recorded only a decision of Gavel's.
+                return _decision_access("execute", bus, decision)
+            return execution_access(command.producer, bus, *_matter(decision))
         case ReportExecution():
             envelope = command.envelope
             reported = state.decision_for_report(envelope.execution.decision_id, 0)  # also if it is too late to report
@@ -166,8 +168,8 @@ def principal_of(envelope: Envelope) -> Principal:
         attestation.principal,
         attestation.method,  # type: ignore[arg-type]  # another method is no more than a name
         attestation.issuer,
-        tuple(attestation.groups),
-        tuple(attestation.actors),
+        tuple(attestation.groups[:]),  # docs/performance.md#lists
+        tuple(attestation.actors[:]),
         attestation.credential_id,
     )
 

@@ -59,11 +59,12 @@ class ProposalView:
         self.competes: Final = _has_field(proposal, "contest")
         self.citations: Final = citations_in(proposal)
         # The verified groups of the caller that proposed. A recorded proposal has them in its attestation.
-        self.producer_groups: tuple[str, ...] = tuple(envelope.attestation.groups) if _is_attested(envelope, "attestation") else ()
+        # Slices of repeated fields: docs/performance.md#lists.
+        self.producer_groups: tuple[str, ...] = tuple(envelope.attestation.groups[:]) if _is_attested(envelope, "attestation") else ()
 
     def attest(self, attestation: Attestation | None) -> None:
         """Take the groups of the caller that proposes, before the proposal is recorded with the attestation."""
-        self.producer_groups = tuple(attestation.groups) if attestation is not None else ()
+        self.producer_groups = tuple(attestation.groups[:]) if attestation is not None else ()
 
     def with_trace(self, trace_id: str) -> ProposalView:
         """Return the proposal in an envelope of its own that has this trace_id."""

@@ -6,7 +6,7 @@ it stands, or the log has been changed. One grant alone must allow an access: wh
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from gavel.v1 import common_pb2
 from gavel.v1.common_pb2 import Producer, ProducerType
@@ -36,19 +36,34 @@ _PARTS_SHOWN: Final = 8
 _NOBODY: Final = common_pb2.PRODUCER_TYPE_UNSPECIFIED
 
 
-class Access(NamedTuple):
+class Access:
     """The parts of an event that grants may restrict.
 
     A field is empty if the event has no such part; grants then do not restrict that part.
     """
 
-    right: Right
-    bus: str
-    producer_type: int = _NOBODY
-    producer_id: str = ""
-    actions: tuple[str, ...] = ()
-    subject: str = ""
-    facts: tuple[str, ...] = ()
+    def __init__(
+        self,
+        right: Right,
+        bus: str,
+        producer_type: int = _NOBODY,
+        producer_id: str = "",
+        actions: tuple[str, ...] = (),
+        subject: str = "",
+        facts: tuple[str, ...] = (),
+    ) -> None:
+        # A plain class: docs/performance.md#plain-classes.
+        self.right: Final = right
+        self.bus: Final = bus
+        self.producer_type: Final = producer_type
+        self.producer_id: Final = producer_id
+        self.actions: Final = actions
+        self.subject: Final = subject
+        self.facts: Final = facts
+
+    def without_matter(self) -> Access:
+        """Return the access without action and subject."""
+        return Access(self.right, self.bus, self.producer_type, self.producer_id, facts=self.facts)
 
 
 def access_of(envelope: Envelope, bus: str, action_type: str = "", subject: str = "") -> Access:
@@ -104,7 +119,7 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
     if not with_right:
         rights = ", ".join(sorted(right for right in grants.rights_of(principal, access.bus))) or "nothing"
         return f"no grant of {what} gives {who} the right {access.right} on bus {access.bus}; it may: {rights}"
-    visible = access._replace(actions=(), subject="") if hides_matter else access
+    visible = access.without_matter() if hides_matter else access
     lacks = sorted(((_missing_parts(grant, visible), grant.number) for grant in with_right), key=lambda one: (len(one[0]), one[1]))
     nearest = [f"grant {number} lacks {_join(parts) or 'what this decision is about'}" for parts, number in lacks[:_NEAREST_GRANTS]]
     if len(lacks) > _NEAREST_GRANTS:

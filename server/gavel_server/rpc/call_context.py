@@ -58,6 +58,7 @@ class CallContext:
         "_decode",
         "_has_metadata",
         "_has_sent_headers",
+        "_key",
         "_peer",
         "_principal",
         "_send_headers",
@@ -91,6 +92,7 @@ class CallContext:
         self._send_headers: Final = send_headers
         self._has_sent_headers = False
         self._caller: Caller | None = None
+        self._key = ""  # the caller's, once it is known
         # The transport cancels it when the caller has gone.
         self.cancellation: Final = Cancellation()
 
@@ -112,8 +114,10 @@ class CallContext:
     @property
     def caller(self) -> str:
         """The caller's key for limits by connection (`fairness/callers`)."""
-        principal = self._principal
-        return self.peer if principal is ANONYMOUS else caller_of(self.peer, principal)
+        key = self._key
+        if not key:
+            key = self._key = caller_of(self.peer, self._principal)
+        return key
 
     @property
     def address(self) -> str:

@@ -64,8 +64,9 @@ class AccessControl:
     def rights(self, principal: Principal, state: State) -> frozenset[Right]:
         """Return the rights of a caller on a bus."""
         in_force = state.grants_in_force
-        known = KnownGrants(None) if in_force is None else KnownGrants(in_force.grants, in_force.binds_anonymous)
-        return self._rights_under(known, state.bus, principal)
+        if in_force is None:
+            return self._rights_under(None, state.bus, principal)
+        return self._rights_under(in_force.grants, state.bus, principal, binds_anonymous=in_force.binds_anonymous)
 
     async def rights_on(self, bus: str, principal: Principal) -> frozenset[Right] | None:
         """Return the rights of a caller on a bus without opening the bus; None: they are not known without that. Raises ServiceError."""
@@ -73,14 +74,18 @@ class AccessControl:
         if sequencer is not None:
             return self.rights(principal, sequencer.replica.state)
         known = await self._known_grants(bus)
-        return None if known is None else self._rights_under(known, bus, principal)
+        if known is None:
+            return None
+        return self._rights_under(known.grants, bus, principal, binds_anonymous=known.binds_anonymous)
 
-    def _rights_under(self, known: KnownGrants, bus: str, principal: Principal) -> frozenset[Right]:
-        if principal.is_server or (principal.is_anonymous and not known.binds_anonymous):
+    def _rights_under(
+        self, grants: CompiledGrants | None, bus: str, principal: Principal, *, binds_anonymous: bool = False
+    ) -> frozenset[Right]:
+        if principal.is_server or (principal.is_anonymous and not binds_anonymous):
             return _ALL_RIGHTS
-        if known.grants is None:
+        if grants is None:
             return _ALL_RIGHTS if self.is_admin(principal) else frozenset()
-        return known.grants.rights_of(principal, bus)
+        return grants.rights_of(principal, bus)
 
     def may_know(self, viewer: Principal, other: Principal, state: State) -> bool:
         """Return whether a reader of a bus may be told that another caller uses this server: the other must have rights on the same bus."""
@@ -169,7 +174,8 @@ class AccessControl:
         known = await self._known_grants(bus)
         if known is None:
             return
-        error = self._denial(rpc, bus, principal, self._rights_under(known, bus, principal), known.grants)
+        rights = self._rights_under(known.grants, bus, principal, binds_anonymous=known.binds_anonymous)
+        error = self._denial(rpc, bus, principal, rights, known.grants)
         if error is not None:
             raise error
 
