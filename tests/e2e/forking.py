@@ -25,7 +25,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-# That of process/allocator.py, which imports too much for this module's other users.
+# Same as in process/allocator.py; importing that module here costs too much.
 TUNABLES_VARIABLE: Final = "GLIBC_TUNABLES"
 REQUEST_BYTES_MAX: Final = 128 * 1024
 STREAMS: Final = 3
@@ -148,7 +148,7 @@ def run_program(request: dict[str, Any], streams: list[int]) -> None:
         for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
     )
     os.chdir(request["directory"])
-    # A server with tunables does not start itself again.
+    # Without them a server would replace this process.
     tunables = {name: value for name, value in os.environ.items() if name == TUNABLES_VARIABLE}
     os.environ.clear()
     os.environ.update(tunables | request["environment"])

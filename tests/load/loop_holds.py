@@ -36,6 +36,7 @@ from gavel_client import (
 )
 from gavel_client.rpc.paging import pages, whole_projection
 from gavel_rules.limits import BATCH_ITEMS_MAX
+from gavel_server.process.allocator import TUNABLES, TUNABLES_VARIABLE
 
 from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, POLICY, proposal, publish_status, rule_set
 
@@ -95,7 +96,8 @@ class World:
 
     def start(self, *options: str) -> str:
         """Start a server and return its address."""
-        environment = os.environ | {HOLDS_FILE: str(self._file)}
+        # With tunables the server does not start itself again.
+        environment = {TUNABLES_VARIABLE: TUNABLES, **os.environ, HOLDS_FILE: str(self._file)}
         with (self.directory / "log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.load.loop_holds", "--serve", "--listen", "127.0.0.1:0", *options],

@@ -25,7 +25,7 @@ from gavel_server.log import Record
 
 
 class Verification:
-    """The proof of one log, event by event. `before` and `feed` are those of `replay.pages`.
+    """The proof of one log, event by event. `before` and `feed` are callbacks for `replay.pages`.
 
     After an event that is unlawful or recomputed differently, the rest of the log is still checked, because damage anywhere is the graver
     verdict. An unlawful event takes precedence over one that is recomputed differently.

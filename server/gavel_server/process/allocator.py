@@ -13,6 +13,9 @@ from typing import Final
 # Read by the GNU C library before a program runs (its manual, "Memory Allocation Tunables"): docs/performance.md#the-c-librarys-allocator
 TUNABLES_VARIABLE: Final = "GLIBC_TUNABLES"
 TUNABLES: Final = "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=64"
+# The interpreter's option -X of a program that has been started again. The variable alone is no proof: for a program with privileges of its
+# own, such as a file capability, the loader removes it.
+_RESTARTED: Final = "gavel-restarted"
 
 # Blocks of this size and more are mapped one by one. They go back to the system as soon as they are free.
 MAPPED_BYTES_MIN: Final = 256 * 1024
@@ -33,17 +36,17 @@ _M_ARENA_MAX: Final = -8
 
 
 def restart_with_tunables() -> None:
-    """Replace this process by the same program with TUNABLES; return if it has them, or others that its caller chose.
+    """Replace this process by the same program with TUNABLES. Return if the variable is set already, or the program cannot be replaced.
 
     Only GNU's C library has tunables. The process keeps its number, its arguments and its standard streams.
     """
-    if TUNABLES_VARIABLE in os.environ or not _is_glibc() or not sys.executable:
+    if TUNABLES_VARIABLE in os.environ or _RESTARTED in sys._xoptions or not _is_glibc() or not sys.executable:
         return
     os.environ[TUNABLES_VARIABLE] = TUNABLES
     sys.stdout.flush()
     # A process that may not start programs goes on as it is.
     with contextlib.suppress(OSError):
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # this very program
+        os.execv(sys.executable, [sys.executable, "-X", _RESTARTED, *sys.orig_argv[1:]])  # noqa: S606  # this very program
 
 
 def _is_glibc() -> bool:

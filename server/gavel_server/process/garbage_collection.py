@@ -26,8 +26,8 @@ _OLDEST_GENERATION: Final = 2
 # half a second of survivors took 20 ms.
 YOUNG_SECONDS = 0.1  # not Final: tests change it
 MIDDLE_ROUNDS: Final = 2
-# Young objects are also collected when so many more were created than freed, and every second time the survivors too. Fewer would be looked
-# at while the calls that they belong to are under way: docs/performance.md#garbage-collection.
+# Young objects are also collected when so many more were created than freed, and every third time the survivors too. With a lower limit,
+# most objects looked at belong to calls under way: docs/performance.md#garbage-collection.
 YOUNG_OBJECTS: Final = 25_000
 # How often the server looks whether the oldest generation is due. It has been idle between two looks if there was no call, and the process
 # took less than this share of a processor.

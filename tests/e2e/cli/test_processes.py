@@ -77,7 +77,7 @@ def test_serve_and_stop(tmp_path: Path, number: signal.Signals, program: list[st
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
 def test_serve_with_tunables(tmp_path: Path) -> None:
-    """An installed server has the tunables of its allocator, and its children have not."""
+    """An installed server has its allocator's tunables; its children do not."""
     with running("serve", "--listen", "127.0.0.1:0", "--data", tmp_path / "data", program=[GAVEL]) as process:
         assert first_line(process).startswith("gavel: ready on ")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

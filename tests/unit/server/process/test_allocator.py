@@ -106,8 +106,9 @@ import os, sys
 from gavel_server.process.allocator import restart_with_tunables
 
 print(os.getpid(), flush=True)
+sys.executable = os.environ.get("INTERPRETER", sys.executable)
 restart_with_tunables()
-print(os.environ["GLIBC_TUNABLES"], sys.argv[1:], sys.flags.utf8_mode)
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.flags.utf8_mode)
 """
 
 
@@ -124,3 +125,16 @@ def test_a_program_starts_again_with_tunables(chosen: str | None) -> None:
     assert 1 == len(set(starts)), "another process"
     assert (1 if chosen else 2) == len(starts)
     assert f"{chosen or TUNABLES} ['serve', '--listen', '127.0.0.1:0'] 1" == last
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
+def test_a_program_that_loses_the_variable_starts_once_more_only(tmp_path: Path) -> None:
+    """A program whose environment is cleaned at its start goes on without tunables."""
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\nexec env -u {TUNABLES_VARIABLE} {sys.executable} "$@"\n')
+    interpreter.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != TUNABLES_VARIABLE} | {"INTERPRETER": str(interpreter)}
+    done = subprocess.run([sys.executable, "-c", RESTART], capture_output=True, text=True, check=True, env=environment, timeout=60)
+    *starts, last = done.stdout.splitlines()
+    assert (2, 1) == (len(starts), len(set(starts)))
+    assert "None [] 0" == last
