@@ -1,9 +1,9 @@
 """The compiled build: which modules mypyc compiles, and how an importable tree or a wheel of them is built.
 
 The source stays ordinary Python: every compiled module also runs interpreted, with the same events and the same bytes, and the tests run on
-both (`make test-compiled`). Compiled are the modules that a command passes through on its way into the log, and those
-that a replay calls for every event. A module that mypyc cannot
-compile without a rewrite stays interpreted (docs/decisions/0019-compiled-core.md, docs/performance.md).
+both (`make test-compiled`). Compiled are the modules that a command passes through on its way into the log, and those that a replay calls
+for every event. A module that mypyc cannot compile without a rewrite stays interpreted (docs/decisions/0019-compiled-core.md,
+docs/performance.md).
 
 There are two users. `make compiled` runs this file as a program and gets an importable tree. hatchling finds the hook below by
 rules/pyproject.toml and server/pyproject.toml. It puts the same libraries into the wheels if GAVEL_COMPILE is "true", as in `make wheels`.

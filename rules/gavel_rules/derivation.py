@@ -29,6 +29,7 @@ from gavel_rules.values import python_to_value
 
 STATUS_RULE_ID: Final = "gavel.execution-status"
 STATUS_RULE_VERSION: Final = 1
+# Rules whose constant fields are remembered.
 RULES_CACHED_MAX: Final = 1024
 
 
