@@ -19,7 +19,7 @@ from gavel_rules.language.rule_set import compile_rule_set
 from rich.console import Console
 from rich.progress import Progress
 
-from tests.load.engines import ACTION, CASE, FACTS, PARAMS, conditions
+from tests.load.bench.engines import ACTION, CASE, FACTS, PARAMS, conditions
 from tests.load.redeployments import resident_bytes
 
 SLACK_BYTES: Final = 8 * 1024 * 1024

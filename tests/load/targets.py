@@ -19,12 +19,15 @@ from gavel.v1 import administration_service_pb2
 from gavel.v1 import administration_service_pb2_grpc as administration_grpc
 from gavel.v1 import rule_set_service_pb2 as rule_set
 from gavel.v1 import rule_set_service_pb2_grpc as rule_set_grpc
+from gavel_server.process.build import COMPILED
 
-from tests.load.measurements import EMPTY
+from tests.load.bench.measurements import EMPTY
+from tests.support.paths import ROOT
 
+COMPILED_TREE: Final = ROOT / "build/compiled"
 GAVEL: Final = Path(sys.executable).with_name("gavel")
 READY: Final = "gavel: ready on "
-EMPTY_SERVER: Final = Path(__file__).with_name("empty_server.py")
+EMPTY_SERVER: Final = Path(__file__).with_name("bench") / "empty_server.py"
 # Idle: no descendant of the benchmark uses more than a tenth of one processor. A waiting server uses 3 %. Facts are stale after 60 s.
 IDLE_INTERVAL_SECONDS: Final = 0.5
 IDLE_SHARE_MAX: Final = 0.1
@@ -81,6 +84,17 @@ class Target:
         if access.token is not None:
             options.append(f"--metadata-file={access.token}")
         return options
+
+
+def environment_of(build: str) -> dict[str, str]:
+    """Return the environment in which `gavel` is this build and exports no telemetry. Raises BenchError if it is the other one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    if build == COMPILED:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(COMPILED_TREE), os.environ.get("PYTHONPATH"))))
+    version = subprocess.run([GAVEL, "--version"], env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    if not version.endswith(f"({build})"):
+        raise BenchError(f"the {build} build is to be measured, and this is {version!r}; use make bench")
+    return environment
 
 
 @contextmanager

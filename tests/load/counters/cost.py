@@ -29,9 +29,8 @@ from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsRequest, BatchS
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 from gavel_server.process.build import build
 
-from tests.load.bench import environment_of
 from tests.load.core_cost import with_limits
-from tests.load.targets import Target, cpu_seconds, running_gavel, wait_until_idle
+from tests.load.targets import Target, cpu_seconds, environment_of, running_gavel, wait_until_idle
 from tests.load.workload import BATCH_PROPOSALS, proposals
 
 METHOD: Final = "/gavel.v1.ArbitrationService/BatchSubmitProposals"

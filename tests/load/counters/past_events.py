@@ -22,7 +22,7 @@ from gavel_rules.commands import EventAnswer
 from gavel_rules.decider import handle
 from rich.console import Console
 
-from tests.load.core_part import run_part
+from tests.load.bench.core_part import run_part
 from tests.support.driver import Core
 
 ROUNDS: Final = 7

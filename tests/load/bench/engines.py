@@ -1,4 +1,4 @@
-"""The cost of the rule engines without server and log: part of `make bench`, or alone `python -m tests.load.engines`.
+"""The cost of the rule engines without server and log: part of `make bench`, or alone `python -m tests.load.bench.engines`.
 
 There are two gates. The cost of an action must not depend on the rules of other actions: ten rules are measured beside ten others
 and beside a thousand others. And twenty rules must take at most 40 µs on both engines, and 15 µs on Rete with its guards alone, on
@@ -19,7 +19,7 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, compile_rule_set
 from rich.console import Console
 
-from tests.load.core_part import run_part
+from tests.load.bench.core_part import run_part
 from tests.load.workload import FURTHER_CONDITIONS, RULES_OF_THE_LARGE_SET
 
 ROUNDS: Final = 15
@@ -149,4 +149,4 @@ def show(figures: dict[str, float], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_part("tests.load.engines", "Measures the two rule engines by themselves.", measure, show, gates))
+    sys.exit(run_part("tests.load.bench.engines", "Measures the two rule engines by themselves.", measure, show, gates))

@@ -22,7 +22,7 @@ from gavel_server.identity.tokens import add_token
 from rich.console import Console
 from rich.table import Table
 
-from tests.load.measurements import Cell
+from tests.load.bench.measurements import Cell
 from tests.load.targets import PLAIN, Access, Target, running_gavel
 from tests.support.identity.issuer import AUDIENCE, ISSUER, Issuer
 
@@ -120,9 +120,8 @@ class Credentials:
 
 
 @contextmanager
-def running_targets(document: str, directory: Path, environment: Mapping[str, str]) -> Iterator[list[Target]]:
+def running_targets(credentials: Credentials, document: str, directory: Path, environment: Mapping[str, str]) -> Iterator[list[Target]]:
     """Run a server for each kind of caller, with the rule set, and with grants where callers are authenticated."""
-    credentials = Credentials(directory / "credentials")
     with ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -141,10 +140,14 @@ def running_targets(document: str, directory: Path, environment: Mapping[str, st
 
 
 def run(measure: Measure, document: str, directory: Path, environment: Mapping[str, str], turns: int) -> dict[str, Cell]:
-    """Measure all targets in turns; return their samples, one for each turn."""
+    """Measure all targets in turns; return their samples, one for each turn.
+
+    Each turn has fresh servers: two equal ones may differ by a tenth for as long as they run (docs/performance.md#measuring).
+    """
     cells = {name: Cell() for name in TARGETS}
-    with running_targets(document, directory, environment) as targets:
-        for turn in range(turns):
+    credentials = Credentials(directory / "credentials")
+    for turn in range(turns):
+        with running_targets(credentials, document, directory / f"turn-{turn}", environment) as targets:
             for target in targets if turn % 2 == 0 else reversed(targets):
                 measure(target, cells[target.name])
     return cells
