@@ -79,7 +79,10 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
 DETAILS_KEY: Final = "grpc-status-details-bin"
 # The key of trailing metadata that tells gRPC's own retries how long to wait (gRFC A6).
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+NO_RETRY: Final = "-1"
+# Of calls that may be repeated, except after these reasons: the same request fails again.
 _RETRIABLE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+_LASTING: Final = frozenset({error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED})
 
 
 class GavelServerError(Exception):
@@ -143,11 +146,18 @@ def _encode_status(
     if quota is not None:
         violation = error_details_pb2.QuotaFailure.Violation(subject=quota[0], description=quota[1])
         details.append(_pack(error_details_pb2.QuotaFailure(violations=[violation])))
-    if code in _RETRIABLE:
-        delay_ms = retry_after_ms or RETRY_AFTER_MS_DEFAULT
+    delay_ms = _retry_delay_ms(reason, retry_after_ms)
+    if delay_ms:
         delay = Duration(seconds=delay_ms // 1000, nanos=delay_ms % 1000 * 1_000_000)
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     return Status(code=code.value[0], message=message, details=details).SerializeToString()
+
+
+def _retry_delay_ms(reason: ErrorReason.ValueType, retry_after_ms: int) -> int:
+    """Return how long to wait before a call is repeated; 0: repeating it does not help."""
+    if _CODES[reason] not in _RETRIABLE or reason in _LASTING:
+        return 0
+    return retry_after_ms or RETRY_AFTER_MS_DEFAULT
 
 
 @cache
@@ -208,7 +218,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError
     """
     trailing_metadata: tuple[tuple[str, str | bytes], ...] = ((DETAILS_KEY, error.encoded_status()),)
     if error.code in _RETRIABLE:
-        trailing_metadata = (*trailing_metadata, (PUSHBACK_KEY, str(error.retry_after_ms or RETRY_AFTER_MS_DEFAULT)))
+        delay_ms = _retry_delay_ms(error.reason, error.retry_after_ms)
+        trailing_metadata = (*trailing_metadata, (PUSHBACK_KEY, str(delay_ms) if delay_ms else NO_RETRY))
     try:
         await context.abort(error.code, error.message, trailing_metadata)
     except grpc.aio.AbortError as aborted:

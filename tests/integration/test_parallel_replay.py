@@ -71,6 +71,18 @@ async def test_processes_prove_a_log_together(log: RedisLog, tmp_path: Path) -> 
     await log.close()
 
 
+async def test_a_trimmed_log(log: RedisLog, tmp_path: Path) -> None:
+    """A log whose first events are in an archive gets the verdict of one process: its first event is missing."""
+    files = SnapshotFiles(tmp_path, log.bus)
+    await write_snapshots(log, files)
+    await log.trim(SNAPSHOTS[0])
+    together, _ = await verdict_of(log, tmp_path)
+    *_, alone = [response async for response in verify(log, snapshots=files)]
+    assert alone.verdict == together
+    assert (replay_service_pb2.REPLAY_STATUS_DAMAGED, 1) == (together.status, together.divergence.sequence_number)
+    await log.close()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("falls_back", [False, True])
 async def test_the_time_is_that_of_the_last_try(log: RedisLog, tmp_path: Path, falls_back: bool) -> None:

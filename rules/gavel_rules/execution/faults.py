@@ -22,7 +22,8 @@ def ended_fault(
 ) -> Fault:
     """Return the fault of a command on a decision that is not live. `purpose` and `status` are texts like "to revoke" and "in force"."""
     if references.decision is None:
-        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"decision {decision_id} does not exist on this bus")
+        message = f"decision {decision_id} does not exist on this bus; check the id and the bus"
+        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, message)
     outcome = references.decision.decision.outcome
     if outcome != decision_pb2.OUTCOME_APPROVED:
         name = decision_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_")

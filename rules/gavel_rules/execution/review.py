@@ -255,7 +255,8 @@ def _approval_fault(review: Review, live: LiveDecision | None, references: Refer
 def _review_fault(recorder: Recorder, decision_id: str, references: References) -> Fault:
     """Return why a decision has no review to resolve."""
     if references.decision is None:
-        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"decision {decision_id} does not exist on this bus")
+        message = f"decision {decision_id} does not exist on this bus; check the id and the bus"
+        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, message)
     state = recorder.state
     live = state.live_decision(decision_id)
     decision = references.decision.decision

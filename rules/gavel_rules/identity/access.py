@@ -124,7 +124,7 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
     nearest = [f"grant {number} lacks {_join(parts) or 'what this decision is about'}" for parts, number in lacks[:_NEAREST_GRANTS]]
     if len(lacks) > _NEAREST_GRANTS:
         nearest.append(f"{len(lacks) - _NEAREST_GRANTS} more lack as much or more")
-    return f"{what} gives {who} the right {access.right}, but not for this call: {'; '.join(nearest)}"
+    return f"the grants {what} give {who} the right {access.right}, but not for this call: {'; '.join(nearest)}"
 
 
 def _missing_parts(grant: Grant, access: Access) -> list[str]:

@@ -37,7 +37,8 @@ class Archive:
         self._manifests: list[Manifest] = []
         self._cached: OrderedDict[int, list[Record]] = OrderedDict()  # by first number
         self._tiles: Tiles | None = None
-        self._lock: Final = asyncio.Lock()
+        self._lock: Final = asyncio.Lock()  # of the cached segments
+        self._refreshing: Final = asyncio.Lock()
 
     @property
     def end(self) -> Head:
@@ -53,23 +54,25 @@ class Archive:
 
     async def refresh(self) -> None:
         """Read the manifests that are new. Raises ArchiveError if they leave a gap, or are of another log."""
-        names = await asyncio.to_thread(self.storage.names, FOLDER)
-        for name in filter(is_manifest, names):
-            if int(name[:12]) <= self.end.sequence_number:
-                continue
-            content = await asyncio.to_thread(self.storage.read, f"{FOLDER}/{name}")
-            if content is None:
-                raise ArchiveError(f"{self.storage.place}/{FOLDER}/{name} disappeared; check that nothing deletes the archive")
-            self._add(decode_manifest(content, name))
+        async with self._refreshing:
+            names = await asyncio.to_thread(self.storage.names, FOLDER)
+            for name in filter(is_manifest, names):
+                if int(name[:12]) <= self.end.sequence_number:
+                    continue
+                content = await asyncio.to_thread(self.storage.read, f"{FOLDER}/{name}")
+                if content is None:
+                    raise ArchiveError(f"{self.storage.place}/{FOLDER}/{name} disappeared; check that nothing deletes the archive")
+                self._add(decode_manifest(content, name))
 
     async def add(self, manifest: Manifest, content: bytes) -> None:
         """Write a segment that follows the end, read it back, and record it. Repeating this changes nothing."""
-        self._check(manifest)
-        await asyncio.to_thread(self.storage.write, manifest.file, content)
-        read = await asyncio.to_thread(self.storage.read, manifest.file)
-        await asyncio.to_thread(decode_segment, manifest, read or b"")
-        await asyncio.to_thread(self.storage.write, manifest_name(manifest.file), encode_manifest(manifest))
-        self._add(manifest)
+        async with self._refreshing:
+            self._check(manifest)
+            await asyncio.to_thread(self.storage.write, manifest.file, content)
+            read = await asyncio.to_thread(self.storage.read, manifest.file)
+            await asyncio.to_thread(decode_segment, manifest, read or b"")
+            await asyncio.to_thread(self.storage.write, manifest_name(manifest.file), encode_manifest(manifest))
+            self._add(manifest)
 
     async def complete_tree(self) -> None:
         """Add the entries of the segments to the Merkle tree of the archive (docs/proofs.md), as far as it lacks them."""

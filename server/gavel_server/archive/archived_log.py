@@ -12,7 +12,7 @@ from typing import Final
 from gavel_server.archive.archive import Archive
 from gavel_server.archive.storage import ArchiveError
 from gavel_server.log import Entry, EventLog, Head, IdEntry, LogUnavailableError, Record
-from gavel_server.log.protocol import CHUNK_BYTES, READ_LIMIT
+from gavel_server.log.protocol import CHUNK_BYTES, READ_LIMIT, SEQUENCE_NUMBER_MAX
 from gavel_server.log.work.protocol import WorkQueues
 
 
@@ -50,11 +50,22 @@ class ArchivedLog:
         if not missing:
             return records
         try:
+            later = [number for number in missing if number > self.archive.end.sequence_number]
+            if later and await self._is_trimmed(min(later)):
+                await self.archive.refresh()
+                if min(later) > self.archive.end.sequence_number:
+                    place = self.archive.storage.place
+                    message = f"neither the log of bus {self.bus} nor its archive {place} has event {min(later)}; restore it"
+                    raise LogUnavailableError(message)
             if min(missing) <= self.archive.end.sequence_number:
                 records |= await self.archive.read_many(missing)
         except ArchiveError as error:
             raise LogUnavailableError(str(error)) from error
         return records
+
+    async def _is_trimmed(self, number: int) -> bool:
+        """Return whether the live log has had an event that it lacks: it has later ones."""
+        return bool(await self.live.read(number, SEQUENCE_NUMBER_MAX, 1))
 
     async def head(self) -> Head:
         """See EventLog."""

@@ -13,6 +13,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
+from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.state.records import APPROVED
 from gavel_rules.state.state import State
@@ -103,7 +104,7 @@ class ReferenceResolution:
                     is_behind = await self._resolve_decision(request, decision_id) or is_behind
             ready.append(request)
         is_behind = await self._resolve_citations(ready) or is_behind
-        return ResolvedBatch(ready, deferred, is_behind)
+        return ResolvedBatch([request for request in ready if not request.is_answered], deferred, is_behind)
 
     async def _resolve_cause(self, request: Request, envelope: Envelope, envelope_of_key: dict[str, Envelope]) -> str | None:
         """Let an event without a trace_id inherit that of its cause; return the cause's trace_id.
@@ -206,32 +207,49 @@ class ReferenceResolution:
     async def _resolve_citations(self, batch: list[Request]) -> bool:
         """Give every proposal the events that it cites. Returns whether the state must read on first.
 
-        The last step before deciding: a commit in between may push a cited event out of memory.
+        The last step before deciding: a commit in between may push a cited event out of memory. A proposal that cites an event that the bus
+        has had and the log has no more is answered: to decide on it as on an unknown event would be wrong.
         """
         recent_events = self._replica.recent_events
         state = self._replica.state
         citable = recent_events.citable
-        head = state.head
         references = References(cited_events=citable)
+        missing, is_behind = self._missing_citations(batch)
+        if any(self._replica.head.sequence_number < number <= state.head for number in missing) and await self._settle():
+            # The append under way had an event that is too large for the memory.
+            missing, is_behind = self._missing_citations(batch)
+        from_log: dict[int, CitedEvent] = {}
+        trimmed: set[int] = set()
+        if missing:
+            from_log = await recent_events.read_citable(missing)
+            references = References(cited_events=ChainMap(from_log, citable))
+            last = self._replica.head.sequence_number
+            trimmed = {number for number in missing if 0 < number <= last and number not in from_log}
+        for request in batch:
+            proposal = _proposal_of(request.command, state)
+            if proposal is None:
+                continue
+            request.references = _with_decision(references, request)
+            lost = [number for number, _ in proposal.citations if number in trimmed] if trimmed else []
+            if lost:
+                message = f"event {lost[0]}, which the proposal cites, is no more in the log of bus {self._replica.bus}"
+                remedy = "start the server with the archive of the log (--archive)"
+                request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"{message}; {remedy}"))
+        return is_behind
+
+    def _missing_citations(self, batch: list[Request]) -> tuple[list[int], bool]:
+        """Return the cited events that are not in memory, and whether the state must read on to have them."""
+        state = self._replica.state
+        recent_events = self._replica.recent_events
         missing: list[int] = []
         is_behind = False
         for request in batch:
             proposal = _proposal_of(request.command, state)
             if proposal is not None:
-                absent = recent_events.missing(proposal.citations)
-                if absent:
-                    missing += absent
-                    is_behind = is_behind or max(absent) > head
+                missing += recent_events.missing(proposal.citations)
                 version = proposal.projection_version
-                is_behind = is_behind or (version is not None and version > head)
-                request.references = _with_decision(references, request)
-        if missing:
-            from_log = await recent_events.read_citable(missing)
-            references = References(cited_events=ChainMap(from_log, citable))
-            for request in batch:
-                if _proposal_of(request.command, state) is not None:
-                    request.references = _with_decision(references, request)
-        return is_behind
+                is_behind = is_behind or (version is not None and version > state.head)
+        return missing, is_behind or (bool(missing) and max(missing) > state.head)
 
 
 def _proposal_of(command: Command, state: State) -> ProposalView | None:

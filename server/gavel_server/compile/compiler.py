@@ -156,7 +156,7 @@ def _answer(status: int, answer: bytes, errors: bytes) -> bytes:
 
 def _limit_exceeded(problem: str) -> ServiceError:
     message = f"the rule set {problem}; make it smaller or simpler"
-    return ServiceError(error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED, message, retry_after_ms=RETRY_AFTER_MS)
+    return ServiceError(error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED, message)
 
 
 def _sentence(error: DocumentMessage) -> str:

@@ -39,7 +39,7 @@ from gavel_server.history.read_ahead import read_ahead
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.history.snapshot_pages import is_paged
 from gavel_server.history.snapshot_parts import SnapshotError
-from gavel_server.log import EventLog, LogError
+from gavel_server.log import EventLog, LogError, LogUnavailableError
 from gavel_server.log.stores import connect_log
 from gavel_server.process.garbage_collection import collect_less
 
@@ -138,6 +138,8 @@ async def _integrity(begin: int, log: EventLog) -> Integrity:
     if not begin:
         return Integrity(log.bus)
     records = await log.read_many([1, begin])
+    if len(records) < len({1, begin}):
+        raise LogUnavailableError(f"event {1 if 1 not in records else begin} is not in the log; replay across the archive with --archive")
     opened = decode(1, records[1].envelope).fact.bus_opened
     before = records[begin]
     recorded_at_ms = milliseconds(decode(begin, before.envelope).recorded_at)

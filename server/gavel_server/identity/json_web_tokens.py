@@ -73,7 +73,7 @@ class JwtAuthenticator:
             raise unauthenticated(_MALFORMED) from None
         issuer = self._issuers.get(name) if isinstance(name, str) else None
         if issuer is None:
-            raise unauthenticated("the token's issuer (iss) is unknown to this server")
+            raise unauthenticated("the token's issuer (iss) is none of those in the server's settings (issuers)")
         return issuer
 
 
@@ -118,11 +118,11 @@ def _verified_claims(token: str, key: Any, algorithm: str, issuer: JwtIssuer) ->
 
 
 def _seconds(moment: Any) -> float:
-    """Return a moment that the verification has accepted; it may be an integer of any length."""
+    """Return a time of expiry that the verification has accepted; it may be an integer of any length."""
     try:
         return float(moment)
     except (ValueError, OverflowError):
-        raise unauthenticated("a claim of the token is malformed") from None
+        raise unauthenticated("the token's time of expiry (exp) is malformed") from None
 
 
 def _refusal(error: jwt.PyJWTError, issuer: JwtIssuer) -> ServiceError:
@@ -138,7 +138,7 @@ def _refusal(error: jwt.PyJWTError, issuer: JwtIssuer) -> ServiceError:
         case jwt.InvalidSignatureError() | jwt.InvalidKeyError():
             return unauthenticated("the token's signature is not by a key of its issuer")
         case jwt.InvalidIssuerError():
-            return unauthenticated("the token's issuer (iss) is unknown to this server")
+            return unauthenticated("the token's issuer (iss) is none of those in the server's settings (issuers)")
     return unauthenticated("a claim of the token is malformed")
 
 

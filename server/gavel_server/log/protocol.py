@@ -21,6 +21,8 @@ from gavel_server.log.work.protocol import WorkQueues
 
 # The default limit of `read`.
 READ_LIMIT: Final = 1000
+# The largest sequence number of the contract, an int64.
+SEQUENCE_NUMBER_MAX: Final = 2**63 - 1
 # The bytes of envelopes at which one read stops. The event that reaches them is still in the reply.
 CHUNK_BYTES: Final = 1024 * 1024
 # Events that are read at a time for long work. While Redis reads them, or the event loop parses them, decisions wait: with 512, the 99th

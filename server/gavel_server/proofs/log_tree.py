@@ -13,7 +13,7 @@ from gavel_server.fairness.turns import take_turn
 from gavel_server.log import Head, LogCorruptError, LogUnavailableError, Record
 from gavel_server.process.threads import run_in_thread
 from gavel_server.proofs import tree
-from gavel_server.proofs.tiles import LocalTiles, Tiles
+from gavel_server.proofs.tiles import DamagedTilesError, LocalTiles, Tiles
 from gavel_server.proofs.verifier import NotVerifiedError, check_consistency, check_inclusion, entry_of, leaf_hash
 
 # Events read at once, and events added to the tree at once: some milliseconds of work each.
@@ -60,20 +60,25 @@ class LogTree:
     async def root(self, log: LogSource, size: int, caller: str) -> bytes:
         """Return the root of the tree of the first `size` events."""
         async with self._lock:
-            await self._extend(log, size, caller)
-            return await run_in_thread(tree.root, self._tiles, size)
+            for _ in range(2):
+                try:
+                    await self._extend(log, size, caller)
+                    return await run_in_thread(tree.root, self._tiles, size)
+                except DamagedTilesError as error:
+                    self._discard(log, str(error))
+        raise _not_computed(log)
 
     async def inclusion_proof(self, log: LogSource, record: Record, size: int, caller: str) -> InclusionProof:
         """Return the proof that an event is in the tree of the first `size` events."""
         index = record.sequence_number - 1
         async with self._lock:
             for _ in range(2):
-                await self._extend(log, size, caller)
-                root = await run_in_thread(tree.root, self._tiles, size)
-                hashes = await run_in_thread(tree.inclusion_proof, self._tiles, index, size)
                 try:
+                    await self._extend(log, size, caller)
+                    root = await run_in_thread(tree.root, self._tiles, size)
+                    hashes = await run_in_thread(tree.inclusion_proof, self._tiles, index, size)
                     check_inclusion(leaf_hash(entry_of(record.envelope)), index, size, hashes, root)
-                except NotVerifiedError as error:
+                except (NotVerifiedError, DamagedTilesError) as error:
                     self._discard(log, str(error))
                     continue
                 return InclusionProof(root, hashes)
@@ -83,17 +88,17 @@ class LogTree:
         """Return the proof that the tree of `to_size` events begins with that of `from_size` events."""
         async with self._lock:
             for _ in range(2):
-                await self._extend(log, to_size, caller)
-                from_root = await run_in_thread(tree.root, self._tiles, from_size)
-                to_root = await run_in_thread(tree.root, self._tiles, to_size)
-                hashes = await run_in_thread(tree.consistency_proof, self._tiles, from_size, to_size)
                 try:
+                    await self._extend(log, to_size, caller)
+                    from_root = await run_in_thread(tree.root, self._tiles, from_size)
+                    to_root = await run_in_thread(tree.root, self._tiles, to_size)
+                    hashes = await run_in_thread(tree.consistency_proof, self._tiles, from_size, to_size)
                     check_consistency(from_size, from_root, to_size, to_root, hashes)
-                except NotVerifiedError as error:
+                except (NotVerifiedError, DamagedTilesError) as error:
                     self._discard(log, str(error))
                     continue
                 return ConsistencyProof(from_root, to_root, hashes)
-        raise LogCorruptError(f"the tree of bus {log.bus} cannot be computed; examine the log")
+        raise _not_computed(log)
 
     async def _extend(self, log: LogSource, size: int, caller: str) -> None:
         """Extend the tree to the first `size` events. The log must have them."""
@@ -116,6 +121,10 @@ class LogTree:
     def _discard(self, log: LogSource, problem: str) -> None:
         _LOG.warning("proofs.tree_discarded", bus=log.bus, problem=problem, note="it is computed again from the log")
         self._tiles.clear()
+
+
+def _not_computed(log: LogSource) -> LogCorruptError:
+    return LogCorruptError(f"the tree of bus {log.bus} cannot be computed; run gavel replay, which examines the log")
 
 
 async def _holds(log: LogSource, number: int, chain_hash: bytes) -> bool:

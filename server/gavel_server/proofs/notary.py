@@ -29,7 +29,7 @@ from gavel_server.process.private_files import PUBLIC_DIRECTORY_MODE, make_direc
 from gavel_server.proofs import tree
 from gavel_server.proofs.keys import NotaryKey
 from gavel_server.proofs.log_tree import LogSource, read_on
-from gavel_server.proofs.tiles import LocalTiles, Tiles
+from gavel_server.proofs.tiles import DamagedTilesError, LocalTiles, Tiles
 from gavel_server.proofs.tree import CompactRange
 from gavel_server.proofs.verifier import ORIGIN_PREFIX, Checkpoint, UnreadableError, entry_of, is_signed, leaf_hash, parse_checkpoint
 from gavel_server.proofs.witnesses import ForkError, Witness, WitnessError, request_cosignature
@@ -77,6 +77,7 @@ class Notary:
         self._quorum: Final = quorum
         self._tiles: Final = Tiles(LocalTiles(directory))
         self._range: Final = CompactRange()
+        self._entries: Final[list[bytes]] = []  # of events in the range that the tiles lack yet
         self._integrity: Final = Integrity(log.bus)
         self._precompiler: Final = Precompiler(documents=True)
         self._recomputation: Final = Recomputation(log.bus, compile_document=self._precompiler.compile_document) if replays else None
@@ -136,27 +137,28 @@ class Notary:
 
     async def _read_to(self, last: int) -> None:
         """Read, check and add the events up to `last`."""
-        entries: list[bytes] = []
-        chain_hash = b""
         while self._range.size < last:
             for record in await read_on(self.log, self._range.size + 1, last):
                 await self._prove(record)
                 entry = entry_of(record.envelope)
                 self._range.append(leaf_hash(entry))
                 self._check_against_signed()
-                if self._range.size > self._tiles.size + len(entries):
-                    entries.append(entry)
-                    chain_hash = record.chain_hash
-            if entries and (len(entries) >= APPENDED_EVENTS_MAX or self._range.size == last):
-                await asyncio.to_thread(self._tiles.append, entries, chain_hash)
-                entries = []
+                if self._range.size > self._tiles.size + len(self._entries):
+                    self._entries.append(entry)
+            if self._entries and (len(self._entries) >= APPENDED_EVENTS_MAX or self._range.size == last):
+                await asyncio.to_thread(self._tiles.append, self._entries, self._integrity.chain_hash)
+                self._entries.clear()
             await asyncio.sleep(0)  # signals are handled
         if self._recomputation is not None:
             try:
                 self._recomputation.finish(at_head=True)
             except DivergedError as error:
                 raise self._proof_error(error) from error
-        if tree.root(self._tiles, self._range.size) != self._range.root():
+        try:
+            is_of_log = tree.root(self._tiles, self._range.size) == self._range.root()
+        except DamagedTilesError:
+            is_of_log = False
+        if not is_of_log:
             self._tiles.clear()
             raise NotaryError(f"the tiles in {self._file.parent} were of another log and are deleted; start the notary again")
 

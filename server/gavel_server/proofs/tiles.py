@@ -6,7 +6,8 @@
     head.json                   how far the tree has come; the only file that is not of tlog-tiles
 
 Any web server that serves the directory serves a tlog-tiles log. All of it is derived from the log: a tree that is damaged, or whose
-head is not in the log, is deleted and computed again. `head.json` is replaced last, so that a crash leaves the tree before.
+head is not in the log, is deleted and computed again. Every tile is checked when it is read. `head.json` is replaced last, so that a
+crash leaves the tree before.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _ENTRIES: Final = "entries"
 _ENTRY_LENGTH: Final = HASH_BYTES.to_bytes(2, "big")
 
 _LOG: Final = structlog.get_logger(__name__)
+
+
+class DamagedTilesError(ValueError):
+    """A tile is missing, or not of the tree."""
 
 
 class TreeHead(NamedTuple):
@@ -124,14 +129,16 @@ class Tiles:
         self._delete(before.keys() - self._partial_names().keys())
 
     def node(self, level: int, index: int) -> bytes:
-        """Return the hash of a node of a complete subtree. Raises ValueError if the tree is too small, OSError."""
+        """Return the hash of a node of a complete subtree. Raises ValueError if the tree is too small, DamagedTilesError, OSError."""
         if (index + 1) << level > self.size:
             raise ValueError(f"node {index} of level {level} is not in a tree of {self.size} leaves")
         tile_level, height = divmod(level, TILE_HEIGHT)
         tile, offset = divmod(index << height, TILE_HASHES)
+        return subtree(_Tile(self._tile(tile_level, tile)), offset, offset + (1 << height))
+
+    def _tile(self, tile_level: int, tile: int) -> bytes:
         is_full = (tile + 1) << TILE_HEIGHT <= self.size >> (TILE_HEIGHT * tile_level)
-        hashes = self._full(tile_level, tile) if is_full else bytes(self._partial[tile_level])
-        return subtree(_Tile(hashes), offset, offset + (1 << height))
+        return self._full(tile_level, tile) if is_full else bytes(self._partial[tile_level])
 
     def clear(self) -> None:
         """Delete the tree."""
@@ -198,9 +205,13 @@ class Tiles:
         return content
 
     def _read_full(self, tile_level: int, tile: int) -> bytes:
+        """Return a full tile, checked against its hash in the tile above."""
         content = self._files.read(_path(tile_level, tile)) or b""
         if len(content) != TILE_HASHES * HASH_BYTES:
-            raise ValueError(f"{_path(tile_level, tile)} has {len(content)} bytes, not {TILE_HASHES * HASH_BYTES}")
+            raise DamagedTilesError(f"{_path(tile_level, tile)} has {len(content)} bytes, not {TILE_HASHES * HASH_BYTES}")
+        above, offset = divmod(tile, TILE_HASHES)
+        if subtree(_Tile(content), 0, TILE_HASHES) != _Tile(self._tile(tile_level + 1, above)).node(0, offset):
+            raise DamagedTilesError(f"{_path(tile_level, tile)} is not of this tree")
         return content
 
     def _write(self, name: str, content: bytes | bytearray) -> None:

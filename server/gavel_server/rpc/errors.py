@@ -25,7 +25,7 @@ from gavel_server.process.logging.repeated_line import RepeatedLine
 # What the violations of one status may take of the 8 KiB of trailers. The status is sent in base64, and its message twice, once
 # percent-encoded; beyond 8 KiB gRPC refuses the call at random.
 VIOLATIONS_BYTES_MAX: Final = 3840
-MESSAGE_BYTES_MAX: Final = 512
+ERROR_MESSAGE_BYTES_MAX: Final = 512
 # How much of a refusal's message its log line quotes. It may be the caller's text.
 LOG_MESSAGE_BYTES_MAX: Final = 128
 
@@ -86,7 +86,7 @@ def _instruments(method: str, reason: ErrorReason.ValueType) -> tuple[Counter, R
     return CALLS_REFUSED.labels(method, name), RepeatedLine(_LOG, "call.refused", method=method, reason=name)
 
 
-def _shorten(text: str, bytes_max: int = MESSAGE_BYTES_MAX) -> str:
+def _shorten(text: str, bytes_max: int = ERROR_MESSAGE_BYTES_MAX) -> str:
     if 4 * len(text) <= bytes_max:  # a character takes 4 bytes in UTF-8 at most
         return text
     encoded = text.encode()

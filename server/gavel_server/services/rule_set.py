@@ -5,6 +5,7 @@ A document is compiled in a child process with limits before this server compile
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import islice
@@ -77,6 +78,8 @@ class RuleSetServicer:
         self._replay_slots = replay_slots
         self._impact = impact
         self._filling = CounterFilling()
+        # The cost of an activation is checked here and not by the core, so no other activation may come in between.
+        self._activating = asyncio.Lock()
 
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
         """Compile a document and report every mistake. The bus need not exist yet: a document is validated on its own."""
@@ -110,15 +113,18 @@ class RuleSetServicer:
             new_event_id(), request.policy_id, request.version, _expected_version(request), shadow, request.reason, context.traceparent
         )
         deployed = (await sequencer.settled_state()).rule_sets.get((request.policy_id, request.version))
+        if deployed is None:  # unless another server has just deployed it, the core refuses
+            await sequencer.read_on()
+            deployed = (await sequencer.settled_state()).rule_sets.get((request.policy_id, request.version))
         if deployed is not None:
             # Compiled here, the version need not be compiled when the event is applied.
             await ensure_compiled(deployed)
-            _check_cost(await sequencer.settled_state(), deployed, shadow=shadow)
-        answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
-        if isinstance(answer, UnfilledCounters) and deployed is not None:
+        answer = await self._activate(sequencer, command, deployed, context, shadow=shadow)
+        if isinstance(answer, UnfilledCounters):
             # The core has allowed the activation but for the counters' past.
-            await self._filling.fill(sequencer, deployed.rule_set)
-            answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+            if deployed is not None:
+                await self._filling.fill(sequencer, deployed.rule_set)
+                answer = await self._activate(sequencer, command, deployed, context, shadow=shadow)
             if isinstance(answer, UnfilledCounters):
                 message = f"another activation of rule set {request.policy_id} has opened or dropped its counters meanwhile; try again"
                 raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, message)
@@ -130,6 +136,15 @@ class RuleSetServicer:
         problems = await run_in_thread(compare_with_rule_set, grants.grants, deployed.rule_set, sequencer.bus)
         warnings = [DocumentMessage(code=code, message=message, suggestion=hint) for code, message, hint in problems]
         return ActivateRuleSetResponse(sequence_number=number, warnings=warnings)
+
+    async def _activate(
+        self, sequencer: Sequencer, command: Command, deployed: DeployedRuleSet | None, context: CallContext, *, shadow: bool
+    ) -> Answer:
+        """Decide an activation whose decisions are not too costly. Raises ServiceError."""
+        async with self._activating:
+            if deployed is not None:
+                _check_cost(await sequencer.settled_state(), deployed, shadow=shadow)
+            return (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:
         """Deactivate a rule set, or end its shadow."""

@@ -17,6 +17,8 @@ from tests.support.paths import ROOT
 
 BUSY = ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after_ms=37)
 UNAVAILABLE = ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "away")
+HOPELESS = ServiceError(error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED, "too large")
+MISTAKE = invalid([("field", "is bad")])
 
 
 def service_config() -> str:
@@ -33,9 +35,11 @@ def pushback(metadata: Any) -> list[str]:
     return [value for key, value in metadata if key == PUSHBACK_KEY]
 
 
-@pytest.mark.parametrize(("error", "expected"), [(BUSY, ["37"]), (UNAVAILABLE, ["200"]), (invalid([("field", "is bad")]), [])])
+@pytest.mark.parametrize(
+    ("error", "expected"), [(BUSY, ["37"]), (UNAVAILABLE, ["200"]), (HOPELESS, ["-1"]), (invalid([("field", "is bad")]), [])]
+)
 async def test_advice_of_the_hot_path(front: World, error: ServiceError, expected: list[str]) -> None:
-    """An error with a RetryInfo has its delay in the trailing metadata; another error has none."""
+    """An error with a RetryInfo has its delay in the trailing metadata; a lasting limit says not to try again, another error nothing."""
     call_method: Any = front.channels[1].unary_unary(HOT)
     call = call_method(b"", timeout=CALL_SECONDS_MAX)
     _, _, reply = await front.requests.get()

@@ -24,6 +24,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_FAILED, EXECUTION_STATUS_SUCCESS, ExecutionStatus
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel_rules.derivation import derive
+from gavel_server.bus.request import Cancellation
 from gavel_server.errors import ServiceError
 from gavel_server.services.waits import commit_waits, decision_history
 from google.protobuf.duration_pb2 import Duration
@@ -188,6 +189,15 @@ async def test_waiting_calls_are_limited() -> None:
             pass
     with waits.place("192.0.2.1:3"):
         pass
+
+
+async def test_a_call_that_arrives_as_the_last_one_leaves(world_with_rules: World) -> None:
+    """A call is answered although the last call before it leaves in the same turn of the event loop."""
+    waits = commit_waits.CommitWaits()
+    sequencer = await world_with_rules.buses.open("")
+    async with asyncio.timeout(30):
+        for _ in range(2):
+            await waits.wait(sequencer, lambda _: True, 60, Cancellation())
 
 
 async def test_callers_that_go_leave_nothing(world_with_rules: World) -> None:

@@ -30,15 +30,21 @@ func Decode(content []byte) error {
 	return status.ErrorProto(&refusal)
 }
 
-// PushbackKey is the key of trailing metadata that tells gRPC's own retries how long to wait.
+// PushbackKey is the key of trailing metadata that tells gRPC's own retries how long to wait, or with noRetry to give up.
 const PushbackKey = "grpc-retry-pushback-ms"
 
-// Advice returns the trailing metadata of an error: the delay of its RetryInfo in milliseconds, or nothing. gavel_server/errors.py does the same.
+const noRetry = "-1"
+
+// Advice returns the trailing metadata of an error: the delay of its RetryInfo in milliseconds. For an exceeded limit without one it is noRetry, for other
+// errors nothing. gavel_server/errors.py does the same.
 func Advice(refusal *status.Status) metadata.MD {
 	for _, detail := range refusal.Details() {
 		if retry, ok := detail.(*errdetails.RetryInfo); ok {
 			return metadata.Pairs(PushbackKey, strconv.FormatInt(retry.GetRetryDelay().AsDuration().Milliseconds(), 10))
 		}
+	}
+	if refusal.Code() == codes.ResourceExhausted {
+		return metadata.Pairs(PushbackKey, noRetry)
 	}
 	return nil
 }

@@ -27,6 +27,7 @@ from gavel_server.log.protocol import (
     CHUNK_BYTES,
     DAY_MS,
     READ_LIMIT,
+    SEQUENCE_NUMBER_MAX,
     EventIdTakenError,
     HeadMovedError,
     IdEntry,
@@ -55,8 +56,6 @@ from gavel_server.log.work.redis import RedisWorkQueues
 from gavel_server.process.clock import timely_range_ms
 
 FORMAT_VERSION: Final = 1
-# The largest sequence number of the contract, an int64.
-SEQUENCE_NUMBER_MAX: Final = 2**63 - 1
 # An append fails after this many refusals in a row by other servers' fences, which means that Redis keeps losing replies.
 FENCED_MAX: Final = 5
 

@@ -49,7 +49,7 @@ def read_exports(environment: Mapping[str, str]) -> Exports:
     host = environment.get("OTEL_EXPORTER_PROMETHEUS_HOST") or PROMETHEUS_HOST_DEFAULT
     port = environment.get("OTEL_EXPORTER_PROMETHEUS_PORT") or PROMETHEUS_PORT_DEFAULT
     if "prometheus" in metrics and not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise TelemetryError("OTEL_EXPORTER_PROMETHEUS_PORT is not a port from 0 to 65535")
+        raise TelemetryError(f"OTEL_EXPORTER_PROMETHEUS_PORT is {port!r}; give a port from 0 to 65535")
     return Exports(
         _exporters(environment, "TRACES", TRACE_EXPORTERS),
         tuple(exporter for exporter in metrics if exporter != "prometheus"),

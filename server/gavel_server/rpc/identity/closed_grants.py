@@ -6,6 +6,8 @@ Opening a bus takes memory, and time for a long log. A caller without rights on 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
@@ -18,6 +20,8 @@ from gavel_server.process.threads import run_in_thread
 
 # Buses whose grants are kept. Beyond that, those that nobody has asked for longest are read again.
 BUSES_MAX: Final = 256
+# How long the grants of an event are used without reading it again. A bus that was replaced has other grants, often at the same number.
+REREAD_SECONDS: Final = 5.0
 
 GrantsNumber = Callable[[str], Awaitable[int | None]]
 """Returns the number of the event with a bus's grants in force; 0: there are none; None: unknown. Raises LogError."""
@@ -32,13 +36,23 @@ class KnownGrants(NamedTuple):
     binds_anonymous: bool = False
 
 
+class _Reading(NamedTuple):
+    """The grants of an event: its number and SHA-256, and when it was read last."""
+
+    number: int
+    digest: bytes
+    read_at: float
+    grants: KnownGrants
+
+
 class ClosedGrants:
     """Reads the grants of closed buses from the log store."""
 
-    def __init__(self, grants_number: GrantsNumber, read_envelope: ReadEnvelope) -> None:
+    def __init__(self, grants_number: GrantsNumber, read_envelope: ReadEnvelope, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._grants_number: Final = grants_number
         self._read_envelope: Final = read_envelope
-        self._known: Final[OrderedDict[str, tuple[int, KnownGrants]]] = OrderedDict()
+        self._monotonic: Final = monotonic
+        self._known: Final[OrderedDict[str, _Reading]] = OrderedDict()
         # Large grants take a while to compile: one at a time, in a thread.
         self._compiling: Final = asyncio.Lock()
 
@@ -51,17 +65,21 @@ class ClosedGrants:
             return KnownGrants(None)
         async with self._compiling:
             known = self._known.get(bus)
-            if known is None or known[0] != number:
+            if known is None or known.number != number or self._monotonic() - known.read_at >= REREAD_SECONDS:
                 content = await self._read_envelope(bus, number)
                 if content is None:
                     return None
-                event = Envelope.FromString(content)
-                text = event.fact.grants_deployed.canonical_json
-                if not text:
-                    return None  # the log is damaged; opening it tells how
-                grants = await run_in_thread(compile_grants, text)
-                known = self._known[bus] = number, KnownGrants(grants, binds_anonymous(event.attestation.method))
+                digest = hashlib.sha256(content).digest()
+                if known is None or known.digest != digest:
+                    event = Envelope.FromString(content)
+                    text = event.fact.grants_deployed.canonical_json
+                    if not text:
+                        return None  # the log is damaged; opening it tells how
+                    grants = KnownGrants(await run_in_thread(compile_grants, text), binds_anonymous(event.attestation.method))
+                else:
+                    grants = known.grants
+                known = self._known[bus] = _Reading(number, digest, self._monotonic(), grants)
                 if len(self._known) > BUSES_MAX:
                     self._known.popitem(last=False)
             self._known.move_to_end(bus)
-            return known[1]
+            return known.grants

@@ -61,7 +61,7 @@ class CommitWaits:
         """
         waits = self._bus_waits.get(sequencer)
         if waits is None:
-            waits = self._bus_waits[sequencer] = _BusWaits(sequencer, lambda: self._bus_waits.pop(sequencer))
+            waits = self._bus_waits[sequencer] = _BusWaits(sequencer, self._forget)
         future = waits.add(question, cancellation)
         try:
             with suppress(TimeoutError):
@@ -70,12 +70,16 @@ class CommitWaits:
         finally:
             waits.remove(future)
 
+    def _forget(self, waits: _BusWaits) -> None:
+        if self._bus_waits.get(waits.sequencer) is waits:
+            del self._bus_waits[waits.sequencer]
+
 
 class _BusWaits:
-    """The waiting calls of one bus. The task runs while there are any, and calls `end` at its end."""
+    """The waiting calls of one bus. The task runs while there are any; `end` is called when it takes no more."""
 
-    def __init__(self, sequencer: Sequencer, end: Callable[[], object]) -> None:
-        self._sequencer = sequencer
+    def __init__(self, sequencer: Sequencer, end: Callable[[_BusWaits], None]) -> None:
+        self.sequencer: Final = sequencer
         self._end = end
         self._questions: dict[asyncio.Future[None], tuple[Question, Cancellation]] = {}
         self._running = asyncio.create_task(self._run())
@@ -90,21 +94,22 @@ class _BusWaits:
         """Forget a call. The task ends with the last one."""
         self._questions.pop(future, None)
         if not self._questions:
+            self._end(self)  # at once: a call that joins a cancelled task would wait in vain
             self._running.cancel()
 
     async def _run(self) -> None:
         try:
             while True:
-                state = await self._sequencer.settled_state()
+                state = await self.sequencer.settled_state()
                 head = state.head
                 for future, (question, cancellation) in list(self._questions.items()):
                     if not future.done() and (cancellation.is_cancelled or question(state)):
                         future.set_result(None)
                 await asyncio.sleep(PAUSE_SECONDS)
-                await self._sequencer.wait_beyond(head)
+                await self.sequencer.wait_beyond(head)
         except Exception as error:  # noqa: BLE001  # every call that waits gets it
             for future in self._questions:
                 if not future.done():
                     future.set_exception(error)
         finally:
-            self._end()
+            self._end(self)

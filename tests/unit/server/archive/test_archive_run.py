@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,28 @@ class UnconfirmedLog(MemoryLog):
     async def confirm(self, head: Head) -> None:
         """See EventLog."""
         raise NotReplicatedError(f"events up to {head.sequence_number} are in the log, but it has no replica")
+
+
+async def test_single_reads_of_events_archived_meanwhile(tmp_path: Path) -> None:
+    """An event that another process has archived and trimmed is found by its number; one that both lack is an error, not an absence."""
+    log = await new_log()
+    records = await all_records(log)
+    archived = ArchivedLog(log, archive_in(tmp_path))
+    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+    assert {3: records[2], 22: records[21]} == await archived.read_many([3, 22, EVENTS + 1])
+    for file in (tmp_path / segments.FOLDER).iterdir():
+        file.unlink()
+    with pytest.raises(LogUnavailableError, match=r"neither the log of bus default nor its archive .* has event 3; restore it"):
+        await ArchivedLog(log, archive_in(tmp_path)).read_many([3])
+
+
+async def test_readers_find_a_new_segment_at_once(tmp_path: Path) -> None:
+    """Several readers that need a new segment at the same time all get its events."""
+    log = await new_log()
+    records = await all_records(log)
+    archived = ArchivedLog(log, archive_in(tmp_path))
+    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
+    assert [records[:3]] * 8 == await asyncio.gather(*(archived.read(1, 3) for _ in range(8)))
 
 
 async def test_unconfirmed_events_are_not_archived(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gavel_rules.commands import (
     ActivateRuleSet,
     AttemptRefusal,
     BeginExecution,
+    Command,
     DeployRuleSet,
     LeasedAttempt,
     PublishEvent,
@@ -284,6 +285,41 @@ async def test_citation_of_an_event_that_is_being_appended(servers: Servers) -> 
         assert decision_pb2.OUTCOME_APPROVED == decision.decision.outcome
         await task
     await servers.prove()
+
+
+@with_servers
+async def test_citation_of_a_large_event_that_is_being_appended(servers: Servers) -> None:
+    """An event that is too large for the memory may be cited while it is being appended; the log replays."""
+    sequencer, log = await servers.start_with_rules()
+    fact = await record_event(sequencer, servers.fact())
+    large = observation_envelope("order.note", "long")
+    for number in range(9):
+        large.observation.extracted_fields[f"order.x{number:0193}"].number_value = 1.0
+    command = PublishEvent(servers.admit_envelope(large))
+    proposal = proposal_envelope([fact])
+    cited = proposal.proposal.based_on_events.add()
+    cited.event_id, cited.sequence_number = large.event_id, fact.sequence_number + 1
+    log.pause_seconds = 0.01
+    sequencer._pacing.limit = 1
+    commands: list[Command] = [command, SubmitProposal(ProposalView(servers.admit_envelope(proposal)))]
+    await asyncio.gather(*(execute(sequencer, one) for one in commands))
+    decision = (await servers.events())[-1].decision
+    assert (decision_pb2.OUTCOME_APPROVED, "") == (decision.outcome, decision.reason_code)
+    await servers.prove()
+
+
+@with_servers
+async def test_citation_of_a_trimmed_event(servers: Servers) -> None:
+    """A proposal that cites an event that the log has no more is answered with an error, not decided; others of its batch are decided."""
+    sequencer, _ = await servers.start_with_rules()
+    trimmed, present = [await record_event(sequencer, servers.fact()) for _ in range(2)]
+    sequencer.recent_events.remove_citable(trimmed.sequence_number)
+    await servers.log.trim(present.sequence_number)
+    envelopes = [proposal_envelope([trimmed]), proposal_envelope([present])]
+    commands = [SubmitProposal(ProposalView(servers.admit_envelope(envelope))) for envelope in envelopes]
+    refused, decided = await asyncio.gather(*(execute(sequencer, command) for command in commands))
+    assert "LOG_UNAVAILABLE" == reason(refused)
+    assert isinstance(decided, CommittedAnswer)
 
 
 # Ended decisions

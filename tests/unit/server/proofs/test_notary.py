@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from gavel_server.log import LogUnavailableError, Record
 from gavel_server.log.memory import MemoryLog
+from gavel_server.proofs import log_tree
 from gavel_server.proofs.keys import NotaryKey, generate_key
 from gavel_server.proofs.notary import ConfirmedTree, NotaryError, open_notary
-from gavel_server.proofs.tree import CompactRange
+from gavel_server.proofs.tiles import LocalTiles, Tiles
+from gavel_server.proofs.tree import CompactRange, root
 from gavel_server.proofs.verifier import entry_of, leaf_hash
 from gavel_server.proofs.witnesses import ForkError
 
@@ -98,3 +101,28 @@ def test_an_empty_log(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert 0 == signed_size(tmp_path)
+
+
+def test_an_outage_in_the_middle_of_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the log was away between two reads, the same notary goes on, and its tree has every event."""
+    monkeypatch.setattr(log_tree, "READ_EVENTS_MAX", 2)
+
+    async def main() -> None:
+        log = await log_with(6)
+        tree = await tree_of(log, 7)
+        read = log.read
+
+        async def fail(first: int, last: int, limit: int) -> list[Record]:
+            if first == 5:
+                monkeypatch.setattr(log, "read", read)
+                raise LogUnavailableError("cannot reach the log")
+            return await read(first, last, limit)
+
+        monkeypatch.setattr(log, "read", fail)
+        async with open_notary(log, [KEY], tmp_path, replays=False) as notary:
+            with pytest.raises(LogUnavailableError):
+                await notary.notarize(tree)
+            assert tree.root == (await notary.notarize(tree)).root
+        assert tree.root == root(Tiles(LocalTiles(tmp_path)), tree.size)
+
+    asyncio.run(main())

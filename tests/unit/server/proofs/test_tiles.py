@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from gavel_server.proofs.tiles import TILE_HASHES, LocalTiles, Tiles
+from gavel_server.proofs.tiles import TILE_HASHES, DamagedTilesError, LocalTiles, Tiles
 from gavel_server.proofs.tree import CompactRange, consistency_proof, inclusion_proof, root
 from gavel_server.proofs.verifier import check_consistency, check_inclusion, leaf_hash
 from hypothesis import given, settings
@@ -132,6 +132,18 @@ def test_damaged_tree_is_discarded(directory: Path, name: str, damage: str) -> N
     assert (0, None) == (tiles.size, tiles.head)
     tiles.append(entries(300), CHAIN_HASH)
     assert expected_root(300) == root(Tiles(LocalTiles(directory)), 300)
+
+
+@pytest.mark.parametrize("damage", [b"", b"cut", bytes(8192)])
+def test_damaged_full_tile_is_not_used(directory: Path, damage: bytes) -> None:
+    """No root and no proof comes from a full tile that was changed, whatever its length."""
+    Tiles(LocalTiles(directory)).append(entries(600), CHAIN_HASH)
+    (directory / "tile/0/000").write_bytes(damage)
+    tiles = Tiles(LocalTiles(directory))
+    assert expected_root(600) == root(tiles, 600)
+    for read in (lambda: root(tiles, 255), lambda: inclusion_proof(tiles, 3, 600), lambda: consistency_proof(tiles, 100, 600)):
+        with pytest.raises(DamagedTilesError, match=r"tile/0/000"):
+            read()
 
 
 def test_head(directory: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from gavel.v1 import error_pb2
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
-from gavel_server.rpc.errors import MESSAGE_BYTES_MAX, VIOLATIONS_BYTES_MAX, fit, refuse
+from gavel_server.rpc.errors import ERROR_MESSAGE_BYTES_MAX, VIOLATIONS_BYTES_MAX, fit, refuse
 
 METHOD = "gavel.v1.EventService/GetEvent"
 
@@ -49,7 +49,7 @@ async def test_failing_log() -> None:
 def test_errors_are_truncated() -> None:
     """Message and violations are cut to their limits, between characters, and the last violation says how many are left out."""
     error = fit(ServiceError(error_pb2.ERROR_REASON_INVALID_REQUEST, "ü" * 1000, [("field", "x" * 1000)] * 20))
-    assert "ü" * (MESSAGE_BYTES_MAX // 2) + "…" == error.message
+    assert "ü" * (ERROR_MESSAGE_BYTES_MAX // 2) + "…" == error.message
     *violations, last = error.violations
     assert sum(len(field) + len(description) for field, description in violations) <= VIOLATIONS_BYTES_MAX
     assert ("request", f"has {20 - len(violations)} more violations, which this answer has no room for") == last

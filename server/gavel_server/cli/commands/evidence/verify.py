@@ -63,7 +63,8 @@ def verify_evidence(
         )
     failed = [check for check in checks if check.state in (MISSING, ALTERED)]
     if failed:
-        raise CommandError(f"{len(failed)} of {len(checks)} pieces of evidence do not verify")
+        problem = f"{len(failed)} of {len(checks)} pieces of evidence do not verify"
+        raise CommandError(f"{problem}; the table names them: restore the store from a copy")
 
 
 def _events(client: SyncGavelClient, trace_id: str) -> Iterator[Envelope]:

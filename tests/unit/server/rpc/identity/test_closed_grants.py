@@ -6,7 +6,7 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.identity.grants import compile_grants
 from gavel_server.log import LogUnavailableError
-from gavel_server.rpc.identity.closed_grants import BUSES_MAX, ClosedGrants
+from gavel_server.rpc.identity.closed_grants import BUSES_MAX, REREAD_SECONDS, ClosedGrants
 
 DOCUMENT = "gavel: v1\nname: main\nversion: {}\ngrants:\n  - {{to: [ada], may: [read]}}\n"
 
@@ -18,7 +18,8 @@ class Store:
         self.numbers: dict[str, int | None] = {}
         self.events: dict[int, Envelope] = {}
         self.reads: list[tuple[str, int]] = []
-        self.grants = ClosedGrants(self._number, self._read)
+        self.seconds = 0.0
+        self.grants = ClosedGrants(self._number, self._read, lambda: self.seconds)
 
     async def _number(self, bus: str) -> int | None:
         return self.numbers.get(bus)
@@ -28,10 +29,10 @@ class Store:
         event = self.events.get(number)
         return None if event is None else event.SerializeToString()
 
-    def deploy(self, bus: str, number: int) -> None:
-        """Record grants whose version is their event's number."""
+    def deploy(self, bus: str, number: int, version: int = 0) -> None:
+        """Record grants whose version is, unless it is given, their event's number."""
         event = self.events[number] = Envelope(sequence_number=number)
-        event.fact.grants_deployed.canonical_json = compile_grants(DOCUMENT.format(number)).canonical_json
+        event.fact.grants_deployed.canonical_json = compile_grants(DOCUMENT.format(version or number)).canonical_json
         self.numbers[bus] = number
 
     async def version(self, bus: str) -> int | None:
@@ -58,6 +59,17 @@ async def test_each_version_is_read_once() -> None:
     store.deploy("one", 8)
     assert [8, 8] == [await store.version("one") for _ in range(2)]
     assert [("one", 3), ("one", 8)] == store.reads
+
+
+async def test_grants_of_a_bus_that_was_replaced() -> None:
+    """A bus that was created anew has its own grants after REREAD_SECONDS, though their number is that of the earlier ones."""
+    store = Store()
+    store.deploy("one", 2)
+    assert 2 == await store.version("one")
+    store.deploy("one", 2, version=7)
+    store.seconds += REREAD_SECONDS
+    assert [7, 7] == [await store.version("one") for _ in range(2)]
+    assert [("one", 2)] * 2 == store.reads
 
 
 async def test_an_event_without_grants() -> None:

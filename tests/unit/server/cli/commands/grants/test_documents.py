@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> str:
     ("options", "status", "expected"),
     [
         (["--producer", "agent:refund-1", "--action", "refund.create", "--subject", "order/1"], 0, "allowed by grant 1: to group:agents; "),
-        (["--producer", "agent:other"], 1, "denied: main version 1 gives 'ada' the right propose, but not for this call: grant 1 lacks "),
+        (["--producer", "agent:other"], 1, "denied: the grants main version 1 give 'ada' the right propose, but not for this call: "),
         (["--producer", "executor:refund-1"], 1, "grant 1 lacks producers of type executor"),
         (["--action", "order.delete"], 1, "grant 1 lacks action order.delete"),
         (["--subject", "customer/1"], 1, "grant 1 lacks subject customer/1"),
