@@ -46,7 +46,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_EVENT_NOT_FOUND: _ErrorReason.ValueType  # 9
     """NOT_FOUND. The event does not exist."""
     ERROR_REASON_DECISION_NOT_FOUND: _ErrorReason.ValueType  # 10
-    """NOT_FOUND. The decision does not exist or has ended."""
+    """NOT_FOUND. The decision does not exist on this bus."""
     ERROR_REASON_RULE_SET_NOT_FOUND: _ErrorReason.ValueType  # 11
     """NOT_FOUND. The rule set or version does not exist."""
     ERROR_REASON_BUS_NOT_FOUND: _ErrorReason.ValueType  # 12
@@ -68,7 +68,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_LOG_UNAVAILABLE: _ErrorReason.ValueType  # 18
     """UNAVAILABLE. The server cannot reach the log."""
     ERROR_REASON_LOG_REGRESSED: _ErrorReason.ValueType  # 19
-    """UNAVAILABLE. The log is behind the last acknowledged event; an operator has to accept the loss."""
+    """UNAVAILABLE. The log is behind the last acknowledged event. An operator has to restore the log or, if no copy has the
+    events, accept the loss.
+    """
     ERROR_REASON_CLOCK_SKEW: _ErrorReason.ValueType  # 20
     """UNAVAILABLE. The clocks of the server's host, of the log store and of the last event differ."""
     ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED: _ErrorReason.ValueType  # 21
@@ -82,7 +84,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NOT_IMPLEMENTED: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. A later release implements the call. No call of this release."""
     ERROR_REASON_COMPILE_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 26
-    """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
+    """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory. There is no RetryInfo: change the document."""
     ERROR_REASON_RULE_SETS_DISAGREE: _ErrorReason.ValueType  # 27
     """FAILED_PRECONDITION. A rule set and an active one disagree about an action that both govern: about its conflict_key,
     score, contest window, retry policy, compensation or review policy.
@@ -145,7 +147,7 @@ that trace.
 ERROR_REASON_EVENT_NOT_FOUND: ErrorReason.ValueType  # 9
 """NOT_FOUND. The event does not exist."""
 ERROR_REASON_DECISION_NOT_FOUND: ErrorReason.ValueType  # 10
-"""NOT_FOUND. The decision does not exist or has ended."""
+"""NOT_FOUND. The decision does not exist on this bus."""
 ERROR_REASON_RULE_SET_NOT_FOUND: ErrorReason.ValueType  # 11
 """NOT_FOUND. The rule set or version does not exist."""
 ERROR_REASON_BUS_NOT_FOUND: ErrorReason.ValueType  # 12
@@ -167,7 +169,9 @@ retry. Example: the queue of the bus is full.
 ERROR_REASON_LOG_UNAVAILABLE: ErrorReason.ValueType  # 18
 """UNAVAILABLE. The server cannot reach the log."""
 ERROR_REASON_LOG_REGRESSED: ErrorReason.ValueType  # 19
-"""UNAVAILABLE. The log is behind the last acknowledged event; an operator has to accept the loss."""
+"""UNAVAILABLE. The log is behind the last acknowledged event. An operator has to restore the log or, if no copy has the
+events, accept the loss.
+"""
 ERROR_REASON_CLOCK_SKEW: ErrorReason.ValueType  # 20
 """UNAVAILABLE. The clocks of the server's host, of the log store and of the last event differ."""
 ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED: ErrorReason.ValueType  # 21
@@ -181,7 +185,7 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 24
 ERROR_REASON_NOT_IMPLEMENTED: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. A later release implements the call. No call of this release."""
 ERROR_REASON_COMPILE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 26
-"""RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
+"""RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory. There is no RetryInfo: change the document."""
 ERROR_REASON_RULE_SETS_DISAGREE: ErrorReason.ValueType  # 27
 """FAILED_PRECONDITION. A rule set and an active one disagree about an action that both govern: about its conflict_key,
 score, contest window, retry policy, compensation or review policy.
