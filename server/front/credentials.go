@@ -170,6 +170,10 @@ func (credential *credential) accept(handle uint32, remainingMs uint64) {
 	table := credential.connection.table
 	credential.handle = handle
 	table.handles[handle] = credential
+	if credential.isOver { // meanwhile: the connection has ended, or uses other credentials
+		credential.forget()
+		return
+	}
 	if remainingMs < math.MaxInt64/uint64(time.Millisecond) {
 		credential.timer = time.AfterFunc(time.Duration(remainingMs)*time.Millisecond, func() {
 			table.mutex.Lock()

@@ -35,7 +35,7 @@ class Reactors:
         self._supervisor = supervisor
         self.target = ""
         self.secret = ""  # of the server's private socket, if that is the target
-        self._running: dict[str, tuple[_Reactor, asyncio.Task[None]]] = {}
+        self._running: dict[Callable[[], None], tuple[_Reactor, asyncio.Task[None]]] = {}  # by what wakes them
         # Each bus of a cluster may be on another node, so its reactor opens its own connections there.
         is_shared = redis_url != "" and parse_target(redis_url).kind != "cluster"
         self._connections = connection_pool(redis_url, connections_max=CONNECTIONS_MAX) if is_shared else None
@@ -43,12 +43,13 @@ class Reactors:
     def start(self, bus: str) -> Callable[[], None]:
         """Start the reactor of a bus; return the function to call after each recorded execution."""
         reactor = _Reactor(self.target, self.secret, bus, self._redis_url, self._connections)
-        self._running[bus] = reactor, self._supervisor.start(TASK, reactor.run, bus=bus, problem=reactor.problem)
-        return reactor.wakeup.set
+        wake = reactor.wakeup.set
+        self._running[wake] = reactor, self._supervisor.start(TASK, reactor.run, bus=bus, problem=reactor.problem)
+        return wake
 
-    async def stop_bus(self, bus: str) -> None:
-        """Stop the reactor of a bus, if there is one, after its current work."""
-        running = self._running.pop(bus, None)
+    async def stop_one(self, wake: Callable[[], None]) -> None:
+        """Stop the reactor that `start` returned `wake` for, after its current work. A bus that was opened again has another one."""
+        running = self._running.pop(wake, None)
         if running is not None:
             reactor, task = running
             reactor.stop(task)
@@ -56,7 +57,7 @@ class Reactors:
 
     async def stop(self) -> None:
         """Stop the reactors after their current work."""
-        await asyncio.gather(*map(self.stop_bus, list(self._running)))
+        await asyncio.gather(*map(self.stop_one, list(self._running)))
         if self._connections is not None:
             await self._connections.disconnect()
 

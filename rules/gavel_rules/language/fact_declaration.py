@@ -34,9 +34,11 @@ def fits(value: object, declaration: FactDeclaration) -> bool:
 
 
 def typed(value: object, declaration: FactDeclaration) -> object:
-    """Return a value that fits as rules see it: with the integers and numbers inside it as its schema declares them."""
+    """Return a value that fits as rules see it: with the integers and numbers inside it as it is declared."""
     schema = declaration.schema
-    return value if schema is None else schema.typed(value)
+    if schema is not None:
+        return schema.typed(value)
+    return int(value) if declaration.value_type == "integer" and isinstance(value, float) else value
 
 
 def is_case_value(value: object, declaration: FactDeclaration) -> bool:

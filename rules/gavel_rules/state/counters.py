@@ -336,9 +336,12 @@ class CounterTable:
         """Return when one more entry finds room if none is added; 0 if the next LAPSES_FORESEEN lapses do not tell."""
         lapsed: dict[str, int] = {}
         empty = 0
-        for count, entry in enumerate(islice(self.lapses, LAPSES_FORESEEN), 1):
+        lapses = list(islice(self.lapses, LAPSES_FORESEEN + 1))
+        for count, entry in enumerate(lapses[:LAPSES_FORESEEN], 1):
             of_group = lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
             empty += of_group == self.groups[entry.group].entry_count
+            if count < len(lapses) and lapses[count].lapses_at_ms == entry.lapses_at_ms:
+                continue  # they lapse together; their order says nothing, as a snapshot does not keep it
             if entry.lapses_at_ms > now_ms and self._fits_one(len(self.entries) - count, len(self.groups) - empty):
                 return entry.lapses_at_ms
         return 0

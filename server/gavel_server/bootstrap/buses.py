@@ -84,8 +84,9 @@ class BusOpening:
 
     async def close(self, sequencer: Sequencer) -> None:
         """Stop what `complete` started."""
-        if self._reactors is not None:
-            await self._reactors.stop_bus(sequencer.bus)
+        wake = sequencer.replica.on_execution
+        if self._reactors is not None and wake is not None:
+            await self._reactors.stop_one(wake)
 
 
 async def open_sequencer(

@@ -52,13 +52,15 @@ class CommandQueue:
     def take(self, commands_max: int) -> list[Request]:
         """Remove the next batch: at most `commands_max` requests, and none after BATCH_BYTES_MAX is exceeded.
 
-        Requests whose caller has gone are dropped: nobody would receive the answer.
+        Requests whose caller has gone are dropped: nobody would receive the answer. So are those that have their answer.
         """
         requests = self._requests
         batch: list[Request] = []
         size_bytes = 0
         while requests.count and len(batch) < commands_max and size_bytes <= BATCH_BYTES_MAX:
             request = requests.take()
+            if request.is_answered:
+                continue
             if request.is_cancelled:
                 metrics.COMMANDS_DROPPED.labels(self._bus).inc()
                 continue

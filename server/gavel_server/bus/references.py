@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
@@ -36,10 +36,21 @@ class ResolvedBatch(NamedTuple):
     is_behind: bool  # whether the state must read on first: the batch refers to events that another server has just written
 
 
+class UnderWay(Protocol):
+    """The append under way, if any; `Committer` has it."""
+
+    @property
+    def is_appending(self) -> bool:
+        """Whether an append is under way."""
+
+    def idempotency_keys(self) -> Collection[str]:
+        """Return the idempotency keys of the append under way."""
+
+
 class ReferenceResolution:
     """Resolves the batches of one bus.
 
-    `settle` waits for the append under way and returns whether there was one. `keys_under_way` returns that append's idempotency keys.
+    `settle` waits for the append under way and returns whether there was one. `under_way` tells of that append.
     """
 
     def __init__(
@@ -47,12 +58,13 @@ class ReferenceResolution:
         replica: Replica,
         repeated_requests: RepeatedRequests,
         settle: Callable[[], Awaitable[bool]],
-        keys_under_way: Callable[[], Collection[str]],
+        under_way: UnderWay,
     ) -> None:
         self._replica = replica
         self._repeated_requests = repeated_requests
         self._settle = settle
-        self._keys_under_way = keys_under_way
+        self._under_way = under_way
+        self._opened: dict[str, TraceParty] = {}  # traces that the batch before opens, and their owners
 
     async def resolve(self, batch: list[Request]) -> ResolvedBatch:
         """Return the requests that can be decided, with their references.
@@ -65,13 +77,15 @@ class ReferenceResolution:
         envelope_of_key: dict[str, Envelope] = {}
         keys: set[str] = set()
         is_behind = False
-        opened: dict[str, TraceParty] = {}  # traces that this batch opens, and their owners
+        # Traces that this batch opens, or the one that is being appended, and their owners.
+        opened = dict(self._opened) if self._under_way.is_appending else {}
+        before = opened.keys() & self._opened.keys()
         recent_events = self._replica.recent_events
         for request in batch:
             command = request.command
             key = request.idempotency_key
             if key:
-                if key in keys or key in self._keys_under_way():
+                if key in keys or key in self._under_way.idempotency_keys():
                     # The state may forbid by now what the first request did. The next batch answers from the log.
                     deferred.append(request)
                     continue
@@ -103,6 +117,7 @@ class ReferenceResolution:
                 if decision_id:
                     is_behind = await self._resolve_decision(request, decision_id) or is_behind
             ready.append(request)
+        self._opened = {trace_id: party for trace_id, party in opened.items() if trace_id not in before}
         is_behind = await self._resolve_citations(ready) or is_behind
         return ResolvedBatch([request for request in ready if not request.is_answered], deferred, is_behind)
 

@@ -105,7 +105,7 @@ class Sequencer:
         repeated = RepeatedRequests(self.replica)
         self._pacing = BatchPacing(BATCH_COMMANDS_MAX)
         self._committer: Final = Committer(log, self.replica, self._queue, self._pacing, repeated, self._wake_readers, observer)
-        self._resolution = ReferenceResolution(self.replica, repeated, self._settle_or_restart, self._committer.idempotency_keys)
+        self._resolution = ReferenceResolution(self.replica, repeated, self._settle_or_restart, self._committer)
         self._batch: list[Request] = []  # in preparation
         self._readers: list[asyncio.Future[None]] = []
         self._running: asyncio.Task[None] | None = None
@@ -452,6 +452,7 @@ class Sequencer:
                 return None
             if due > BATCH_COMMANDS_MAX:
                 # That many timers precede the commands, in commits of their own.
+                self._batch = []
                 self._queue.put_back(ready)
                 ready = []
             return await self._decide(ready)

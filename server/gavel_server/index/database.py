@@ -122,6 +122,10 @@ class IndexReader:
             f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_SECONDS
         )
 
+    def has(self, sequence_number: int) -> bool:
+        """Return whether the index has an event. One that is being written anew lacks events that it has had."""
+        return self._connection.execute("SELECT 1 FROM events WHERE sequence_number = ?", (sequence_number,)).fetchone() is not None
+
     def select(self, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int]:
         """Return the sequence numbers of the first `limit` events from `first` to `last` that pass the filter."""
         if event_filter.recorded_from_ms:

@@ -11,6 +11,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +59,8 @@ class EventIndex:
         self._heads: dict[str, Head] = {}
         self._readers: dict[str, IndexReader] = {}
         self._followed: set[str] = set()
+        self._rewritten: set[str] = set()  # buses whose index is being written anew
+        self._generations: Counter[str] = Counter()  # of the file of each bus's index
         self._process: subprocess.Popen[bytes] | None = None
         self._output: asyncio.Task[None] | None = None
         self._pool: Final = ThreadPoolExecutor(max_workers=READS_MAX, thread_name_prefix="index")
@@ -85,16 +88,16 @@ class EventIndex:
         return 0
 
     async def select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int] | None:
-        """Return the numbers of the first `limit` events from `first` to `last` that pass; None if the index cannot be read.
+        """Return the numbers of the first `limit` events from `first` to `last` that pass; None if the index lacks `last`.
 
-        `last` is at most `head`. An index that cannot be read is written anew.
+        `last` is at most `head`. An index that cannot be read is written anew, and gives None too.
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self._select, bus, event_filter, first, last, limit)
         except sqlite3.Error as error:
             _LOG.error("event_index.damaged", bus=bus, problem=str(error), note="reads scan the log until it is written anew")
             if self._heads.pop(bus, None) is not None:
-                self._order(bus=bus, rewrite=True)
+                self._rewrite(bus)
             self._close_reader(bus)
             return None
 
@@ -102,22 +105,30 @@ class EventIndex:
         """Let the index of a bus be written anew, because the log lacks events that it may have."""
         if bus in self._followed:
             self._heads.pop(bus, None)
-            self._order(bus=bus, rewrite=True)
+            self._rewrite(bus)
             self._close_reader(bus)
 
-    def _select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int]:
+    def _rewrite(self, bus: str) -> None:
+        self._rewritten.add(bus)
+        self._order(bus=bus, rewrite=True)
+
+    def _select(self, bus: str, event_filter: EventFilter, first: int, last: int, limit: int) -> list[int] | None:
+        generation = self._generations[bus]
         reader = self._readers.pop(bus, None) or IndexReader(index_path(self._data, bus))
         try:
-            return reader.select(event_filter, first, last, limit)
+            return reader.select(event_filter, first, last, limit) if reader.has(last) else None
         finally:
-            self._keep(bus, reader)
+            self._keep(bus, reader, generation)
 
-    def _keep(self, bus: str, reader: IndexReader) -> None:
-        """Keep a connection for the next read; a second one of the same bus is closed."""
+    def _keep(self, bus: str, reader: IndexReader, generation: int) -> None:
+        """Keep a connection for the next read. A second one of the same bus is closed, and one to a file that may have been replaced."""
         if self._readers.setdefault(bus, reader) is not reader:
             reader.close()
+        elif self._generations[bus] != generation:
+            self._close_reader(bus)
 
     def _close_reader(self, bus: str) -> None:
+        self._generations[bus] += 1
         reader = self._readers.pop(bus, None)
         if reader is not None:
             reader.close()
@@ -181,6 +192,9 @@ class EventIndex:
         bus = str(line["bus"])
         if "indexed" in line:
             number = int(str(line["indexed"]))
+            if bus in self._rewritten:
+                self._rewritten.discard(bus)
+                self._close_reader(bus)  # it may have been opened before the earlier file was removed
             self._heads[bus] = Head(number, bytes.fromhex(str(line["chain_hash"])))
             metrics.INDEX_NUMBER.labels(bus).set(number)
             self.problem = ""

@@ -184,6 +184,8 @@ class _Worker:
                 continue
             growth = await self._store.grown({bus: number for bus, (number, _) in waiting.items()})
             for bus in {*growth.buses, *growth.failures}:
+                if self._waiting.get(bus) is not waiting[bus]:
+                    continue  # its task has begun anew
                 del self._waiting[bus]
                 _, grown = waiting[bus]
                 if grown.done():

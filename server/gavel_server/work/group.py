@@ -208,24 +208,38 @@ class WorkGroup:
             await self._deliver(stream, await self._work.claim(self.queue, self.name, stream.consumer, idle_numbers, SILENCE_MS_MAX))
 
     async def _deliver(self, reader: WorkStream, entries: list[WorkEntry]) -> None:
-        """Give items to the stream that they were read for, or to another one that takes them."""
+        """Give items to the stream that they were read for, or to another one that takes them.
+
+        After a failure those that nobody got go back, and this delivery does not count.
+        """
         if not entries:
             return
-        await self._sequencer.confirm(entries[-1].sequence_number)
-        for entry in entries:
-            item = await self._item(entry)
-            stream = reader if reader.takes(item.traits) and reader in self._streams else self._taker(item.traits)
-            if stream is None:
-                await self._give_back(reader, item)
-                continue
-            if stream is not reader and not await self._work.transfer(
-                self.queue, self.name, reader.consumer, entry.sequence_number, stream.consumer
-            ):
-                continue
-            if entry.deliveries > stream.deliveries_max:
-                await stream.park(self.queue, self.name, item, DELIVERIES_MAX_REASON, entry.deliveries - 1)
-            elif stream in self._streams:
-                stream.push(item)
+        undelivered = {entry.sequence_number: entry.deliveries - 1 for entry in entries}
+        try:
+            await self._sequencer.confirm(max(undelivered))
+            for entry in entries:
+                item = await self._item(entry)
+                del undelivered[entry.sequence_number]
+                await self._deliver_one(reader, item)
+        except (LogError, ServiceError):
+            if undelivered:
+                await self._work.release(self.queue, self.name, reader.consumer, undelivered, SILENCE_MS_MAX)
+            raise
+
+    async def _deliver_one(self, reader: WorkStream, item: Item) -> None:
+        entry = item.entry
+        stream = reader if reader.takes(item.traits) and reader in self._streams else self._taker(item.traits)
+        if stream is None:
+            await self._give_back(reader, item)
+            return
+        if stream is not reader and not await self._work.transfer(
+            self.queue, self.name, reader.consumer, entry.sequence_number, stream.consumer
+        ):
+            return
+        if entry.deliveries > stream.deliveries_max:
+            await stream.park(self.queue, self.name, item, DELIVERIES_MAX_REASON, entry.deliveries - 1)
+        elif stream in self._streams:
+            stream.push(item)
 
     async def _item(self, entry: WorkEntry) -> Item:
         envelope = Envelope.FromString(entry.envelope)

@@ -28,7 +28,7 @@ from gavel_client.consumers.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Dis
 from gavel_client.consumers.work_stream import POSTPONEMENT_MS_DEFAULT, REQUESTS, WorkStream
 from gavel_client.envelopes import fact_envelope
 from gavel_client.rpc.client import GavelClient
-from gavel_client.rpc.errors import GavelClientError
+from gavel_client.rpc.errors import GavelClientError, GavelError
 from gavel_client.timeouts import timeout
 
 KIND: Final = "FactCollectionRequested"
@@ -102,16 +102,16 @@ class FactCollector:
 
     async def _process(self, request: Envelope) -> Disposition:
         """Publish the requested facts that have a collector here."""
-        for requirement in request.agent_diagnostic.fact_collection.fact_requirements:
-            if requirement.key in self._collectors and self._is_source(requirement):
-                await self._collect(request, requirement)
+        requirements = request.agent_diagnostic.fact_collection.fact_requirements
+        ours = [one for one in requirements if one.key in self._collectors and self._is_source(one)]
+        for subject, key in dict.fromkeys((one.subject or request.subject, one.key) for one in ours):
+            await self._collect(request, subject, key)
         return Disposition.DELETE
 
     def _is_source(self, requirement: FactRequirement) -> bool:
         return not requirement.sources or self._producer.id in requirement.sources
 
-    async def _collect(self, request: Envelope, requirement: FactRequirement) -> None:
-        key, subject = requirement.key, requirement.subject or request.subject
+    async def _collect(self, request: Envelope, subject: str, key: str) -> None:
         try:
             async with timeout(self._timeout_ms / 1000):
                 value = await self._collectors[key](subject, key)
@@ -126,5 +126,10 @@ class FactCollector:
             trace_id=request.trace_id,
             causation_id=request.event_id,
         )
-        await self._consumer.call(self._client.publish_event, fact)
+        try:
+            await self._consumer.call(self._client.publish_event, fact)
+        except GavelError as error:
+            # An earlier delivery of the request has published the fact, with the value that it had then.
+            if error.reason != "EVENT_ID_REUSED":
+                raise
         _logger.info("request=%s fact=%s key=%s", request.event_id, fact.event_id, key)

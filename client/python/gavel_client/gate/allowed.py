@@ -91,7 +91,7 @@ class Allowed:
             is_cancelled = isinstance(error, asyncio.CancelledError)
             await asyncio.shield(self.report(result, timeout_ms=LAST_RECORD_MS if is_cancelled else REPORT_MS))
             raise
-        await asyncio.shield(self.report(output(value)))
+        await asyncio.shield(self.report(_result_of(value, output)))
         return value
 
     async def report(self, result: HandlerResult, *, timeout_ms: int = REPORT_MS) -> None:
@@ -118,6 +118,15 @@ class Allowed:
             )
 
 
+def _result_of(value: Output, output: Callable[[Output], HandlerResult]) -> HandlerResult:
+    """Return what to report of a tool that has returned. Its effect must be reported whatever its output is."""
+    try:
+        return output(value)
+    except Exception as error:  # noqa: BLE001  # the output is a tool's, and `output` may be a framework's
+        _logger.warning("the output of a tool cannot be recorded: %s", describe_error(error))
+        return unknown("the output of the tool cannot be recorded")
+
+
 class SyncAllowed:
     """Allowed, for tools that are plain functions. A tool that runs cannot be stopped: give the gate a lease that suffices."""
 
@@ -141,7 +150,7 @@ class SyncAllowed:
         except BaseException as error:
             self.report(failure(error))
             raise
-        self.report(output(value))
+        self.report(_result_of(value, output))
         return value
 
     def report(self, result: HandlerResult) -> None:

@@ -70,6 +70,6 @@ def _parse(output: object) -> object:
         return output
     try:
         value = json.loads(output)
-    except ValueError:
+    except (ValueError, RecursionError):
         return output
     return value if isinstance(value, dict) else output

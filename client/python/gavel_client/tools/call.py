@@ -15,7 +15,7 @@ from gavel.v1.tool_service_pb2 import ResolveToolResponse
 
 from gavel_client.envelopes import content_hash, new_execution_id
 from gavel_client.rpc.errors import GavelError, describe_error
-from gavel_client.tools.errors import ARGS, CODES, PERMISSION, QUOTA, TIMEOUT, TOOL, ToolError
+from gavel_client.tools.errors import ARGS, CODES, PERMISSION, QUOTA, TIMEOUT, TOOL, UNKNOWN_EFFECT, ToolError
 from gavel_client.tools.hooks import ToolHook
 from gavel_client.tools.invocation import ToolContext, ToolData, ToolFailure, ToolInvocation, ToolOutcome
 from gavel_client.tools.provider import Provider
@@ -173,12 +173,16 @@ class Call:
         if not step.done() or step.cancelled():
             raise asyncio.CancelledError
         try:
-            return await asyncio.to_thread(self._checked, step.result())
+            answer = step.result()
         except ToolError as error:
             return _failure(error)
         except Exception as error:  # noqa: BLE001  # a provider's exception is the tool's failure
             _logger.warning("tool=%s execution=%s failed: %s", invocation.canonical_tool, invocation.execution_id, describe_error(error))
             return ToolFailure(TOOL, f"the tool failed: {describe_error(error)}")
+        try:
+            return await asyncio.to_thread(self._checked, answer)
+        except ToolError as error:
+            return replace(_failure(error), may_have_acted=True)
 
     async def _show_answer(self, hook: ToolHook, answer: ToolData | ToolFailure) -> ToolData | ToolFailure:
         """Let a hook see an answer, and patch the data of a result. Raises CancelledError."""
@@ -191,7 +195,8 @@ class Call:
                 return answer
             return await asyncio.to_thread(self._checked, replace(answer, data=patch))
         except ToolError as error:
-            return _failure(error)
+            had_acted = isinstance(answer, ToolData) or answer.may_have_acted or answer.code in UNKNOWN_EFFECT
+            return replace(_failure(error), may_have_acted=had_acted)
 
     def _checked(self, answer: object) -> ToolData:
         """Return an answer as plain JSON data. Raises ToolError if it is not JSON, or does not match the contract."""

@@ -15,6 +15,9 @@ TOOL: Final = "E_TOOL"  # the tool failed for another reason
 ARGS: Final = "E_ARGS"  # the arguments are not valid
 LOST: Final = "E_LOST"  # the runtime ended before the tool did, or its result could not be recorded
 
+# After these, whether the call took effect is unknown.
+UNKNOWN_EFFECT: Final = frozenset({TIMEOUT, LOST, TOOL})
+
 CODES: Final = frozenset({PATH, CONFLICT, QUOTA, PERMISSION, TIMEOUT, TOOL, ARGS, LOST})
 
 

@@ -14,7 +14,8 @@ from gavel.v1.tool_pb2 import ToolContract
 
 from gavel_client.handlers import ExecutionContext, HandlerResult
 from gavel_client.rpc.errors import describe_error
-from gavel_client.tools.errors import LOST, PERMISSION, TIMEOUT, TOOL, ToolError
+from gavel_client.tools.errors import PERMISSION, UNKNOWN_EFFECT, ToolError
+from gavel_client.tools.redaction import redact
 
 TIMEOUT_MS_DEFAULT: Final = 30_000
 
@@ -124,6 +125,8 @@ class ToolFailure:
     details: Json = field(default_factory=dict)
     refused: bool = False
     """Whether the guard refused the call."""
+    may_have_acted: bool = False
+    """Whether the call failed after its tool had returned, so that it may have taken effect."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +157,15 @@ class ToolOutcome:
     """The TOOL_CALL as recorded."""
     result: Envelope
     """The TOOL_RESULT as recorded: the evidence of observations. Its sequence_number is 0 if the server did not take it."""
+    redactions: tuple[str, ...] = ()
+    """The redactions of the contract, which `data` does not have."""
 
     def handler_result(self) -> HandlerResult:
-        """Return the outcome of an attempt whose action is this call. After E_TIMEOUT, E_LOST and E_TOOL the effect is unknown."""
+        """Return the outcome of an attempt whose action is this call: its result without the redactions of the contract, or its failure.
+
+        The effect is unknown after E_TIMEOUT, E_LOST and E_TOOL, and after a failure that came once the tool had returned.
+        """
         if self.error is None:
-            return HandlerResult.success(self.data)
-        is_unknown = self.error.code in (TIMEOUT, LOST, TOOL)
+            return HandlerResult.success(redact(self.data, "result", self.redactions))
+        is_unknown = self.error.may_have_acted or self.error.code in UNKNOWN_EFFECT
         return (HandlerResult.timeout if is_unknown else HandlerResult.failed)(self.error.code, self.error.message)

@@ -207,6 +207,7 @@ def _outcome(invocation: ToolInvocation, call: Envelope, result: Envelope, answe
         evidence_hash=recorded.evidence_hash,
         call=call,
         result=result,
+        redactions=tuple(invocation.contract.redactions),
     )
 
 

@@ -17,8 +17,9 @@ from gavel_rules.authoring.samples.text_forms import BASE_TIME
 from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.cel.vocabulary import COUNTER_READS, HISTORY
 from gavel_rules.language.counters.counter import COUNT, DISTINCT, TOTAL_MAX, CompiledCounter
+from gavel_rules.language.document.models import FACT_SUBJECTS_MAX, FACTS_PER_ACTION_MAX, REJECTION_LIMIT_MAX
 from gavel_rules.language.engines.case import Case
-from gavel_rules.limits import PRINCIPAL_GROUP_LENGTH_MAX, PRINCIPAL_GROUPS_MAX
+from gavel_rules.limits import PRINCIPAL_GROUP_LENGTH_MAX, PRINCIPAL_GROUPS_MAX, REQUIRED_FACTS_MAX
 from gavel_rules.values import INTEGER_MAX
 
 BASE_TIME_MS: Final = int(BASE_TIME.timestamp() * 1000)
@@ -31,6 +32,10 @@ _PRODUCERS: Final = frozenset(
 )
 # The values that arbitration gives to a proposal without evidence.
 _NO_EVIDENCE: Final = {"evidence.worst_trust": 3, "evidence.oldest_age_ms": 0}
+
+_EVIDENCE_MAX: Final = FACTS_PER_ACTION_MAX * FACT_SUBJECTS_MAX + REQUIRED_FACTS_MAX
+# Each class of reason codes may have its own limit.
+_REJECTIONS_MAX: Final = 3 * REJECTION_LIMIT_MAX
 
 # By variable: the default and the domain.
 ATTRIBUTES: Final[Mapping[str, tuple[Scalar | list[str], Domain]]] = {
@@ -46,10 +51,10 @@ ATTRIBUTES: Final[Mapping[str, tuple[Scalar | list[str], Domain]]] = {
     "producer.id": ("agent", Domain()),
     "producer.version": ("1", Domain()),
     _GROUPS: ([], Domain()),
-    "evidence.count": (0, Domain(low=0, high=128, integer=True)),
+    "evidence.count": (0, Domain(low=0, high=_EVIDENCE_MAX, integer=True)),
     "evidence.worst_trust": (1, Domain(allowed=frozenset([1, 2, 3]), integer=True)),
     "evidence.oldest_age_ms": (1_000, Domain(low=0, high=INTEGER_MAX, integer=True)),
-    "trace.consecutive_rejections": (0, Domain(low=0, high=1_000, integer=True)),
+    "trace.consecutive_rejections": (0, Domain(low=0, high=_REJECTIONS_MAX, integer=True)),
     NOW: (BASE_TIME_MS, Domain(low=0, high=4_102_444_800_000, integer=True)),
 }
 

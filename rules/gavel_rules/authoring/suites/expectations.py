@@ -97,10 +97,20 @@ def _pair_up(expected: Sequence[Expected], actual: Sequence[Actual], fits: Calla
     """Return whether each expected row can be paired with another actual row, with none left over."""
     if len(expected) != len(actual):
         return False
-    if not expected:
-        return True
-    first, *others = expected
-    return any(fits(first, row) and _pair_up(others, [*actual[:index], *actual[index + 1 :]], fits) for index, row in enumerate(actual))
+    paired: dict[int, int] = {}  # the expected row of each actual one
+    candidates = [[place for place, row in enumerate(actual) if fits(one, row)] for one in expected]
+
+    def pair(number: int, tried: set[int]) -> bool:
+        """Pair an expected row; those that are paired already may move to another one (Kuhn's algorithm)."""
+        for place in candidates[number]:
+            if place not in tried:
+                tried.add(place)
+                if place not in paired or pair(paired[place], tried):
+                    paired[place] = number
+                    return True
+        return False
+
+    return all(pair(number, set()) for number in range(len(expected)))
 
 
 def _fact_fits(expected: DerivedCase, envelope: Envelope) -> bool:

@@ -124,6 +124,7 @@ class _Expression:
             find_presence_tests(expression.tree),
         )
         self._others = [name for name in sorted(variables) if name.partition(".")[0] not in _CASE_ROOTS]
+        self._integers = frozenset([name for name in self._others if variables[name].kind == "int"])
         # Most keys and amounts are one value of the case, which needs no evaluation: that takes 10 µs and more. A param needs no case.
         self._variable: Final = direct_variable(expression.tree, environment)
         root, _, param = self._variable.partition(".")
@@ -139,14 +140,16 @@ class _Expression:
                 typed = value if schema is None else schema.typed_param(self._param, value)
                 return None if typed is None else convert(typed, self._kind, self._variable)
             values = self._reader.read(event.case(schema))
+            if self._variable:
+                return values.get(self._variable)
+            variables = event.variables
+            for name in self._others:
+                if name in variables:
+                    other = variables[name]
+                    # Numbers of events are floats; CEL takes none for an int.
+                    values[name] = convert(other, "int", name) if name in self._integers else other
         except CaseError:
-            return None  # params of another version of the schema
-        if self._variable:
-            return values.get(self._variable)
-        variables = event.variables
-        for name in self._others:
-            if name in variables:
-                values[name] = variables[name]
+            return None  # params of another version of the schema, or a fact of another type than the document declares
         answers = self._program.evaluate_all(values)
         return None if answers is None else answers[0]
 
@@ -318,8 +321,11 @@ def _unit_end_ms(at_ms: int, unit: str, zone: Zone | None) -> int | None:
     if offset_then is None:
         return None
     changed_end_ms = local_end_ms - offset_then * _MINUTE_MS
+    offset_at_end = zone.offset_minutes(changed_end_ms)
+    if offset_at_end is None:
+        return None
     # If the clocks skip the end, the unit ends at their change.
-    return changed_end_ms if zone.offset_minutes(changed_end_ms) == offset_then else end_ms
+    return changed_end_ms if offset_at_end == offset_then else end_ms
 
 
 def _unit_end(local: datetime, unit: str) -> datetime:

@@ -297,6 +297,8 @@ def _count_execution(store: Store, event: RecordedEvent, execution: Execution) -
 
 
 def _count_value(store: Store, tables: tuple[CounterTable, ...], event: RecordedEvent, entry_id: str, value: object) -> None:
+    if value is None:
+        return  # a retraction: concepts.md, "The value null retracts its key"
     producer = event.envelope.producer
     others = {"value": value, "trace.id": event.trace_id}
     kind = PRODUCER_TYPE_NAMES[producer.type]

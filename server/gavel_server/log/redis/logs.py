@@ -71,7 +71,8 @@ class RedisLogs:
             growth = poll.result()
             grown.update(growth.buses)
             failures.update(growth.failures)
-        return Growth(grown & known.keys(), failures, pending)
+        # A poll may have begun when other buses were asked for.
+        return Growth(grown & known.keys(), {bus: error for bus, error in failures.items() if bus in known}, pending)
 
     async def _grown_on(self, node: Connections, buses: Sequence[str], commands: Sequence[_GrowthCommand]) -> Growth:
         bus_names: set[str] = set()

@@ -35,7 +35,20 @@ def test_a_failed_call_is_the_handlers_result(code: str, expected: Any) -> None:
     texts += ["request_schema_hash", "response_schema_hash", "evidence_uri", "evidence_hash"]
     fields: dict[str, Any] = {**dict.fromkeys(texts, ""), "started_at": now, "finished_at": now, "call": Envelope(), "result": Envelope()}
     assert expected(code, "no") == ToolOutcome(ok=False, data=None, error=ToolFailure(code, "no"), **fields).handler_result()
+    late = ToolFailure(code, "no", may_have_acted=True)
+    assert UNKNOWN(code, "no") == ToolOutcome(ok=False, data=None, error=late, **fields).handler_result()
     assert HandlerResult.success({"n": 1}) == ToolOutcome(ok=True, data={"n": 1}, error=None, **fields).handler_result()
+
+
+def test_redactions_are_not_the_handlers_result() -> None:
+    """What a contract redacts is in the data of the caller, and not in the result that the log gets."""
+    now = datetime.now(UTC)
+    texts = ["requested_tool", "canonical_tool", "tool_version", "provider_id", "execution_id", "arguments_hash", "result_hash"]
+    texts += ["request_schema_hash", "response_schema_hash", "evidence_uri", "evidence_hash"]
+    fields: dict[str, Any] = {**dict.fromkeys(texts, ""), "started_at": now, "finished_at": now, "call": Envelope(), "result": Envelope()}
+    data = {"id": 7, "token": "secret"}
+    outcome = ToolOutcome(ok=True, data=data, error=None, redactions=("/result/token", "/arguments/id"), **fields)
+    assert (data, HandlerResult.success({"id": 7, "token": "[redacted]"})) == (outcome.data, outcome.handler_result())
 
 
 def test_wrong_arguments_of_a_runtime() -> None:

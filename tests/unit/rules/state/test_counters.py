@@ -247,6 +247,31 @@ def test_a_proposal_with_the_event_id_of_a_counted_fact() -> None:
     assert "DAILY_BUDGET" == decision.reason_code
 
 
+def test_counted_facts_of_type_integer() -> None:
+    """The value of a counted fact that an action declares as an integer is one, in a sum and in a condition."""
+    counter = {"of": "facts", "fact": "card.points", "where": "value % 2 == 1", "sum": "value", "window_ms": 30 * DAY_MS}
+    document = json.loads(budget_rules(counter, over={**READ_OF_ALL, "when": "history.spent() > 8"}))
+    document["actions"][ACTION]["facts"]["points"] = {"key": "card.points", "type": "integer", "max_age_ms": 60_000, "optional": True}
+    orders = Orders(json.dumps(document))
+    for value in (5, 4, 3):
+        orders.core.fact("card.points", value, subject="card/1")
+    assert 8.0 == orders.spent("")
+    orders.core.prove()
+
+
+@pytest.mark.parametrize("where", [{}, {"where": "value == true"}])
+def test_a_retraction_does_not_count(where: dict[str, str]) -> None:
+    """A fact with the value null counts nothing, and keeps no counter from giving a number."""
+    counter = {"of": "facts", "fact": "deploy.failed", "window_ms": 30 * DAY_MS, **where}
+    document = json.loads(budget_rules(counter, over={**READ_OF_ALL, "when": "history.spent() > 2"}))
+    document["actions"][ACTION]["facts"]["failed"] = {"key": "deploy.failed", "type": "boolean", "max_age_ms": 60_000, "optional": True}
+    orders = Orders(json.dumps(document))
+    for value in (True, None, True):
+        orders.core.fact("deploy.failed", value, subject="service/1")
+    assert 2.0 == orders.spent("")
+    orders.core.prove()
+
+
 @pytest.mark.parametrize("is_restored", [False, True])
 @pytest.mark.parametrize("amounts", [(900, -950), (-950, 900)])
 def test_entries_that_lapse_together(amounts: tuple[int, int], is_restored: bool) -> None:

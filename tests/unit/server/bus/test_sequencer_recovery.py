@@ -18,7 +18,7 @@ from gavel_server.bus.batch.pending_append import UNKNOWN_ANSWER_SECONDS
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
-from gavel_server.log import Entry, EventLog, LogUnavailableError, OutcomeUnknownError, Record
+from gavel_server.log import Entry, EventLog, HeadMovedError, LogUnavailableError, OutcomeUnknownError, Record
 from gavel_server.services.batches.answers import BatchAnswers
 from google.rpc import code_pb2
 
@@ -306,6 +306,27 @@ def test_a_start_right_after_the_expiry() -> None:
         assert ["EXPIRED"] * 3 == [answer.reason_code for answer in answers if isinstance(answer, AttemptRefusal)]
 
     run_virtually(main())
+
+
+@with_servers
+async def test_commands_behind_timers_are_decided_once(servers: Servers) -> None:
+    """Commands that wait for many due timers are decided once, although the append of the timers before them fails meanwhile."""
+    sequencer, log = await servers.start_with_rules()
+    subjects = [f"order/{number}" for number in range(640)]
+    facts = await asyncio.gather(*(record_event(sequencer, servers.fact(subject=subject)) for subject in subjects))
+    proposals = [proposal_envelope([fact], subject=fact.subject, trace_id=fact.subject) for fact in facts]
+    commands = [SubmitProposal(ProposalView(servers.admit_envelope(proposal))) for proposal in proposals]
+    await asyncio.gather(*(record_event(sequencer, command) for command in commands))
+    servers.offset_ms += 60_000
+    late = [f"order/late-{number}" for number in range(3)]
+    results: list[CommittedAnswer | ServiceError] = []
+    for subject in late:
+        sequencer.submit(servers.fact(subject=subject), results.append)
+    log.errors_before.append(HeadMovedError(sequencer.head, sequencer.head))
+    await asyncio.sleep(5)
+    assert {CommittedAnswer} == {type(result) for result in results}
+    assert late == [event.subject for event in await servers.events() if event.subject in late]
+    await servers.prove()
 
 
 def test_evicted_citation_is_read_from_the_log() -> None:

@@ -97,6 +97,18 @@ async def test_first_of_a_batch_opens_the_trace(servers: Servers) -> None:
 
 
 @with_servers
+async def test_first_of_the_append_under_way_opens_the_trace(servers: Servers) -> None:
+    """A trace belongs to the producer whose proposal opens it also while that proposal is being appended."""
+    sequencer, log = await servers.start_with_rules()
+    fact = await record_event(sequencer, servers.fact())
+    log.pause_seconds = 0.01
+    sequencer._pacing.limit = 1
+    commands = [propose(servers, fact), propose(servers, fact, amount=51, producer=OTHER)]
+    results = await asyncio.gather(*(execute(sequencer, command) for command in commands))
+    assert ["APPROVED", "PRODUCER_NOT_ALLOWED"] == [outcome(result) for result in results]
+
+
+@with_servers
 async def test_repeated_proposal_gets_its_answer(servers: Servers) -> None:
     """A proposal that was recorded is answered again, whoever owns its trace by now."""
     sequencer, _ = await servers.start_with_rules()

@@ -52,6 +52,13 @@ def test_values_are_quantified(balances: dict[str, float], outcome: int) -> None
     assert expected == decide(core_with(), balances, ["a", "b"]).outcome
 
 
+def test_integers_of_many_subjects() -> None:
+    """Rules see facts of type integer as integers; a number with a fraction does not count."""
+    core = core_with("facts.balances.all(b, b % 2 == 0)", type="integer")
+    assert decision_pb2.OUTCOME_APPROVED == decide(core, {"a": 4, "b": 6}, ["a", "b"]).outcome
+    assert reason_codes.FACT_TYPE_MISMATCH == decide(core, {"a": 4, "b": 6.5}, ["a", "b"]).reason_code
+
+
 def test_the_hint_names_the_subjects_that_lack_a_fact() -> None:
     """If facts are missing, the hint has a row for each subject that lacks one, and no other."""
     decision = decide(core_with(), {"b": 1.0}, ["a", "b", "c"])
