@@ -14,6 +14,7 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
+import grpc
 from gavel.v1.common_pb2 import EventCategory, Producer
 from gavel.v1.envelope_pb2 import Envelope
 
@@ -25,6 +26,7 @@ from gavel_client.llm.models import LLMResponse, LLMToolCall
 from gavel_client.llm.requests import AssistantMessage, LLMMessage, LLMRequest, LLMSettings, SystemMessage, ToolMessage, UserMessage
 from gavel_client.llm.service import LLMService
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelError
 from gavel_client.tools.errors import ARGS
 
 TURNS_MAX_DEFAULT: Final = 16
@@ -115,11 +117,16 @@ class Agent:
             return failure(call, ARGS, f"there is no tool {call.name!r}; the tools are {', '.join(self._tools)}")
         try:
             arguments: Any = json.loads(call.arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return failure(call, ARGS, f"the arguments are not JSON: {error}")
         if not isinstance(arguments, dict):
             return failure(call, ARGS, "the arguments are not a JSON object")
-        return await tool.run(call, arguments, run)
+        try:
+            return await tool.run(call, arguments, run)
+        except GavelError as error:
+            if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            return failure(call, ARGS, error.message)
 
 
 def _end(response: LLMResponse, results: Sequence[ToolExecutionResult]) -> str:

@@ -24,6 +24,7 @@ from gavel_client.llm.agent_results import ToolExecutionResult
 from gavel_client.llm.models import LLMToolCall
 from gavel_client.llm.requests import LLMTool
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import describe_error
 from gavel_client.tools.errors import ARGS
 from gavel_client.tools.invocation import TIMEOUT_MS_DEFAULT, ToolContext, ToolOutcome
 from gavel_client.tools.runtime import ToolRuntime
@@ -99,7 +100,10 @@ class RuntimeTool:
 
     async def run(self, call: LLMToolCall, arguments: Arguments, run: AgentRun) -> ToolExecutionResult:
         """Call the tool; record the observed values of its result as an observation."""
-        subject = self._subject(arguments) if self._subject else run.subject
+        try:
+            subject = self._subject(arguments) if self._subject else run.subject
+        except Exception as error:  # noqa: BLE001  # the model chose the arguments
+            return failure(call, ARGS, f"the arguments do not name what the call is about: {describe_error(error)}")
         context = ToolContext(
             subject,
             run.trace_id,
@@ -193,19 +197,22 @@ class ActionTool:
         problem = self._schemas.problem(self._schema, arguments, "arguments")
         if problem:
             return failure(call, ARGS, problem)
-        subject = self._subject(arguments) if self._subject else run.subject
-        proposal = proposal_envelope(
-            subject,
-            run.producer,
-            action_type=self._action_type,
-            params=arguments,
-            max_fact_age_ms=self._max_fact_age_ms,
-            based_on_events=run.evidence,
-            risk=self._risk,
-            confidence=self._confidence,
-            trace_id=run.trace_id,
-            causation_id=run.invocation_id,
-        )
+        try:
+            subject = self._subject(arguments) if self._subject else run.subject
+            proposal = proposal_envelope(
+                subject,
+                run.producer,
+                action_type=self._action_type,
+                params=arguments,
+                max_fact_age_ms=self._max_fact_age_ms,
+                based_on_events=run.evidence,
+                risk=self._risk,
+                confidence=self._confidence,
+                trace_id=run.trace_id,
+                causation_id=run.invocation_id,
+            )
+        except Exception as error:  # noqa: BLE001  # the model chose the arguments
+            return failure(call, ARGS, f"the arguments cannot be proposed: {describe_error(error)}")
         work: dict[str, Any] = {"run": run.run_key, "action_type": self._action_type, "subject": subject, "params": arguments}
         result = await self._loop.run(proposal, run_key=hashlib.sha256(rfc8785.dumps(work)).hexdigest())
         return ToolExecutionResult(call, _cut(result.explain()), _refusal(result), _event_ids(result), result)

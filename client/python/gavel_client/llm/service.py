@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from gavel_client.llm.invocations import INVOCATION, Invocation, InvocationRecor
 from gavel_client.llm.models import LLMProviderMeta, LLMResponse, LLMStreamEvent
 from gavel_client.llm.provider import LLMProvider, completed_event, error_event
 from gavel_client.llm.requests import AssistantMessage, LLMRequest, UserMessage
+from gavel_client.rpc.errors import describe_error
 from gavel_client.tools.schemas import Schemas
 from gavel_client.values import to_struct
 
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 OUTPUTS_MAX_DEFAULT: Final = 2
+# How long a cancelled call waits for its record.
+LAST_RECORD_SECONDS: Final = 5.0
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -179,8 +185,20 @@ class LLMService:
 
     async def _record_failure(self, request: LLMRequest, attempts: Attempts, error: BaseException, context: LLMContext | None) -> None:
         attempts.abandon(error)
-        if self._recorder is not None:
-            await asyncio.shield(self._recorder.record(self._invocation(request, attempts, None), context))
+        if self._recorder is None:
+            return
+        recording = asyncio.ensure_future(self._recorder.record(self._invocation(request, attempts, None), context))
+        if isinstance(error, Exception):
+            await asyncio.shield(recording)
+            return
+        # The caller goes: it waits for the record for a moment, and learns of no other error than its own.
+        await asyncio.wait({recording}, timeout=LAST_RECORD_SECONDS)
+        if not recording.done():
+            recording.cancel()
+            return
+        problem = None if recording.cancelled() else recording.exception()
+        if problem is not None:
+            _logger.warning("a cancelled call of a model is not recorded: %s", describe_error(problem))
 
     def _invocation(self, request: LLMRequest, attempts: Attempts, response: LLMResponse | None) -> Invocation:
         provider = attempts.provider

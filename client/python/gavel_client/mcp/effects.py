@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -87,6 +88,7 @@ class Effects:
         self._executor: Final = executor
         self._max_fact_age_ms: Final = max_fact_age_ms
         self._running: Final[set[asyncio.Task[Any]]] = set()
+        self._calls_of: Final[Counter[Turn]] = Counter()  # calls under way; equal ones share a turn
         self._subjects: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
     async def call(self, call: EffectCall, caller: Caller) -> CallAnswer:
@@ -97,6 +99,7 @@ class Effects:
         deadline = Deadline(DECISION_MS_MAX, Backoff())
         for _ in range(PROPOSALS_MAX):
             turn = self._turn(call, caller)
+            self._calls_of[turn] += 1
             answer = await self._to_its_end(self._play(call, caller, turn, deadline), call)
             # The evidence changed between the decision and the start: nothing was made, and a new proposal cites what is there now.
             is_superseded = isinstance(answer, Refused) and answer.reason in _SUPERSEDED
@@ -140,6 +143,20 @@ class Effects:
 
     async def _play(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         """Propose and make a call when the calls before it on its subject have ended, and close it if its answer is final."""
+        with self._leaving(turn):
+            return await self._play_in_order(call, caller, turn, deadline)
+
+    @contextmanager
+    def _leaving(self, turn: Turn) -> Iterator[None]:
+        """Count a call of a turn as one that is no longer under way."""
+        try:
+            yield
+        finally:
+            self._calls_of[turn] -= 1
+            if not self._calls_of[turn]:
+                del self._calls_of[turn]
+
+    async def _play_in_order(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         async with self._in_order(call.action.subject, deadline):
             try:
                 answer = await self._decide_and_make(call, caller, turn, deadline)
@@ -175,6 +192,10 @@ class Effects:
     async def _begin_and_make(self, decision_id: str, call: EffectCall) -> CallAnswer:
         gate_call = Call(call.definition.name, call.arguments, decision_id)
         begun = await self._gate(call, Deadline(DECISION_MS_MAX, Backoff())).begin(decision_id, gate_call)
+        if isinstance(begun, Allowed) and call.cancelled.is_set():
+            await begun.report(HandlerResult.aborted(CANCELLED))
+            self.forget(call.agent.id, call.definition.name, call.arguments)
+            return answers.CANCELLED
         answer = await self._make(begun, call)
         # After a call that has ended before, an equal one may be open, which is another call.
         if not isinstance(answer, Pending) and not isinstance(begun, Finished):
@@ -183,7 +204,7 @@ class Effects:
 
     async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         if call.cancelled.is_set():
-            self.forget(call.agent.id, call.definition.name, call.arguments)
+            self._give_up(call, caller, turn)
             return answers.CANCELLED
         action = call.action
         try:
@@ -194,7 +215,21 @@ class Effects:
         if problem:
             return answers.closed(problem)
         gate_call = Call(call.definition.name, call.arguments, turn.task, turn.turn, caller.idempotency_key)
-        return await self._make(await self._gate(call, deadline)(gate_call), call)
+        answer = await self._gate(call, deadline)(gate_call)
+        if isinstance(answer, Allowed) and self._is_unwanted(call, turn):
+            await answer.report(HandlerResult.aborted(CANCELLED))
+            self._give_up(call, caller, turn)
+            return answers.CANCELLED
+        return await self._make(answer, call)
+
+    def _is_unwanted(self, call: EffectCall, turn: Turn) -> bool:
+        """Return whether no client wants a call: it was cancelled, and no equal one that shares its decision is under way."""
+        return call.cancelled.is_set() and self._calls_of[turn] <= 1
+
+    def _give_up(self, call: EffectCall, caller: Caller, turn: Turn) -> None:
+        """Forget a cancelled call, unless an equal one goes on in its turn: a person may be about to decide on that."""
+        if self._is_unwanted(call, turn) and not caller.idempotency_key:
+            self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
 
     def _gate(self, call: EffectCall, deadline: Deadline) -> Gate:
         actions = ToolActions()
@@ -213,10 +248,6 @@ class Effects:
 
     async def _make(self, answer: Answer, call: EffectCall) -> CallAnswer:
         match answer:
-            case Allowed() if call.cancelled.is_set():
-                await answer.report(HandlerResult.aborted(CANCELLED))
-                self.forget(call.agent.id, call.definition.name, call.arguments)
-                return answers.CANCELLED
             case Allowed():
                 return await self._carry_out(answer, call)
             case Finished(report) if report.execution.reason_code == CANCELLED:
