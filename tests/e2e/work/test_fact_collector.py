@@ -13,6 +13,7 @@ from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.work_service_pb2 import WORK_QUEUE_REQUESTS
 from gavel_client import GavelClient, observation_envelope, tool_call_envelope, tool_result_envelope
+from gavel_client.consumers.consumer import Disposition
 from gavel_client.consumers.fact_collector import Collector, FactCollector
 
 from tests.e2e.world import AGENT, DEPOT, PATIENT_MS, Server, open_bus, poll, proposal, run_servers, wait_for_events
@@ -75,6 +76,21 @@ async def test_a_fact_is_collected_once(clients: Clients) -> None:
         await ask(clients[1], "parcel/2")
         await collected(clients[0], 2)
     assert ["parcel/1", "parcel/2"] == subjects
+
+
+async def test_a_value_that_changes_between_deliveries(clients: Clients) -> None:
+    """A request that is delivered again ends although the value has changed meanwhile: the fact keeps that of the first delivery."""
+    values = iter(["ready", "lost"])
+
+    async def read(_: str, __: str) -> object:
+        return next(values)
+
+    collector = FactCollector(clients[0], {KEY: read}, producer=DEPOT)
+    await ask(clients[0], "parcel/1")
+    (request,) = await wait_for_events(clients[0], lambda event: event.agent_diagnostic.kind == "FactCollectionRequested")
+    assert [Disposition.DELETE] * 2 == [await collector._process(request) for _ in range(2)]
+    (fact,) = await collected(clients[0])
+    assert "ready" == fact.fact.value.string_value
 
 
 @pytest.mark.long

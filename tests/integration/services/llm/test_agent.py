@@ -336,6 +336,28 @@ async def test_arguments_that_are_no_object_are_told_to_the_model(
     assert [{}, {"amount": 40}] == arguments
 
 
+async def test_arguments_that_cannot_be_proposed_are_told_to_the_model(
+    client: GavelClient, models: TranscriptServer, complaint: Envelope
+) -> None:
+    """Arguments without what the subject is made of, with a wrong subject, or with a number that no event can hold are E_ARGS."""
+    loop = ProposalLoop(client, FactProviders())
+    refund = ActionTool(
+        "refund_create",
+        "-",
+        {"type": "object"},
+        action_type="refund.create",
+        loop=loop,
+        max_fact_age_ms=60_000,
+        subject=lambda arguments: arguments["order"],
+    )
+    texts = ["{}", '{"order": "nowhere"}', '{"order": "order/1", "cents": 9007199254740993}']
+    provider = OtherArguments(models.provider("responses", "refund"), texts)
+    async with LLMService([provider], recorder=InvocationRecorder(client, AGENT)) as service:
+        with pytest.raises(AgentStoppedError) as caught:
+            await Agent(service, client, AGENT, [refund], turns_max=3).respond(TASK, cause=complaint)
+    assert ["E_ARGS"] * 3 == [turn.tool_results[0].error for turn in caught.value.turns]
+
+
 async def test_a_final_answer_of_a_schema(client: GavelClient, models: TranscriptServer, complaint: Envelope) -> None:
     """The answer is an object of the schema; another one is sent back to the model."""
 
