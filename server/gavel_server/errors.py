@@ -80,7 +80,7 @@ DETAILS_KEY: Final = "grpc-status-details-bin"
 # The key of trailing metadata that tells gRPC's own retries how long to wait (gRFC A6).
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 NO_RETRY: Final = "-1"
-# Of calls that may be repeated, except after these reasons: the same request fails again.
+# Codes after which a call may be repeated. `_LASTING`: reasons with such a code after which the same request fails again.
 _RETRIABLE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 _LASTING: Final = frozenset({error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED})
 

@@ -140,7 +140,7 @@ def select_evidence(
                         worst_trust = max(worst_trust, selection.candidate.trust_tier)
                         oldest_age_ms = max(oldest_age_ms, now_ms - selection.candidate.aged_from_ms)
                 selections.extend(many)
-                _add_values(facts, declaration, many)
+                _add_values(facts, declaration, many, as_declared=state.semantics.reads_as_declared)
                 continue
             subject, candidates = names[0], state.evidence_of(names[0])
         selection = _select(candidates.get(declaration.key, ()), declaration, subject, max_age_ms, now_ms)
@@ -164,12 +164,13 @@ def _select_many(state: State, declaration: FactDeclaration, subjects: list[str]
     return [_select(state.evidence_of(subject).get(declaration.key, ()), declaration, subject, max_age_ms, now_ms) for subject in subjects]
 
 
-def _add_values(facts: dict[str, object], declaration: FactDeclaration, selections: list[EvidenceSelection]) -> None:
+def _add_values(facts: dict[str, object], declaration: FactDeclaration, selections: list[EvidenceSelection], *, as_declared: bool) -> None:
     """Add what rules see of a fact of many subjects: the list of values, unless a required one is unmet."""
     if not [selection for selection in selections if selection.state]:
-        facts[declaration.name] = [
-            typed(selection.candidate.value, declaration) for selection in selections if selection.candidate is not None
-        ]
+        values = [selection.candidate.value for selection in selections if selection.candidate is not None]
+        if as_declared or declaration.schema is not None:
+            values = [typed(value, declaration) for value in values]
+        facts[declaration.name] = values
 
 
 def superseded_selections(selections: list[EvidenceSelection], citations: list[CitedEvent]) -> list[EvidenceSelection]:

@@ -37,6 +37,7 @@ CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
         "traces are bound to versions, and drift is noted",
         "derivations read facts and counters, and name subjects",
         "rule sets that share an action and read counters in its score agree on the definitions and keys of these counters",
+        "counters and facts of many subjects read integers as declared, and retractions do not count",
     ),
 }
 
@@ -62,6 +63,7 @@ class Semantics:
         binds_versions: bool,
         derives_from_evidence: bool,
         compares_counters: bool,
+        reads_as_declared: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -90,6 +92,8 @@ class Semantics:
         self.derives_from_evidence: Final = derives_from_evidence
         # Whether scores that read counters are compared by the definitions and keys of these, not by their names.
         self.compares_counters: Final = compares_counters
+        # Whether counters and facts of many subjects read integers as such, and counters take no retraction for a value.
+        self.reads_as_declared: Final = reads_as_declared
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -120,6 +124,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         binds_versions=False,
         derives_from_evidence=False,
         compares_counters=False,
+        reads_as_declared=False,
     ),
     3: Semantics(
         3,
@@ -137,6 +142,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         binds_versions=True,
         derives_from_evidence=True,
         compares_counters=True,
+        reads_as_declared=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

@@ -53,10 +53,6 @@ class ArchivedLog:
             later = [number for number in missing if number > self.archive.end.sequence_number]
             if later and await self._is_trimmed(min(later)):
                 await self.archive.refresh()
-                if min(later) > self.archive.end.sequence_number:
-                    place = self.archive.storage.place
-                    message = f"neither the log of bus {self.bus} nor its archive {place} has event {min(later)}; restore it"
-                    raise LogUnavailableError(message)
             if min(missing) <= self.archive.end.sequence_number:
                 records |= await self.archive.read_many(missing)
         except ArchiveError as error:
@@ -64,8 +60,9 @@ class ArchivedLog:
         return records
 
     async def _is_trimmed(self, number: int) -> bool:
-        """Return whether the live log has had an event that it lacks: it has later ones."""
-        return bool(await self.live.read(number, SEQUENCE_NUMBER_MAX, 1))
+        """Return whether the live log has later events than this one, and not this one. It may have been appended meanwhile."""
+        records = await self.live.read(number, SEQUENCE_NUMBER_MAX, 1)
+        return bool(records) and records[0].sequence_number > number
 
     async def head(self) -> Head:
         """See EventLog."""

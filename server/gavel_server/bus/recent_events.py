@@ -17,7 +17,7 @@ import structlog
 from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
-from gavel_rules.events.citation import Citation, CitedEvent, cited_event
+from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.ids import derived_event_id
 from gavel_rules.events.kinds import DECISION, FACT, OBSERVATION
 
@@ -53,6 +53,7 @@ class RecentEvents:
         self._locations_max = locations_max
         # An OrderedDict: finding the oldest key of a plain dict slows down while the oldest keys are removed.
         self._citable: OrderedDict[int, CitedEvent] = OrderedDict()
+        self._large: list[int] = []  # citable events that leave once they are committed
         self._locations: dict[str, EventLocation] = {}
         self._older_locations: dict[str, EventLocation] = {}
 
@@ -67,6 +68,7 @@ class RecentEvents:
         self.add_citable(envelope)
         if envelope.event_category == DECISION:
             self._add_decision(envelope)
+        self._drop_large(envelope.sequence_number)
         self._bound()
 
     def add_batch(self, entries: list[Entry], trace_ids: list[str]) -> None:
@@ -77,14 +79,24 @@ class RecentEvents:
         locations = self._locations
         for index, entry in enumerate(entries):
             locations[entry.event_id] = EventLocation(entry.sequence_number, entry.decision_sequence_number, trace_ids[index])
+        if self._large:
+            self._drop_large(entries[-1].sequence_number)
         self._bound()
 
     def add_citable(self, envelope: Envelope) -> None:
         """Let proposals cite an event, if it is a fact or an observation. It may be uncommitted: `remove_citable` takes it back."""
         if envelope.event_category in (FACT, OBSERVATION):
             event = cited_event(envelope)
-            if sum(map(len, event.keys)) <= CITABLE_KEYS_LENGTH_MAX:
-                self._citable[envelope.sequence_number] = event
+            self._citable[envelope.sequence_number] = event
+            if sum(map(len, event.keys)) > CITABLE_KEYS_LENGTH_MAX:
+                self._large.append(envelope.sequence_number)
+
+    def _drop_large(self, last: int) -> None:
+        """Drop the large events up to a committed one: the log has them."""
+        for number in self._large:
+            if number <= last:
+                self._citable.pop(number, None)
+        self._large = [number for number in self._large if number > last]
 
     def remove_citable(self, sequence_number: int) -> None:
         """Remove an event that was undone."""
@@ -94,10 +106,6 @@ class RecentEvents:
     def citable(self) -> dict[int, CitedEvent]:
         """Recent events that proposals may cite, by sequence number. Read-only."""
         return self._citable
-
-    def missing(self, citations: list[Citation]) -> list[int]:
-        """Return the sequence numbers of the citations that are not in memory."""
-        return [number for number, _ in citations if number not in self._citable]
 
     def location(self, event_id: str) -> EventLocation | None:
         """Return the location of a recent event."""

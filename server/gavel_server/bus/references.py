@@ -222,49 +222,50 @@ class ReferenceResolution:
     async def _resolve_citations(self, batch: list[Request]) -> bool:
         """Give every proposal the events that it cites. Returns whether the state must read on first.
 
-        The last step before deciding: a commit in between may push a cited event out of memory. A proposal that cites an event that the bus
-        has had and the log has no more is answered: to decide on it as on an unknown event would be wrong.
+        A proposal that cites a trimmed event is refused. UNKNOWN_EVENT would be wrong, since a replay across the archive finds the event.
         """
         recent_events = self._replica.recent_events
         state = self._replica.state
         citable = recent_events.citable
-        references = References(cited_events=citable)
-        missing, is_behind = self._missing_citations(batch)
-        if any(self._replica.head.sequence_number < number <= state.head for number in missing) and await self._settle():
-            # The append under way had an event that is too large for the memory.
-            missing, is_behind = self._missing_citations(batch)
-        from_log: dict[int, CitedEvent] = {}
-        trimmed: set[int] = set()
-        if missing:
-            from_log = await recent_events.read_citable(missing)
-            references = References(cited_events=ChainMap(from_log, citable))
-            last = self._replica.head.sequence_number
-            trimmed = {number for number in missing if 0 < number <= last and number not in from_log}
-        for request in batch:
-            proposal = _proposal_of(request.command, state)
-            if proposal is None:
-                continue
-            request.references = _with_decision(references, request)
-            lost = [number for number, _ in proposal.citations if number in trimmed] if trimmed else []
-            if lost:
-                message = f"event {lost[0]}, which the proposal cites, is no more in the log of bus {self._replica.bus}"
-                remedy = "start the server with the archive of the log (--archive)"
-                request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"{message}; {remedy}"))
-        return is_behind
-
-    def _missing_citations(self, batch: list[Request]) -> tuple[list[int], bool]:
-        """Return the cited events that are not in memory, and whether the state must read on to have them."""
-        state = self._replica.state
-        recent_events = self._replica.recent_events
+        head = state.head
+        # What is in memory now: a commit while the batch is decided may push it out.
+        cited: dict[int, CitedEvent] = {}
         missing: list[int] = []
         is_behind = False
         for request in batch:
             proposal = _proposal_of(request.command, state)
             if proposal is not None:
-                missing += recent_events.missing(proposal.citations)
+                for number, _ in proposal.citations:
+                    event = citable.get(number)
+                    if event is None:
+                        missing.append(number)
+                    else:
+                        cited[number] = event
                 version = proposal.projection_version
-                is_behind = is_behind or (version is not None and version > state.head)
-        return missing, is_behind or (bool(missing) and max(missing) > state.head)
+                is_behind = is_behind or (version is not None and version > head)
+        trimmed: set[int] = set()
+        if missing:
+            from_log = await recent_events.read_citable(missing)
+            cited |= from_log
+            last = self._replica.head.sequence_number
+            trimmed = {number for number in missing if 0 < number <= last and number not in from_log}
+        is_ahead = bool(missing) and max(missing) > head
+        # An event of this very batch is in memory once it is decided.
+        references = References(cited_events=ChainMap(cited, citable) if is_ahead else cited)
+        for request in batch:
+            proposal = _proposal_of(request.command, state)
+            if proposal is not None:
+                request.references = _with_decision(references, request)
+                if trimmed and isinstance(request.command, SubmitProposal):
+                    await self._refuse_trimmed(request, [number for number, _ in proposal.citations if number in trimmed])
+        return is_behind or is_ahead
+
+    async def _refuse_trimmed(self, request: Request, trimmed: list[int]) -> None:
+        """Answer a proposal that cites events that neither the log nor an archive has, unless it has its answer in the log."""
+        if trimmed and not await self._repeated_requests.answer_known(request):
+            message = f"event {trimmed[0]}, which the proposal cites, is no more in the log of bus {self._replica.bus}"
+            remedy = "start the server with the archive of the log (--archive)"
+            request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"{message}; {remedy}"))
 
 
 def _proposal_of(command: Command, state: State) -> ProposalView | None:

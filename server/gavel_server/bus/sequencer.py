@@ -104,6 +104,7 @@ class Sequencer:
         self._queue = CommandQueue(self.bus, QUEUE_COMMANDS_MAX, QUEUE_BYTES_MAX)
         repeated = RepeatedRequests(self.replica)
         self._pacing = BatchPacing(BATCH_COMMANDS_MAX)
+        self.activating: Final = asyncio.Lock()  # for callers that check an activation before they execute it
         self._committer: Final = Committer(log, self.replica, self._queue, self._pacing, repeated, self._wake_readers, observer)
         self._resolution = ReferenceResolution(self.replica, repeated, self._settle_or_restart, self._committer)
         self._batch: list[Request] = []  # in preparation

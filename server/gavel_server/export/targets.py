@@ -136,6 +136,7 @@ class ParquetDirectory:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            _sync_directory(self._directory)
             self._rows = []
         return 0
 
@@ -210,3 +211,13 @@ def write_cursor(path: Path, cursor: Cursor) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Write the entries of a directory to disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

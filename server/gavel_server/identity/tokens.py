@@ -130,6 +130,12 @@ def add_token(path: Path, name: str, groups: tuple[str, ...], expires_at: dateti
     ]
     if expires_at is not None:
         lines.append(f"expires_at = {expires_at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}")
+    # A file with an entry that cannot be read would let no other token be revoked.
+    try:
+        (table,) = tomllib.loads("\n".join(lines))["tokens"]
+    except tomllib.TOMLDecodeError:
+        raise IdentityFileError("a group holds a control character") from None
+    _entry(table, "the token")
     with open(path, "a", encoding="utf-8", opener=open_private) as file:
         file.write(("\n" if file.tell() else "") + "\n".join(lines) + "\n")
         file.flush()

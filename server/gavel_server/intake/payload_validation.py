@@ -242,6 +242,7 @@ def _check_execution(envelope: Envelope, violations: Violations) -> None:
         ("lease_until", execution.HasField("lease_until")),
         ("request_id", execution.request_id),
         ("counters", execution.counters),
+        ("warnings", execution.warnings),
     ):
         if sent:
             violations.append((f"{path}.{field}", SET_BY_SERVER))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+from gavel_rules.language.document.schema_check import is_index
 from gavel_rules.limits import TOOL_SCHEMA_PARTS_MAX, TOOL_SCHEMA_PATTERNS_MAX
 
 # Steps of one measurement; a schema that needs more is refused.
@@ -132,10 +133,8 @@ class _Measurement:
             return None  # to another document: the library refuses it
         for step in unquote(reference[2:]).split("/"):
             name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(part, list):
-                part = part[int(name)] if name.isdigit() and int(name) < len(part) else None
-            else:
-                part = _mapping(part).get(name)
+            is_item = isinstance(part, list) and is_index(name, len(part))
+            part = part[int(name)] if is_item else _mapping(part).get(name)  # type: ignore[index]  # a list
         return part
 
     def _note(self, counts: _Counts, schema: Mapping[str, Any], times: int) -> _Counts:

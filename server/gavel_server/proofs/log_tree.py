@@ -82,7 +82,7 @@ class LogTree:
                     self._discard(log, str(error))
                     continue
                 return InclusionProof(root, hashes)
-        raise LogCorruptError(f"event {record.sequence_number} of bus {log.bus} differs from one read to the next; examine the log")
+        raise _not_computed(log)
 
     async def consistency_proof(self, log: LogSource, from_size: int, to_size: int, caller: str) -> ConsistencyProof:
         """Return the proof that the tree of `to_size` events begins with that of `from_size` events."""

@@ -146,7 +146,10 @@ class Notary:
                 if self._range.size > self._tiles.size + len(self._entries):
                     self._entries.append(entry)
             if self._entries and (len(self._entries) >= APPENDED_EVENTS_MAX or self._range.size == last):
-                await asyncio.to_thread(self._tiles.append, self._entries, self._integrity.chain_hash)
+                try:
+                    await asyncio.to_thread(self._tiles.append, self._entries, self._integrity.chain_hash)
+                except DamagedTilesError as error:
+                    raise self._damaged() from error
                 self._entries.clear()
             await asyncio.sleep(0)  # signals are handled
         if self._recomputation is not None:
@@ -156,11 +159,14 @@ class Notary:
                 raise self._proof_error(error) from error
         try:
             is_of_log = tree.root(self._tiles, self._range.size) == self._range.root()
-        except DamagedTilesError:
+        except ValueError:  # damaged, or too small
             is_of_log = False
         if not is_of_log:
-            self._tiles.clear()
-            raise NotaryError(f"the tiles in {self._file.parent} were of another log and are deleted; start the notary again")
+            raise self._damaged()
+
+    def _damaged(self) -> NotaryError:
+        self._tiles.clear()
+        return NotaryError(f"the tiles in {self._file.parent} were damaged or of another log, and are deleted; start the notary again")
 
     async def _prove(self, record: Record) -> None:
         number, envelope = record.sequence_number, record.envelope

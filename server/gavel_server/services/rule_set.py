@@ -5,7 +5,6 @@ A document is compiled in a child process with limits before this server compile
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import islice
@@ -78,8 +77,6 @@ class RuleSetServicer:
         self._replay_slots = replay_slots
         self._impact = impact
         self._filling = CounterFilling()
-        # The cost of an activation is checked here and not by the core, so no other activation may come in between.
-        self._activating = asyncio.Lock()
 
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
         """Compile a document and report every mistake. The bus need not exist yet: a document is validated on its own."""
@@ -141,7 +138,8 @@ class RuleSetServicer:
         self, sequencer: Sequencer, command: Command, deployed: DeployedRuleSet | None, context: CallContext, *, shadow: bool
     ) -> Answer:
         """Decide an activation whose decisions are not too costly. Raises ServiceError."""
-        async with self._activating:
+        # The cost of an activation is checked here and not by the core, so no other one of this server may come in between.
+        async with sequencer.activating:
             if deployed is not None:
                 _check_cost(await sequencer.settled_state(), deployed, shadow=shadow)
             return (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer

@@ -218,11 +218,25 @@ class TriggerSubscription:
                     async with timeout(wait_seconds):
                         await self._changed.wait()
                 continue
-            await retry(partial(self._client.publish_event, self._diagnostic(firing)), self._backoff)
+            try:
+                await retry(partial(self._client.publish_event, self._diagnostic(firing)), self._backoff, self._pause)
+            except GavelError:
+                if not self._stopping.is_set():
+                    raise
+            if self._stopping.is_set():
+                return  # the firing comes again after a restart
             await self._wake(firing)
             self._windows.complete(firing)
             self._room.set()
             self._save_positions()
+
+    async def _pause(self, error: GavelError, pause_ms: float) -> None:
+        """Wait before another try to record a firing. Raises the error once the subscription stops."""
+        with suppress(asyncio.TimeoutError):
+            async with timeout(pause_ms / 1000):
+                await self._stopping.wait()
+        if self._stopping.is_set():
+            raise error
 
     def _diagnostic(self, firing: Firing) -> Envelope:
         trigger, first = firing.trigger, firing.events[0]

@@ -129,7 +129,8 @@ class FactCollector:
         try:
             await self._consumer.call(self._client.publish_event, fact)
         except GavelError as error:
-            # An earlier delivery of the request has published the fact, with the value that it had then.
             if error.reason != "EVENT_ID_REUSED":
                 raise
+            _logger.warning("request=%s fact=%s was published before, perhaps with another value", request.event_id, fact.event_id)
+            return
         _logger.info("request=%s fact=%s key=%s", request.event_id, fact.event_id, key)

@@ -30,7 +30,6 @@ from gavel_client.agents.threaded_client import LoopClient, ThreadedClient
 from gavel_client.blocking import run_blocking
 from gavel_client.envelopes import content_hash, new_event_id, proposal_envelope
 from gavel_client.executor.executor import REVIEW_REFUSALS
-from gavel_client.executor.lease import RENEWAL_FRACTION
 from gavel_client.executor.reports import now
 from gavel_client.gate.actions import Action, Call, ToolActions, trace_id
 from gavel_client.gate.allowed import Allowed, Attempt, SyncAllowed
@@ -184,10 +183,10 @@ class Gate:
         decision_id, request_id, requested_at = decision.event_id, "", 0.0
 
         async def begin(timeout_ms: int) -> BeginExecutionResponse:
-            # A repetition of the request gets the attempt of the first one, whose lease counts from then. Little of it may be left.
+            # A repetition of the request gets the attempt of the first one, whose lease counts from then: at least half of it is left.
             nonlocal request_id, requested_at
             present = time.monotonic()
-            if not request_id or present - requested_at > self._lease_ms / 1000 * RENEWAL_FRACTION:
+            if not request_id or present - requested_at > self._lease_ms / 1000 / 2:
                 request_id, requested_at = new_event_id(), present
             return await self._client.begin_execution(
                 decision_id, producer=self._executor, lease_ms=self._lease_ms, request_id=request_id, timeout_ms=timeout_ms

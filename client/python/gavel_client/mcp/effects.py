@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from gavel.v1.execution_pb2 import Execution
 from mcp_types import CallToolResult
 
 from gavel_client.agents.deadline import Deadline
+from gavel_client.envelopes import content_hash
 from gavel_client.evidence.store import EvidenceError, EvidenceStore
 from gavel_client.gate import Action, Allowed, Answer, Call, Finished, Gate, Pending, Refused, ToolActions
 from gavel_client.handlers import HandlerResult
@@ -75,6 +75,14 @@ class EffectCall:
         return Action(self.definition.name, subject_of(self.definition, self.settings, self.arguments), self.arguments)
 
 
+# What equal calls have in common: turn, agent, tool, arguments and idempotency key.
+_Key = tuple[Turn, str, str, str, str]
+
+
+def _key(call: EffectCall, caller: Caller, turn: Turn) -> _Key:
+    return turn, call.agent.id, call.definition.name, content_hash(dict(call.arguments)), caller.idempotency_key
+
+
 class Effects:
     """Proposes calls, makes approved calls, and records open calls on disk."""
 
@@ -88,7 +96,7 @@ class Effects:
         self._executor: Final = executor
         self._max_fact_age_ms: Final = max_fact_age_ms
         self._running: Final[set[asyncio.Task[Any]]] = set()
-        self._calls_of: Final[Counter[Turn]] = Counter()  # calls under way; equal ones share a turn
+        self._equal: Final[dict[_Key, list[EffectCall]]] = {}  # the calls under way
         self._subjects: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
     async def call(self, call: EffectCall, caller: Caller) -> CallAnswer:
@@ -99,7 +107,7 @@ class Effects:
         deadline = Deadline(DECISION_MS_MAX, Backoff())
         for _ in range(PROPOSALS_MAX):
             turn = self._turn(call, caller)
-            self._calls_of[turn] += 1
+            self._equal.setdefault(_key(call, caller, turn), []).append(call)
             answer = await self._to_its_end(self._play(call, caller, turn, deadline), call)
             # The evidence changed between the decision and the start: nothing was made, and a new proposal cites what is there now.
             is_superseded = isinstance(answer, Refused) and answer.reason in _SUPERSEDED
@@ -143,18 +151,19 @@ class Effects:
 
     async def _play(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         """Propose and make a call when the calls before it on its subject have ended, and close it if its answer is final."""
-        with self._leaving(turn):
+        with self._leaving(call, caller, turn):
             return await self._play_in_order(call, caller, turn, deadline)
 
     @contextmanager
-    def _leaving(self, turn: Turn) -> Iterator[None]:
-        """Count a call of a turn as one that is no longer under way."""
+    def _leaving(self, call: EffectCall, caller: Caller, turn: Turn) -> Iterator[None]:
+        """Afterwards the call is no longer under way."""
+        key = _key(call, caller, turn)
         try:
             yield
         finally:
-            self._calls_of[turn] -= 1
-            if not self._calls_of[turn]:
-                del self._calls_of[turn]
+            self._equal[key] = [other for other in self._equal[key] if other is not call]
+            if not self._equal[key]:
+                del self._equal[key]
 
     async def _play_in_order(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
         async with self._in_order(call.action.subject, deadline):
@@ -216,19 +225,19 @@ class Effects:
             return answers.closed(problem)
         gate_call = Call(call.definition.name, call.arguments, turn.task, turn.turn, caller.idempotency_key)
         answer = await self._gate(call, deadline)(gate_call)
-        if isinstance(answer, Allowed) and self._is_unwanted(call, turn):
+        if isinstance(answer, Allowed) and self._is_unwanted(call, caller, turn):
             await answer.report(HandlerResult.aborted(CANCELLED))
             self._give_up(call, caller, turn)
             return answers.CANCELLED
         return await self._make(answer, call)
 
-    def _is_unwanted(self, call: EffectCall, turn: Turn) -> bool:
-        """Return whether no client wants a call: it was cancelled, and no equal one that shares its decision is under way."""
-        return call.cancelled.is_set() and self._calls_of[turn] <= 1
+    def _is_unwanted(self, call: EffectCall, caller: Caller, turn: Turn) -> bool:
+        """Return whether no client wants a call: it and all equal ones under way, which share its decision, were cancelled."""
+        return all(equal.cancelled.is_set() for equal in (call, *self._equal[_key(call, caller, turn)]))
 
     def _give_up(self, call: EffectCall, caller: Caller, turn: Turn) -> None:
-        """Forget a cancelled call, unless an equal one goes on in its turn: a person may be about to decide on that."""
-        if self._is_unwanted(call, turn) and not caller.idempotency_key:
+        """Close a cancelled call, unless an equal call is under way. A person may still decide on that one."""
+        if self._is_unwanted(call, caller, turn) and not caller.idempotency_key:
             self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
 
     def _gate(self, call: EffectCall, deadline: Deadline) -> Gate:

@@ -183,6 +183,8 @@ class Call:
             return await asyncio.to_thread(self._checked, answer)
         except ToolError as error:
             return replace(_failure(error), may_have_acted=True)
+        except Exception as error:  # noqa: BLE001  # the answer's own classes may fail
+            return ToolFailure(TOOL, f"the result cannot be read: {describe_error(error)}", may_have_acted=True)
 
     async def _show_answer(self, hook: ToolHook, answer: ToolData | ToolFailure) -> ToolData | ToolFailure:
         """Let a hook see an answer, and patch the data of a result. Raises CancelledError."""

@@ -158,7 +158,7 @@ class ToolOutcome:
     result: Envelope
     """The TOOL_RESULT as recorded: the evidence of observations. Its sequence_number is 0 if the server did not take it."""
     redactions: tuple[str, ...] = ()
-    """The redactions of the contract, which `data` does not have."""
+    """The contract's redactions. They are not applied to `data`."""
 
     def handler_result(self) -> HandlerResult:
         """Return the outcome of an attempt whose action is this call: its result without the redactions of the contract, or its failure.
@@ -166,6 +166,7 @@ class ToolOutcome:
         The effect is unknown after E_TIMEOUT, E_LOST and E_TOOL, and after a failure that came once the tool had returned.
         """
         if self.error is None:
-            return HandlerResult.success(redact(self.data, "result", self.redactions))
+            recorded = redact(self.data, "result", self.redactions)
+            return HandlerResult.success(recorded if isinstance(recorded, dict) else {})
         is_unknown = self.error.may_have_acted or self.error.code in UNKNOWN_EFFECT
         return (HandlerResult.timeout if is_unknown else HandlerResult.failed)(self.error.code, self.error.message)

@@ -69,6 +69,8 @@ class CountedEvent:
         producer_id: str,
         producer_version: str,
         variables: Mapping[str, object],  # trace.id, value, outcome, reason_code and execution, by variable
+        *,
+        as_declared: bool = True,  # see Semantics.reads_as_declared
     ) -> None:
         self.action_type: Final = action_type
         self.params: Final = params
@@ -77,6 +79,7 @@ class CountedEvent:
         self.producer_id: Final = producer_id
         self.producer_version: Final = producer_version
         self.variables: Final = variables
+        self.as_declared: Final = as_declared
         self._case: Case | None = None
         self._schema: ParamsSchema | None = None  # of `_case`
         # By `CompiledCounter.measure`, for counters that differ only in their windows and limits. _NOT_COUNTED: the event does not count.
@@ -147,7 +150,7 @@ class _Expression:
                 if name in variables:
                     other = variables[name]
                     # Numbers of events are floats; CEL takes none for an int.
-                    values[name] = convert(other, "int", name) if name in self._integers else other
+                    values[name] = convert(other, "int", name) if event.as_declared and name in self._integers else other
         except CaseError:
             return None  # params of another version of the schema, or a fact of another type than the document declares
         answers = self._program.evaluate_all(values)

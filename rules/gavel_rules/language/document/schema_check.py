@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+from urllib.parse import unquote
 
 import jsonschema_rs
 
@@ -104,17 +105,22 @@ def check_schema(schema: object, report: Report) -> int:
 
 
 def resolve_reference(root: object, reference: str) -> object:
-    """Return the part of a schema that a local reference names. Raises LookupError."""
+    """Return the part of a schema that a local reference names, as the library that validates reads it. Raises LookupError."""
     part = root
-    for step in reference.removeprefix("#/").split("/"):
+    for step in unquote(reference.removeprefix("#/")).split("/"):
         name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(part, list) and name.isdigit() and int(name) < len(part):
+        if isinstance(part, list) and is_index(name, len(part)):
             part = part[int(name)]
         elif isinstance(part, dict) and name in part:
             part = part[name]
         else:
             raise LookupError(reference)
     return part
+
+
+def is_index(text: str, length: int) -> bool:
+    """Return whether a text is an index of a list of this length, in digits."""
+    return text.isascii() and text.isdigit() and len(text) <= len(str(length)) and int(text) < length
 
 
 def _check_keywords(schema: object, path: Path, note: Report) -> None:

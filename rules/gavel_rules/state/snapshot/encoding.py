@@ -22,7 +22,7 @@ from gavel_rules.state.records import EndedDecision, Holder, LiveDecision, OpenC
 from gavel_rules.state.store import Store
 from gavel_rules.state.versions import TraceVersions
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 # Rows of one part: a part has some hundred kilobytes. A part of a paged table has fewer: it is read for each of its rows.
 ROWS_MAX: Final = 512
 PAGED_ROWS_MAX: Final = 32

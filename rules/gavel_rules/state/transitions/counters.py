@@ -297,12 +297,14 @@ def _count_execution(store: Store, event: RecordedEvent, execution: Execution) -
 
 
 def _count_value(store: Store, tables: tuple[CounterTable, ...], event: RecordedEvent, entry_id: str, value: object) -> None:
-    if value is None:
+    as_declared = store.semantics.reads_as_declared
+    if value is None and as_declared:
         return  # a retraction: concepts.md, "The value null retracts its key"
     producer = event.envelope.producer
     others = {"value": value, "trace.id": event.trace_id}
     kind = PRODUCER_TYPE_NAMES[producer.type]
-    enter_event(store, tables, entry_id, CountedEvent("", {}, event.subject, kind, producer.id, producer.version, others))
+    counted = CountedEvent("", {}, event.subject, kind, producer.id, producer.version, others, as_declared=as_declared)
+    enter_event(store, tables, entry_id, counted)
 
 
 def event_of(proposal: ProposalView, action_type: str, params: dict[str, object], subject: str, others: dict[str, object]) -> CountedEvent:

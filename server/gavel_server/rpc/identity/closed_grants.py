@@ -63,23 +63,28 @@ class ClosedGrants:
             return None
         if number == 0:
             return KnownGrants(None)
-        async with self._compiling:
-            known = self._known.get(bus)
-            if known is None or known.number != number or self._monotonic() - known.read_at >= REREAD_SECONDS:
-                content = await self._read_envelope(bus, number)
-                if content is None:
-                    return None
-                digest = hashlib.sha256(content).digest()
-                if known is None or known.digest != digest:
-                    event = Envelope.FromString(content)
-                    text = event.fact.grants_deployed.canonical_json
-                    if not text:
-                        return None  # the log is damaged; opening it tells how
-                    grants = KnownGrants(await run_in_thread(compile_grants, text), binds_anonymous(event.attestation.method))
-                else:
-                    grants = known.grants
-                known = self._known[bus] = _Reading(number, digest, self._monotonic(), grants)
-                if len(self._known) > BUSES_MAX:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(bus)
+        known = self._known.get(bus)
+        if known is None or known.number != number or self._monotonic() - known.read_at >= REREAD_SECONDS:
+            content = await self._read_envelope(bus, number)
+            if content is None:
+                return None
+            async with self._compiling:
+                grants = await self._compiled(bus, content)
+            if grants is None:
+                return None  # the log is damaged; opening it tells how
+            known = self._known[bus] = _Reading(number, hashlib.sha256(content).digest(), self._monotonic(), grants)
+            if len(self._known) > BUSES_MAX:
+                self._known.popitem(last=False)
+        self._known.move_to_end(bus)
+        return known.grants
+
+    async def _compiled(self, bus: str, content: bytes) -> KnownGrants | None:
+        """Return the grants of an event, compiled unless they are known; None: it has none."""
+        known = self._known.get(bus)
+        if known is not None and known.digest == hashlib.sha256(content).digest():
             return known.grants
+        event = Envelope.FromString(content)
+        text = event.fact.grants_deployed.canonical_json
+        if not text:
+            return None
+        return KnownGrants(await run_in_thread(compile_grants, text), binds_anonymous(event.attestation.method))

@@ -28,6 +28,7 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.intake.admission import admit_proposal
 
+from tests.simulation.virtual_time import run_virtually
 from tests.support.driver import (
     EXECUTOR,
     OTHER_EXECUTOR,
@@ -287,9 +288,14 @@ async def test_citation_of_an_event_that_is_being_appended(servers: Servers) -> 
     await servers.prove()
 
 
-@with_servers
-async def test_citation_of_a_large_event_that_is_being_appended(servers: Servers) -> None:
-    """An event that is too large for the memory may be cited while it is being appended; the log replays."""
+@pytest.mark.parametrize("limit", [1, 64])
+def test_citation_of_a_large_event_that_is_being_appended(limit: int) -> None:
+    """An event that is too large for the memory may be cited in its own batch, and while it is being appended; the log replays."""
+    run_virtually(cite_large_event(Servers(), limit))
+
+
+async def cite_large_event(servers: Servers, limit: int) -> None:
+    """Publish a large event and propose on it, with so many commands in a batch."""
     sequencer, log = await servers.start_with_rules()
     fact = await record_event(sequencer, servers.fact())
     large = observation_envelope("order.note", "long")
@@ -300,7 +306,7 @@ async def test_citation_of_a_large_event_that_is_being_appended(servers: Servers
     cited = proposal.proposal.based_on_events.add()
     cited.event_id, cited.sequence_number = large.event_id, fact.sequence_number + 1
     log.pause_seconds = 0.01
-    sequencer._pacing.limit = 1
+    sequencer._pacing.limit = limit
     commands: list[Command] = [command, SubmitProposal(ProposalView(servers.admit_envelope(proposal)))]
     await asyncio.gather(*(execute(sequencer, one) for one in commands))
     decision = (await servers.events())[-1].decision

@@ -38,6 +38,19 @@ def test_added_tokens(tmp_path: Path) -> None:
         assert principal.credential_id not in token
 
 
+@pytest.mark.parametrize(
+    "groups", [("",), ("a\x7f",), tuple(f"group-{number}" for number in range(1_000))], ids=["empty", "control", "many"]
+)
+def test_groups_that_no_file_may_hold(tmp_path: Path, groups: tuple[str, ...]) -> None:
+    """A token with a group that the file may not hold is refused, and the file stays as it is."""
+    path = tmp_path / "tokens.toml"
+    add_token(path, "agent", ("a",), None)
+    before = path.read_bytes()
+    with pytest.raises(IdentityFileError):
+        add_token(path, "other", groups, None)
+    assert before == path.read_bytes()
+
+
 def test_expiry_and_revocation(tmp_path: Path) -> None:
     """An expired token is refused; a session whose entry is gone or was changed has a problem."""
     path = tmp_path / "tokens.toml"

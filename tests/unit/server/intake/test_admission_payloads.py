@@ -161,6 +161,7 @@ PAYLOADS: list[tuple[str, str, Change, str]] = [
     ("execution", "too many steps", set_field("execution.completed_steps", ["a"] * 257), "completed_steps"),
     ("execution", "NUL in a step", set_field("execution.completed_steps", ["a", "\0"]), "completed_steps"),
     ("execution", "will_retry", set_field("execution.will_retry", True), "will_retry"),
+    ("execution", "warnings", lambda envelope: envelope.execution.warnings.add(code="DRIFT"), "warnings"),
     ("execution", "a lease", set_field("execution.lease_until", timestamp(1)), "lease_until"),
     ("execution", "NUL in the error", set_field("execution.error.message", "\0"), "error.message"),
     ("execution", "time before 1970", set_field("execution.finished_at", timestamp(-1)), "finished_at"),
