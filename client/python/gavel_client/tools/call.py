@@ -199,6 +199,8 @@ class Call:
         except ToolError as error:
             had_acted = isinstance(answer, ToolData) or answer.may_have_acted or answer.code in UNKNOWN_EFFECT
             return replace(_failure(error), may_have_acted=had_acted)
+        except Exception as error:  # noqa: BLE001  # the patch's own classes may fail
+            return ToolFailure(TOOL, f"the patched result cannot be read: {describe_error(error)}", may_have_acted=True)
 
     def _checked(self, answer: object) -> ToolData:
         """Return an answer as plain JSON data. Raises ToolError if it is not JSON, or does not match the contract."""
@@ -242,8 +244,8 @@ def _failure(error: ToolError) -> ToolFailure:
     """Return the failure that an error of a provider or hook becomes; its code, text and details may be anything."""
     try:
         details = to_json(error.details, "details")
-    except (TypeError, ValueError) as problem:
-        details = {"details": f"cannot be recorded: {problem}"}
+    except Exception as problem:  # noqa: BLE001  # the details' own classes may fail
+        details = {"details": f"cannot be recorded: {describe_error(problem)}"}
     return ToolFailure(error.code if error.code in CODES else TOOL, clip(error.message), details)
 
 

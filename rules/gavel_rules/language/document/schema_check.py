@@ -119,8 +119,12 @@ def resolve_reference(root: object, reference: str) -> object:
 
 
 def is_index(text: str, length: int) -> bool:
-    """Return whether a text is an index of a list of this length, in digits."""
-    return text.isascii() and text.isdigit() and len(text) <= len(str(length)) and int(text) < length
+    """Return whether a text is an index of a list of this length. The library also takes a plus sign and leading zeros."""
+    digits = text.removeprefix("+")
+    if not (digits.isascii() and digits.isdigit()):
+        return False
+    digits = digits.lstrip("0") or "0"
+    return len(digits) <= len(str(length)) and int(digits) < length
 
 
 def _check_keywords(schema: object, path: Path, note: Report) -> None:

@@ -65,6 +65,7 @@ class ClosedGrants:
             return KnownGrants(None)
         known = self._known.get(bus)
         if known is None or known.number != number or self._monotonic() - known.read_at >= REREAD_SECONDS:
+            read_at = self._monotonic()
             content = await self._read_envelope(bus, number)
             if content is None:
                 return None
@@ -72,7 +73,7 @@ class ClosedGrants:
                 grants = await self._compiled(bus, content)
             if grants is None:
                 return None  # the log is damaged; opening it tells how
-            known = self._known[bus] = _Reading(number, hashlib.sha256(content).digest(), self._monotonic(), grants)
+            known = self._known[bus] = _Reading(number, hashlib.sha256(content).digest(), read_at, grants)
             if len(self._known) > BUSES_MAX:
                 self._known.popitem(last=False)
         self._known.move_to_end(bus)
