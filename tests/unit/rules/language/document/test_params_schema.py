@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from gavel_rules.errors import CaseError
 from gavel_rules.language.document.params_schema import compile_schema
+from gavel_rules.language.document.schema_check import resolve_reference
 from gavel_rules.language.rule_set import compile_rule_set
 
 Refusals = Callable[[str], list[tuple[int, int, str]]]
@@ -143,3 +144,14 @@ def test_recursive_schema_is_refused(refusals: Refusals, document: Document) -> 
     definitions = {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}
     params = {"type": "object", "$defs": definitions, "properties": {"x": {"$ref": "#/$defs/a"}}}
     assert {code for _, _, code in refusals(json.dumps(document(["true"], params=params)))} == {"schema-reference"}
+
+
+def test_references_are_read_as_the_library_reads_them() -> None:
+    """A reference may be percent-encoded, and an index may have a sign and leading zeros; other digits name nothing."""
+    part = {"type": "string"}
+    schema = {"$defs": {"a b": part, "list": [part]}}
+    for reference in ("#/$defs/a%20b", "#/$defs/list/0", "#/$defs/list/+0", "#/$defs/list/000"):
+        assert part is resolve_reference(schema, reference)
+    for reference in ("#/$defs/list/1", "#/$defs/list/²", "#/$defs/list/-0", "#/$defs/list/" + "9" * 5_000):
+        with pytest.raises(LookupError):
+            resolve_reference(schema, reference)
