@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gavel_server.errors import GavelServerError
-from gavel_server.process.private_files import make_directory, open_private
+from gavel_server.process.private_files import make_directory, open_private, sync_directory
 
 
 class ArchiveError(GavelServerError):
@@ -86,11 +86,7 @@ class Directory:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_directory(path.parent)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)

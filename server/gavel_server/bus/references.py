@@ -64,7 +64,7 @@ class ReferenceResolution:
         self._repeated_requests = repeated_requests
         self._settle = settle
         self._under_way = under_way
-        self._opened: dict[str, TraceParty] = {}  # traces that the batch before opens, and their owners
+        self._opened: dict[str, TraceParty] = {}  # traces of the last batch's first proposals, and their owners
 
     async def resolve(self, batch: list[Request]) -> ResolvedBatch:
         """Return the requests that can be decided, with their references.
@@ -79,7 +79,7 @@ class ReferenceResolution:
         is_behind = False
         # Traces that this batch opens, or the one that is being appended, and their owners.
         opened = dict(self._opened) if self._under_way.is_appending else {}
-        before = opened.keys() & self._opened.keys()
+        before = frozenset(opened)
         recent_events = self._replica.recent_events
         for request in batch:
             command = request.command

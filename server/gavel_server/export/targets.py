@@ -20,6 +20,7 @@ from gavel_rules.events.timestamps import milliseconds
 
 from gavel_server.errors import GavelServerError
 from gavel_server.export.formats import jsonl, line
+from gavel_server.process.private_files import sync_directory
 
 _PARQUET_NAME: Final = re.compile(r"events-(\d{19})-(\d{19})\.parquet")
 
@@ -136,7 +137,7 @@ class ParquetDirectory:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            _sync_directory(self._directory)
+            sync_directory(self._directory)
             self._rows = []
         return 0
 
@@ -211,13 +212,4 @@ def write_cursor(path: Path, cursor: Cursor) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Write the entries of a directory to disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path.parent)

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from gavel_server.history.snapshot_pages import SnapshotPages, is_paged
 from gavel_server.history.snapshot_parts import SnapshotError, part_places
 from gavel_server.log import Head
-from gavel_server.process.private_files import make_directory, open_private
+from gavel_server.process.private_files import make_directory, open_private, sync_directory
 
 SNAPSHOTS_MAX: Final = 5
 # The newest snapshots are never removed: if one is damaged, there is another near the head.
@@ -144,11 +144,7 @@ class SnapshotFiles:
             os.fsync(file.fileno())
             size_bytes = file.tell()
         temporary.replace(path)
-        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self.directory)
         return size_bytes
 
     def prune(self) -> None:

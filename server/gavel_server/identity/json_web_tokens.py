@@ -73,7 +73,7 @@ class JwtAuthenticator:
             raise unauthenticated(_MALFORMED) from None
         issuer = self._issuers.get(name) if isinstance(name, str) else None
         if issuer is None:
-            raise unauthenticated("the token's issuer (iss) is none of those in the server's settings (issuers)")
+            raise unauthenticated("the server's settings do not have the token's issuer (iss)")
         return issuer
 
 
@@ -138,7 +138,7 @@ def _refusal(error: jwt.PyJWTError, issuer: JwtIssuer) -> ServiceError:
         case jwt.InvalidSignatureError() | jwt.InvalidKeyError():
             return unauthenticated("the token's signature is not by a key of its issuer")
         case jwt.InvalidIssuerError():
-            return unauthenticated("the token's issuer (iss) is none of those in the server's settings (issuers)")
+            return unauthenticated("the server's settings do not have the token's issuer (iss)")
     return unauthenticated("a claim of the token is malformed")
 
 

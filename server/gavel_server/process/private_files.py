@@ -39,3 +39,12 @@ def make_directory(path: Path, mode: int = PRIVATE_DIRECTORY_MODE) -> None:
     except FileNotFoundError:
         make_directory(path.parent, mode)
         path.mkdir(mode, exist_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Write the entries of a directory to disk, as a file that was renamed into it needs. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

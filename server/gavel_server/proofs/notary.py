@@ -25,7 +25,7 @@ from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputa
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
 from gavel_server.log import Record
-from gavel_server.process.private_files import PUBLIC_DIRECTORY_MODE, make_directory, open_public
+from gavel_server.process.private_files import PUBLIC_DIRECTORY_MODE, make_directory, open_public, sync_directory
 from gavel_server.proofs import tree
 from gavel_server.proofs.keys import NotaryKey
 from gavel_server.proofs.log_tree import LogSource, read_on
@@ -237,11 +237,7 @@ class Notary:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._file)
-        descriptor = os.open(self._file.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(self._file.parent)
         self.checkpoint = checkpoint
 
 

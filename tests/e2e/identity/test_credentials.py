@@ -74,8 +74,8 @@ REFUSED: dict[str, tuple[Callable[[Issuer], str], str]] = {
     "wrong audience": (lambda issuer: issuer.token(aud="other"), "the token's audience (aud) is not one of: gavel"),
     "no audience": (lambda issuer: issuer.token(aud=None), "the token has no claim aud"),
     "no expiry": (lambda issuer: issuer.token(exp=None), "the token has no claim exp"),
-    "wrong issuer": (lambda issuer: issuer.token(iss="https://evil.example"), "the token's issuer (iss) is none of those"),
-    "no issuer": (lambda issuer: issuer.token(iss=None), "the token's issuer (iss) is none of those"),
+    "wrong issuer": (lambda issuer: issuer.token(iss="https://evil.example"), "the server's settings do not have the token's issuer (iss)"),
+    "no issuer": (lambda issuer: issuer.token(iss=None), "the server's settings do not have the token's issuer (iss)"),
     "alg none": (lambda issuer: issuer.forged({"alg": "none"}), "the token's algorithm (alg) is not an asymmetric signature"),
     "HS256 with the public key": (
         lambda issuer: issuer.forged({"alg": "HS256"}),
