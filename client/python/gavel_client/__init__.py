@@ -11,7 +11,7 @@ from gavel_client.agents.loop_results import LoopResult, StopReason
 from gavel_client.agents.proposal_loop import ProposalLoop, SyncProposalLoop
 from gavel_client.agents.providers import FactNeed, FactProviders, ToolReading
 from gavel_client.agents.trigger_file import load_triggers
-from gavel_client.agents.trigger_subscription import PositionFile, TriggerSubscription
+from gavel_client.agents.trigger_subscription import PositionFile, TriggerPositions, TriggerSubscription
 from gavel_client.agents.triggers import Firing, Trigger
 from gavel_client.decisions import explain, to_dict
 from gavel_client.envelopes import (
@@ -26,6 +26,7 @@ from gavel_client.envelopes import (
     tool_call_envelope,
     tool_result_envelope,
 )
+from gavel_client.rpc.checkpoints import checkpoint_after
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.credentials import Certificate, Tls, TokenFile
 from gavel_client.rpc.errors import (
@@ -65,9 +66,11 @@ __all__ = [
     "ToolReading",
     "Trigger",
     "TriggerFileError",
+    "TriggerPositions",
     "TriggerSubscription",
     "Violation",
     "WorkQueueError",
+    "checkpoint_after",
     "content_hash",
     "diagnostic_envelope",
     "execution_envelope",

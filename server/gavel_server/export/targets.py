@@ -30,12 +30,16 @@ class ExportError(GavelServerError):
 
 
 class Cursor(NamedTuple):
-    """How far an export has come: its bus and format, the bus's incarnation, the last event, and the size of the file in bytes."""
+    """How far an export has come: its bus and format, the bus's incarnation, the last event, and the size of the file in bytes.
+
+    `chain_hash` is that of the last event, in hexadecimal; empty if nothing has been exported.
+    """
 
     bus: str
     format: str
     incarnation: str
     sequence_number: int = 0
+    chain_hash: str = ""
     size_bytes: int = 0
 
 
@@ -191,8 +195,10 @@ def parquet_row(envelope: Envelope) -> dict[str, Any]:
 def read_cursor(path: Path, new: Cursor) -> Cursor | None:
     """Return the cursor of a file; None if there is no file. Raises ExportError if it is damaged, or not of the same export as `new`."""
     try:
-        document = json.loads(path.read_bytes())
-        cursor = Cursor(**document)
+        cursor = Cursor(**json.loads(path.read_bytes()))
+        bytes.fromhex(cursor.chain_hash)
+        if min(cursor.sequence_number, cursor.size_bytes) < 0:
+            raise ValueError("a number is negative")
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:

@@ -52,7 +52,7 @@ from gavel_server.index.event_filter import EventFilter
 from gavel_server.index.event_index import EventIndex
 from gavel_server.intake.admission import admit
 from gavel_server.intake.human_commands import clock_acceptance, loss_acceptance
-from gavel_server.log import EventLog
+from gavel_server.log import EventLog, Head
 from gavel_server.process.threads import run_in_thread
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
@@ -61,6 +61,7 @@ from gavel_server.rpc.identity.access_refusals import AccessRefusals
 from gavel_server.services.batches.commands import AdmittedCommand, admit_all, check_batch, execute_all
 from gavel_server.services.reads.event_numbers import number_of
 from gavel_server.services.reads.following import Follower
+from gavel_server.services.reads.history import check_history, last_read_violations
 from gavel_server.services.reads.log_reader import (
     FOLLOWED,
     FOUND,
@@ -226,9 +227,13 @@ class EventServicer:
         """
         violations = category_violations(request.categories) + range_violations(from_sequence_number=request.from_sequence_number)
         violations += action_type_violations(request.action_types) + outcome_violations(request.outcomes)
+        violations += last_read_violations(request)
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        if request.HasField("last_read"):
+            async with self._reads.occupy(context.caller):
+                await check_history(sequencer, Head(request.last_read.sequence_number, request.last_read.chain_hash))
         await context.send_headers()  # the caller learns that it is subscribed before there is an event
         event_filter = EventFilter(
             frozenset(request.categories),
@@ -246,15 +251,18 @@ class EventServicer:
                 told = number - 1  # the last event that the caller knows of
                 has_sent = False
                 async with aclosing(follower.scan(number, head)) as scans:
-                    async for events, scanned in scans:
+                    async for events, last in scans:
                         for event in events:
                             told, has_sent = event.envelope.sequence_number, True
                             yield EncodedResponse(FOLLOWED.content(event.content))
                             del event
                         del events  # a stream that waits keeps nothing that it has sent
+                        scanned = last.sequence_number
                         if told < scanned and (scanned == head or scanned - told >= CHECKPOINT_EVENTS):
                             told = scanned
-                            yield EncodedResponse(SubscribeEventsResponse(checkpoint=Checkpoint(sequence_number=told)).SerializeToString())
+                            checkpoint = Checkpoint(sequence_number=told, chain_hash=last.chain_hash)
+                            yield EncodedResponse(SubscribeEventsResponse(checkpoint=checkpoint).SerializeToString())
+                        del last
                 number = head + 1
                 if not has_sent:
                     await asyncio.sleep(FOLLOW_PAUSE_SECONDS)

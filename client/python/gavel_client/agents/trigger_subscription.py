@@ -16,16 +16,19 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from gavel.v1.common_pb2 import EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT, Producer
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import Checkpoint
 
 from gavel_client.agents.triggers import FIRED, Firing, Trigger, TriggerWindows
 from gavel_client.envelopes import content_hash, diagnostic_envelope
 from gavel_client.rpc.backoff import BUS_POLL_MS, AcceptedStream, Backoff, is_unopened_bus, retry
+from gavel_client.rpc.checkpoints import checkpoint_after
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelClientError, GavelError
 from gavel_client.timeouts import timeout
@@ -43,13 +46,25 @@ _logger = logging.getLogger(__name__)
 Wake = Callable[[Firing], Awaitable[None]]
 
 
-class Position(Protocol):
-    """Storage of the triggers' positions, by name, across restarts."""
+@dataclass(frozen=True)
+class TriggerPositions:
+    """How far triggers have come.
 
-    def read(self) -> Mapping[str, int]:
+    `first_unhandled` is the first sequence number that each trigger has not handled, by the trigger's name. `last_read` is the last event
+    that was read, by its number and chain hash. If the log no longer has it, the numbers may be those of other events.
+    """
+
+    first_unhandled: Mapping[str, int] = field(default_factory=dict)
+    last_read: Checkpoint | None = None
+
+
+class Position(Protocol):
+    """Storage of the triggers' positions across restarts."""
+
+    def read(self) -> TriggerPositions:
         """Return the stored positions; empty at the first start."""
 
-    def keep(self, positions: Mapping[str, int]) -> None:
+    def keep(self, positions: TriggerPositions) -> None:
         """Store the positions, replacing the former ones."""
 
 
@@ -59,26 +74,38 @@ class PositionFile:
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
 
-    def read(self) -> Mapping[str, int]:
+    def read(self) -> TriggerPositions:
         """Return the stored positions. Raises GavelClientError if the file is invalid."""
         try:
-            positions = json.loads(self._path.read_text(encoding="utf-8"))
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            last_read = document["last_read"]
+            positions = TriggerPositions(
+                {name: _number(number) for name, number in document["first_unhandled"].items()},
+                last_read and Checkpoint(sequence_number=_number(last_read[0]), chain_hash=bytes.fromhex(last_read[1])),
+            )
         except FileNotFoundError:
-            return {}
-        except ValueError:
-            positions = None
-        if not isinstance(positions, dict) or not all(type(number) is int and number > 0 for number in positions.values()):
-            raise GavelClientError(f"{self._path} does not hold the positions of triggers; remove it to start from the beginning")
+            return TriggerPositions()
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            message = f"{self._path} does not hold the positions of triggers; remove it to start from the beginning"
+            raise GavelClientError(message) from error
         return positions
 
-    def keep(self, positions: Mapping[str, int]) -> None:
+    def keep(self, positions: TriggerPositions) -> None:
         """Store the positions on disk before returning."""
+        last_read = positions.last_read and (positions.last_read.sequence_number, positions.last_read.chain_hash.hex())
         temporary = self._path.with_name(self._path.name + ".new")
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(dict(positions), file)
+            json.dump({"first_unhandled": dict(positions.first_unhandled), "last_read": last_read}, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
+
+
+def _number(value: object) -> int:
+    """Return a sequence number. Raises ValueError if it is not one."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is not a sequence number")
+    return value
 
 
 class TriggerSubscription:
@@ -86,7 +113,8 @@ class TriggerSubscription:
 
     `producer` is the agent, the producer of the diagnostics. `start` is the first sequence number for triggers without a stored
     position; 1 is the start of the log, None the present head. On a bus that does not exist yet, the subscription waits for the
-    first write, which opens the bus.
+    first write, which opens the bus. If the log has lost the last event that was read, `run` raises GavelError HISTORY_REPLACED: remove
+    the stored position, and give as `start` the event from which the agent should go on.
     """
 
     def __init__(
@@ -111,7 +139,8 @@ class TriggerSubscription:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._saved: Mapping[str, int] = {}
+        self._saved = TriggerPositions()
+        self._last_read: Checkpoint | None = None
         # The server filters by category only if every trigger does.
         every = all(trigger.categories for trigger in self._triggers)
         self._categories = sorted({one for trigger in self._triggers for one in trigger.categories}) if every else []
@@ -122,10 +151,11 @@ class TriggerSubscription:
         Raises what `wake` raises, and GavelError for a refused call.
         """
         self._saved = self._position.read()
+        self._last_read = self._saved.last_read
         start = self._start
         if start is None:
             start = await self._head() + 1
-        self._windows = TriggerWindows(self._triggers, self._saved, start)
+        self._windows = TriggerWindows(self._triggers, self._saved.first_unhandled, start)
         tasks = [
             asyncio.create_task(self._read()),
             asyncio.create_task(self._fire()),
@@ -168,7 +198,9 @@ class TriggerSubscription:
         while True:
             accepted = AcceptedStream()
             try:
-                stream = self._client.subscribe_events(from_sequence_number=self._windows.next_sequence_number, categories=self._categories)
+                stream = self._client.subscribe_events(
+                    from_sequence_number=self._windows.next_sequence_number, categories=self._categories, last_read=self._last_read
+                )
                 async for response in stream:
                     failures = 0
                     accepted.note_response()
@@ -176,6 +208,9 @@ class TriggerSubscription:
                         await self._offer(response.envelope)
                     else:
                         self._windows.skip(response.checkpoint.sequence_number)
+                    # A restart reads again what was not handled, and knows more than that.
+                    if self._last_read is None or self._last_read.sequence_number < self._windows.next_sequence_number - 1:
+                        self._last_read = checkpoint_after(response)
             except GavelError as error:
                 if is_unopened_bus(error):
                     if is_opened:
@@ -268,7 +303,7 @@ class TriggerSubscription:
             self._save_positions()
 
     def _save_positions(self) -> None:
-        positions = self._windows.positions()
+        positions = TriggerPositions(self._windows.positions(), self._last_read)
         if positions != self._saved:
             self._position.keep(positions)
             self._saved = positions

@@ -279,12 +279,14 @@ class SyncMethods(ABC):
         trace_id: str = "",
         action_types: Sequence[str] = (),
         outcomes: Sequence[Outcome.ValueType] = (),
+        last_read: events.Checkpoint | None = None,
         bus: str = "",
         timeout_ms: int | None = None,
     ) -> Iterator[events.SubscribeEventsResponse]:
         """Stream the past events and then new ones, without gap or duplicate, and checkpoints while no event passes the filters.
 
-        After an error, subscribe again from the sequence number after the last envelope or checkpoint.
+        After an error, subscribe again from the sequence number after the last envelope or checkpoint. Give its number and chain hash as
+        `last_read`: the server then refuses (HISTORY_REPLACED) if the log has lost it.
         """
         return self._iterate(
             calls.subscribe_events(
@@ -294,6 +296,7 @@ class SyncMethods(ABC):
                 trace_id=trace_id,
                 action_types=action_types,
                 outcomes=outcomes,
+                last_read=last_read,
                 bus=bus,
                 timeout_ms=timeout_ms,
             )

@@ -9,6 +9,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.fairness.byte_budget import ByteBudget
 from gavel_server.fairness.turns import take_turn
 from gavel_server.index.event_filter import EventFilter, SelectedEvent
+from gavel_server.log import Record
 from gavel_server.log.protocol import CHUNK_BYTES
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads.log_reader import read_chunk
@@ -18,10 +19,10 @@ FOLLOW_EVENTS_MAX: Final = 512
 
 
 class Scan(NamedTuple):
-    """Events that pass a filter, and the number of the last event that was looked at."""
+    """Events that pass a filter, and the last event that was looked at."""
 
     events: list[SelectedEvent]
-    last: int
+    last: Record
 
 
 class Follower:
@@ -42,7 +43,7 @@ class Follower:
                 await take_turn(self._caller)
                 part = self._select_recent(number, last) or await self._select_earlier(number, last)
                 reservation.shrink(sum([len(event.content) for event in part.events]))
-                number = part.last + 1
+                number = part.last.sequence_number + 1
                 yield part
                 del part  # its bytes are no longer reserved
 
@@ -57,10 +58,10 @@ class Follower:
             events.append(event)
             size_bytes += len(event.content)
             if size_bytes >= CHUNK_BYTES:
-                return Scan(events, event.envelope.sequence_number)
-        return Scan(events, records[-1].sequence_number)
+                return Scan(events, records[event.envelope.sequence_number - records[0].sequence_number])
+        return Scan(events, records[-1])
 
     async def _select_earlier(self, first: int, last: int) -> Scan:
         """Return what passes of one read of the log."""
         records = await read_chunk(self._sequencer.log, first, last)
-        return Scan(list(self._filter.select(records)), records[-1].sequence_number)
+        return Scan(list(self._filter.select(records)), records[-1])

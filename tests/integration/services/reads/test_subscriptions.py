@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1 import common_pb2, decision_pb2
-from gavel.v1.event_service_pb2 import SubscribeEventsRequest
+from gavel.v1.event_service_pb2 import Checkpoint, SubscribeEventsRequest
 from gavel_server.log import Record
 
 from tests.integration.services.world import (
@@ -86,6 +86,27 @@ async def test_subscription_filters_and_checkpoints(world: World) -> None:
     await world.publish(fact("order/2", "order.status", "paid"))
     assert (await anext(messages)).envelope.sequence_number == 5
     call.cancel()
+
+
+async def test_a_subscription_continues_only_after_an_event_of_the_log(world: World) -> None:
+    """The last event that a caller has read, of which a checkpoint has the hash too, must be in the log, whatever the filters are."""
+    event = await world.publish(fact("order/1", "order.status", "paid"))
+    await world.publish(fact("customer/1", "customer.name", "x"))
+    call = world.events.SubscribeEvents(SubscribeEventsRequest(subject_prefix="order/", from_sequence_number=3))
+    checkpoint = (await anext(aiter(call))).checkpoint
+    call.cancel()
+    other = Checkpoint(sequence_number=2, chain_hash=event.chain_hash)
+    assert [2, 3] == await _take(world, 2, from_sequence_number=2, last_read=checkpoint)
+    assert [3] == await _take(world, 1, from_sequence_number=3, last_read=other)
+
+    swapped = (Checkpoint(sequence_number=3, chain_hash=event.chain_hash), Checkpoint(sequence_number=4, chain_hash=checkpoint.chain_hash))
+    for last_read in swapped:
+        for filters in ({}, {"subject_prefix": "nothing/"}):
+            refused = await refusal(_take(world, 1, last_read=last_read, **filters))
+            assert (grpc.StatusCode.FAILED_PRECONDITION, "HISTORY_REPLACED") == (refused.code, refused.reason)
+            assert f"has lost event {last_read.sequence_number} (" in refused.message
+    for invalid in (Checkpoint(), Checkpoint(sequence_number=3), Checkpoint(chain_hash=checkpoint.chain_hash)):
+        assert "INVALID_REQUEST" == (await refusal(_take(world, 1, last_read=invalid))).reason
 
 
 async def test_subscription_filters_by_action_and_outcome(world_with_rules: World) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from gavel.v1.common_pb2 import EVENT_CATEGORY_FACT_EVENT, EVENT_CATEGORY_PROPOSAL_EVENT, EventCategory
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client import GavelClientError, PositionFile, Trigger, TriggerFileError, load_triggers
+from gavel.v1.event_service_pb2 import Checkpoint
+from gavel_client import GavelClientError, PositionFile, Trigger, TriggerFileError, TriggerPositions, load_triggers
 from gavel_client.agents.triggers import WINDOW_EVENTS_MAX, WINDOW_MS_MAX, TriggerWindows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -183,9 +184,13 @@ def test_files_without_triggers(tmp_path: Path, text: str) -> None:
 def test_position_file(tmp_path: Path) -> None:
     """A position file returns the stored positions; a file with other content is an error and is not overwritten."""
     position = PositionFile(tmp_path / "position.json")
-    assert {} == position.read()
-    position.keep({"a": 7})
-    assert {"a": 7} == PositionFile(tmp_path / "position.json").read()
-    (tmp_path / "position.json").write_text('{"a": "7"}')
-    with pytest.raises(GavelClientError, match="remove it to start from the beginning"):
-        position.read()
+    assert TriggerPositions() == position.read()
+    for last_read in (None, Checkpoint(sequence_number=8, chain_hash=b"8" * 32)):
+        positions = TriggerPositions({"a": 7}, last_read)
+        position.keep(positions)
+        assert positions == PositionFile(tmp_path / "position.json").read()
+    valid = (tmp_path / "position.json").read_text()
+    for invalid in ("", "[]", '{"a": 7}', valid.replace("7", '"7"', 1), valid.replace("8", "0", 1), valid.replace("38", "xx", 1)):
+        (tmp_path / "position.json").write_text(invalid)
+        with pytest.raises(GavelClientError, match="remove it to start from the beginning"):
+            position.read()

@@ -96,15 +96,17 @@ def test_cursor(tmp_path: Path) -> None:
     """A cursor is read as it was written, and is that of one bus, incarnation and format."""
     path = tmp_path / "cursor"
     assert read_cursor(path, NEW) is None
-    cursor = NEW._replace(sequence_number=7, size_bytes=70)
+    cursor = NEW._replace(sequence_number=7, chain_hash="ab" * 32, size_bytes=70)
     write_cursor(path, cursor)
     assert cursor == read_cursor(path, NEW)
     for other in (NEW._replace(bus="other"), NEW._replace(format="ocsf"), NEW._replace(incarnation="1-1")):
         with pytest.raises(ExportError, match="belongs to an export of jsonl of bus default"):
             read_cursor(path, other)
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(ExportError, match="is damaged"):
-        read_cursor(path, NEW)
+    whole = path.read_text(encoding="utf-8")
+    for damaged in ("{", "[]", whole.replace("abab", "xx", 1), whole.replace("70", "-1", 1), whole.replace("70", '"70"', 1)):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(ExportError, match="is damaged"):
+            read_cursor(path, NEW)
 
 
 def test_parquet_columns(tmp_path: Path) -> None:

@@ -105,12 +105,14 @@ def subscribe_events(
     trace_id: str = "",
     action_types: Sequence[str] = (),
     outcomes: Sequence[Outcome.ValueType] = (),
+    last_read: events.Checkpoint | None = None,
     bus: str = "",
     timeout_ms: int | None = None,
 ) -> StreamCall[events.SubscribeEventsResponse]:
     """Stream the past events and then new ones, without gap or duplicate, and checkpoints while no event passes the filters.
 
-    After an error, subscribe again from the sequence number after the last envelope or checkpoint.
+    After an error, subscribe again from the sequence number after the last envelope or checkpoint. Give its number and chain hash as
+    `last_read`: the server then refuses (HISTORY_REPLACED) if the log has lost it.
     """
     request = events.SubscribeEventsRequest(
         bus=bus,
@@ -120,6 +122,7 @@ def subscribe_events(
         trace_id=trace_id,
         action_types=action_types,
         outcomes=outcomes,
+        last_read=last_read,
     )
     return stream_call(EventServiceStub, lambda stub: stub.SubscribeEvents, request, timeout_ms)
 

@@ -117,6 +117,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ALREADY_EXISTS. Another tool call has this execution_id."""
     ERROR_REASON_CONSUMER_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 39
     """NOT_FOUND. The work queue has no such group of consumers; the message names its groups."""
+    ERROR_REASON_HISTORY_REPLACED: _ErrorReason.ValueType  # 40
+    """FAILED_PRECONDITION. The log has lost the last event that the caller has read; the events that it has recorded since
+    may have the numbers of lost ones.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the prefix
@@ -218,4 +222,8 @@ ERROR_REASON_EXECUTION_ID_REUSED: ErrorReason.ValueType  # 38
 """ALREADY_EXISTS. Another tool call has this execution_id."""
 ERROR_REASON_CONSUMER_GROUP_NOT_FOUND: ErrorReason.ValueType  # 39
 """NOT_FOUND. The work queue has no such group of consumers; the message names its groups."""
+ERROR_REASON_HISTORY_REPLACED: ErrorReason.ValueType  # 40
+"""FAILED_PRECONDITION. The log has lost the last event that the caller has read; the events that it has recorded since
+may have the numbers of lost ones.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -378,6 +378,7 @@ class SubscribeEventsRequest(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     ACTION_TYPES_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    LAST_READ_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     from_sequence_number: _builtins.int
@@ -398,6 +399,12 @@ class SubscribeEventsRequest(_message.Message):
     def outcomes(self) -> _containers.RepeatedScalarFieldContainer[_decision_pb2.Outcome.ValueType]:
         """Outcomes of decisions. Events that are not decisions do not pass. Empty: all."""
 
+    @_builtins.property
+    def last_read(self) -> Global___Checkpoint:
+        """The last event or checkpoint that the caller has read of this bus, whatever the filters. If the log does not have this
+        event, it has lost events since, and the call fails with HISTORY_REPLACED. Unset: not checked.
+        """
+
     def __init__(
         self,
         *,
@@ -408,10 +415,11 @@ class SubscribeEventsRequest(_message.Message):
         trace_id: _builtins.str = ...,
         action_types: _abc.Iterable[_builtins.str] | None = ...,
         outcomes: _abc.Iterable[_decision_pb2.Outcome.ValueType] | None = ...,
+        last_read: Global___Checkpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_read", b"last_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "categories", b"categories", "from_sequence_number", b"from_sequence_number", "outcomes", b"outcomes", "subject_prefix", b"subject_prefix", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "categories", b"categories", "from_sequence_number", b"from_sequence_number", "last_read", b"last_read", "outcomes", b"outcomes", "subject_prefix", b"subject_prefix", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -451,21 +459,25 @@ Global___SubscribeEventsResponse: _TypeAlias = SubscribeEventsResponse  # noqa: 
 
 @_typing.final
 class Checkpoint(_message.Message):
-    """Checkpoint reports the progress of a subscription while no event passes the filters."""
+    """Checkpoint says how far a log has been read. A subscription sends it while no event passes the filters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    CHAIN_HASH_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
-    """Last sequence number covered. Resume from the next one."""
+    """Sequence number of the last event covered. Resume from the next one."""
+    chain_hash: _builtins.bytes
+    """Chain hash of that event, 32 bytes."""
     def __init__(
         self,
         *,
         sequence_number: _builtins.int = ...,
+        chain_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_number", b"sequence_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_hash", b"chain_hash", "sequence_number", b"sequence_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,13 +91,15 @@ def _run(target: Target, format_name: str, cursor_path: Path | None, first: int,
             target.resume(known or new, is_new=known is None)
             if known is None and cursor_path is not None:
                 write_cursor(cursor_path, new)  # a run that is killed before its first commit can be repeated
-            cursor = known or new
-            last = None if interval is not None else status.head_sequence_number
-            await _Export(client, target, cursor, cursor_path, stop).run(last, interval or INTERVAL_SECONDS_DEFAULT)
+            begin = known or new
+            last = None if interval is not None else max(status.head_sequence_number, begin.sequence_number)
+            await _Export(client, target, begin, cursor_path, stop).run(last, interval or INTERVAL_SECONDS_DEFAULT)
 
     try:
         asyncio.run(run())
     except GavelError as error:
+        if error.reason == "HISTORY_REPLACED":
+            raise CommandError(f"{error.message}. Export them to another file and cursor; this export has events that are lost") from error
         raise command_error(error, server, bus) from error
     except (ExportError, OSError) as error:
         raise CommandError(str(error)) from error
@@ -107,12 +109,16 @@ class _Export:
     """One run of an export."""
 
     def __init__(self, client: GavelClient, target: Target, cursor: Cursor, cursor_path: Path | None, stop: asyncio.Event) -> None:
+        from gavel.v1.event_service_pb2 import Checkpoint
+
         self._client = client
         self._target = target
         self._cursor = cursor
         self._cursor_path = cursor_path
         self._stop = stop
-        self._reached = cursor.sequence_number
+        # A resumed export reads its last event again: that it comes proves that the log still has it.
+        self._reached = cursor.sequence_number - (1 if cursor.chain_hash else 0)
+        self._last_read = Checkpoint(sequence_number=cursor.sequence_number, chain_hash=bytes.fromhex(cursor.chain_hash))
 
     async def run(self, last: int | None, interval: float) -> None:
         """Export up to event `last`; None: until `stop` is set. Commit at the end, after BATCH_EVENTS_MAX events, and every `interval`."""
@@ -142,17 +148,20 @@ class _Export:
             await responses.aclose()
 
     def _take(self, response: SubscribeEventsResponse) -> None:
-        if response.HasField("envelope"):
+        from gavel_client import checkpoint_after
+
+        if response.HasField("envelope") and response.envelope.sequence_number > self._cursor.sequence_number:
             self._target.add(response.envelope)
-        self._reached = response.envelope.sequence_number or response.checkpoint.sequence_number
+        self._last_read = checkpoint_after(response)
+        self._reached = self._last_read.sequence_number
 
     def _commit(self) -> None:
         from gavel_server.export.targets import write_cursor
 
-        if self._reached == self._cursor.sequence_number:
+        if self._reached <= self._cursor.sequence_number:
             return
         size = self._target.commit()
-        self._cursor = self._cursor._replace(sequence_number=self._reached, size_bytes=size)
+        self._cursor = self._cursor._replace(sequence_number=self._reached, chain_hash=self._last_read.chain_hash.hex(), size_bytes=size)
         if self._cursor_path is not None:
             write_cursor(self._cursor_path, self._cursor)
 
@@ -165,7 +174,8 @@ class _Export:
 
         while True:
             try:
-                async for response in self._client.subscribe_events(from_sequence_number=self._reached + 1):
+                last_read = self._last_read if self._last_read.chain_hash else None
+                async for response in self._client.subscribe_events(from_sequence_number=self._reached + 1, last_read=last_read):
                     yield response
             except GavelError as error:
                 if not is_endless or error.code != StatusCode.UNAVAILABLE:

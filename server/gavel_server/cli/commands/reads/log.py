@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gavel.v1.common_pb2 import EventCategory
     from gavel.v1.decision_pb2 import Outcome
     from gavel.v1.envelope_pb2 import Envelope
-    from gavel.v1.event_service_pb2 import SubscribeEventsResponse
+    from gavel.v1.event_service_pb2 import Checkpoint, SubscribeEventsResponse
     from gavel_client import SyncGavelClient
     from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -110,9 +110,10 @@ def tail(
 
     from gavel_server.cli.rendering import output
 
-    def subscribe(first: int) -> Iterator[SubscribeEventsResponse]:
+    def subscribe(first: int, last_read: Checkpoint | None = None) -> Iterator[SubscribeEventsResponse]:
         return client.subscribe_events(
             from_sequence_number=first,
+            last_read=last_read,
             categories=_categories(category),
             subject_prefix=subject_prefix,
             trace_id=trace_id,
@@ -151,12 +152,15 @@ def _categories(names: list[Category]) -> list[EventCategory.ValueType]:
     return [EventCategory.Value(f"EVENT_CATEGORY_{one.name}_EVENT") for one in names]
 
 
-def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEventsResponse]]) -> Iterator[SubscribeEventsResponse]:
+def follow_events(
+    first: int, subscribe: Callable[[int, Checkpoint | None], Iterator[SubscribeEventsResponse]]
+) -> Iterator[SubscribeEventsResponse]:
     """Yield the events of a bus that `subscribe` selects, from sequence number `first` on, for ever.
 
-    Wait while the server is away, and for the first write to a bus that does not exist yet. Raises GavelError if the server refuses.
+    `subscribe` gets the first sequence number and the last event that was read, None at first. Wait while the server is away, and for the
+    first write to a bus that does not exist yet. Raises GavelError if the server refuses.
     """
-    from gavel_client import GavelError
+    from gavel_client import GavelError, checkpoint_after
     from gavel_client.rpc.backoff import BUS_POLL_MS, AcceptedStream, Backoff, is_unopened_bus
     from gavel_client.rpc.errors import describe_error
 
@@ -164,13 +168,15 @@ def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEvent
 
     failures = 0
     is_opened = True
+    last_read: Checkpoint | None = None
     while True:
         accepted = AcceptedStream()
         try:
-            for response in subscribe(first):
+            for response in subscribe(first, last_read):
                 failures = 0
                 accepted.note_response()
-                first = (response.envelope.sequence_number or response.checkpoint.sequence_number) + 1
+                last_read = checkpoint_after(response)
+                first = last_read.sequence_number + 1
                 yield response
         except GavelError as error:
             if is_unopened_bus(error):

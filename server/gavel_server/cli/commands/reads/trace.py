@@ -11,8 +11,10 @@ from gavel_server.cli.connection import connect
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gavel.v1.envelope_pb2 import Envelope
-    from gavel.v1.event_service_pb2 import GetTraceResponse, ToolPair
+    from gavel.v1.event_service_pb2 import Checkpoint, GetTraceResponse, SubscribeEventsResponse, ToolPair
     from gavel_client import SyncGavelClient
 
 
@@ -94,7 +96,11 @@ def _follow(client: SyncGavelClient, trace_id: str, as_json: bool) -> None:
     from gavel_server.services.reads.tool_pairs import tool_pairs
 
     tool_events: dict[str, Envelope] = {}
-    for response in follow_events(1, lambda first: client.subscribe_events(from_sequence_number=first, trace_id=trace_id)):
+
+    def subscribe(first: int, last_read: Checkpoint | None) -> Iterator[SubscribeEventsResponse]:
+        return client.subscribe_events(from_sequence_number=first, trace_id=trace_id, last_read=last_read)
+
+    for response in follow_events(1, subscribe):
         if not response.HasField("envelope"):
             continue
         envelope = response.envelope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -14,15 +15,20 @@ from gavel_server.cli.commands.reads.log import follow_events
 from tests.unit.client.fake_server import FakeServer, refusal
 
 
+def subscribe_with(client: SyncGavelClient) -> Callable[[int, Checkpoint | None], Iterator[SubscribeEventsResponse]]:
+    """Return what `follow_events` subscribes with."""
+    return lambda first, last_read: client.subscribe_events(from_sequence_number=first, last_read=last_read)
+
+
 async def test_follow_events(capsys: pytest.CaptureFixture[str]) -> None:
     """No event is lost or repeated when a stream breaks off while the server is away; a refusal ends it."""
-    streamed = [SubscribeEventsResponse(envelope=Envelope(sequence_number=number)) for number in (3, 4, 8)]
-    checkpoint = SubscribeEventsResponse(checkpoint=Checkpoint(sequence_number=7))
+    streamed = [SubscribeEventsResponse(envelope=Envelope(sequence_number=number, chain_hash=bytes([number]))) for number in (3, 4, 8)]
+    checkpoint = SubscribeEventsResponse(checkpoint=Checkpoint(sequence_number=7, chain_hash=b"\7"))
     responses: list[SubscribeEventsResponse] = []
 
     def follow() -> None:
         with SyncGavelClient(server.target) as client:
-            for response in follow_events(3, lambda first: client.subscribe_events(from_sequence_number=first)):
+            for response in follow_events(3, subscribe_with(client)):
                 responses.append(response)  # noqa: PERF402  # what came before the error counts
 
     async with FakeServer() as server:
@@ -34,6 +40,8 @@ async def test_follow_events(capsys: pytest.CaptureFixture[str]) -> None:
     assert "INVALID_REQUEST" == error_info.value.reason
     assert [*streamed[:2], checkpoint, streamed[2]] == responses
     assert [3, 5, 5, 8] == [request.from_sequence_number for request in server.requests["SubscribeEvents"]]
+    four = Checkpoint(sequence_number=4, chain_hash=b"\4")
+    assert [Checkpoint(), four, four, checkpoint.checkpoint] == [request.last_read for request in server.requests["SubscribeEvents"]]
     notes = [
         "gavel: the server is away (UNAVAILABLE SHUTTING_DOWN); continuing from event 5 when it is back",
         "gavel: the server is away (UNAVAILABLE); continuing from event 8 when it is back",
@@ -49,7 +57,7 @@ async def test_credentials_that_expire(capsys: pytest.CaptureFixture[str]) -> No
 
     def follow() -> None:
         with SyncGavelClient(server.target, credentials=lambda: next(tokens)) as client:
-            for response in follow_events(3, lambda first: client.subscribe_events(from_sequence_number=first)):
+            for response in follow_events(3, subscribe_with(client)):
                 responses.append(response)  # noqa: PERF402  # what came before the error counts
 
     async with FakeServer() as server:
