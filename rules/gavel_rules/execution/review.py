@@ -58,7 +58,7 @@ def resolve(recorder: Recorder, command: ResolveReview, references: References) 
         if review_votes.missing_votes(review) > 1:
             return EventAnswer(_record_vote(recorder, command.envelope, review))
     cause = _record_fact(recorder, command.envelope, "ReviewResolved", review.decision)
-    if is_approval and _only_releases_trace(review, live):
+    if is_approval and releases_trace(review):
         return _release_trace(recorder, review, cause)
     if is_approval:
         return _approve(recorder, review, live, cause, references)
@@ -143,9 +143,9 @@ def _release_trace(recorder: Recorder, review: Review, cause: Envelope) -> Event
     return _record_resolution(recorder, review, cause, decision)
 
 
-def _only_releases_trace(review: Review, live: LiveDecision | None) -> bool:
-    """Return whether an approval lets the trace go on and approves no action."""
-    return live is None and review.decision.decision.reason_code in reason_codes.RELEASING_CODES
+def releases_trace(review: Review) -> bool:
+    """Return whether an approval lets the trace go on and approves no action, so that it needs no citations."""
+    return not review.approved_decision_id and review.decision.decision.reason_code in reason_codes.RELEASING_CODES
 
 
 def _rejection(recorder: Recorder, review: Review, cause: Envelope, reason_code: str) -> Decision:
@@ -238,7 +238,7 @@ def _record_fact(recorder: Recorder, sent: Envelope, name: str, decision: Envelo
 
 def _approval_fault(review: Review, live: LiveDecision | None, references: References) -> Fault | None:
     """Return why a review cannot be approved now, or None."""
-    if not _only_releases_trace(review, live):
+    if not releases_trace(review):
         _, unknown = resolve_citations(citations_in(review.proposal.proposal), references.cited_events)
         if unknown:
             # The log holds these events, because the first decision resolved them. The shell did not look them up, because the review

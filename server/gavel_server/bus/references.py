@@ -11,10 +11,12 @@ from typing import Final, NamedTuple, Protocol
 
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel_rules import reason_codes
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.execution.review import releases_trace
 from gavel_rules.state.records import APPROVED
 from gavel_rules.state.state import State
 
@@ -222,7 +224,8 @@ class ReferenceResolution:
     async def _resolve_citations(self, batch: list[Request]) -> bool:
         """Give every proposal the events that it cites. Returns whether the state must read on first.
 
-        A proposal that cites a trimmed event is refused. UNKNOWN_EVENT would be wrong, since a replay across the archive finds the event.
+        A proposal that cites a trimmed event is refused, and the approval of its review. UNKNOWN_EVENT would be wrong, since a replay
+        across the archive finds the event.
         """
         recent_events = self._replica.recent_events
         state = self._replica.state
@@ -256,12 +259,12 @@ class ReferenceResolution:
             proposal = _proposal_of(request.command, state)
             if proposal is not None:
                 request.references = _with_decision(references, request)
-                if trimmed and isinstance(request.command, SubmitProposal):
+                if trimmed and _decides_proposal(request.command, state):
                     await self._refuse_trimmed(request, [number for number, _ in proposal.citations if number in trimmed])
         return is_behind or is_ahead
 
     async def _refuse_trimmed(self, request: Request, trimmed: list[int]) -> None:
-        """Answer a proposal that cites events that neither the log nor an archive has, unless it has its answer in the log."""
+        """Answer a command on a proposal that cites events that neither the log nor an archive has, unless the log has its answer."""
         if trimmed and not await self._repeated_requests.answer_known(request):
             message = f"event {trimmed[0]}, which the proposal cites, is no more in the log of bus {self._replica.bus}"
             remedy = "start the server with the archive of the log (--archive)"
@@ -276,6 +279,14 @@ def _proposal_of(command: Command, state: State) -> ProposalView | None:
         review = state.reviews.get(command.envelope.fact.review_resolved.decision_id)
         return None if review is None else ProposalView(review.proposal)
     return None
+
+
+def _decides_proposal(command: Command, state: State) -> bool:
+    """Return whether a command that has a proposal may approve it: a verdict against it, or on its trace alone, needs no citations."""
+    if not isinstance(command, ResolveReview):
+        return True
+    resolution = command.envelope.fact.review_resolved
+    return resolution.verdict == REVIEW_VERDICT_APPROVE and not releases_trace(state.reviews[resolution.decision_id])
 
 
 def _with_decision(references: References, request: Request) -> References:

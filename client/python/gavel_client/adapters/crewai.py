@@ -58,7 +58,7 @@ class _GatedTool(BaseTool):
             raise RuntimeError(f"the tool {self.name} was restored without its gate; give the agent the result of gated_tool again")
         tool, gate, task = self._inner
         arguments = deepcopy(arguments)  # nobody changes them while the call waits
-        answer = gate.ask_anew(Call(tool.name, deepcopy(arguments), task()))
+        answer = gate.ask_anew(Call(tool.name, arguments, task()))
         if isinstance(answer, Pending):
             return ToolFailure(message=answer.message(), code=PENDING, retryable=True, details=answer.to_dict())
         if isinstance(answer, Finished) and answer.succeeded:

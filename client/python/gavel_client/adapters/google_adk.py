@@ -33,9 +33,10 @@ class GavelPlugin(BasePlugin):
 
     async def before_tool_callback(self, *, tool: BaseTool, tool_args: Arguments, tool_context: ToolContext) -> Arguments | None:
         """Return None if the tool may run, otherwise what the model gets in place of its output."""
-        answer = await self._gate(Call(tool.name, deepcopy(tool_args), tool_context.session.id, _turn(tool_context)))
+        arguments = deepcopy(tool_args)  # others may change them while the call waits
+        answer = await self._gate(Call(tool.name, arguments, tool_context.session.id, _turn(tool_context)))
         if isinstance(answer, Allowed):
-            self._running[_key(tool_context)] = answer, deepcopy(tool_args)
+            self._running[_key(tool_context)] = answer, arguments
             return None
         if isinstance(answer, Pending):
             tool_context.request_confirmation(hint=answer.message(), payload=answer.to_dict())

@@ -6,6 +6,7 @@ A call that waits for a person interrupts the graph. The value with which the gr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from typing import Any, cast
 
 from gavel_client.adapters.extras import extra
@@ -25,7 +26,10 @@ Message = ToolMessage | Command[Any]
 
 
 class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Asks `gate` before each call of a tool. The graph needs a checkpointer, and a `thread_id` in its configuration."""
+    """Asks `gate` before each call of a tool. The graph needs a checkpointer, and a `thread_id` in its configuration.
+
+    Name it last in the agent's list of middleware: one that comes after it may change the arguments after the approval.
+    """
 
     def __init__(self, gate: Gate | SyncGate) -> None:
         super().__init__()
@@ -35,6 +39,7 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
         """Run a tool of a synchronous graph. Needs a SyncGate."""
         if not isinstance(self._gate, SyncGate):
             raise TypeError("this graph is synchronous; give GavelMiddleware a SyncGate in place of a Gate")
+        request = _own(request)
         while isinstance(answer := self._gate(_call(request)), Pending):
             interrupt(answer.to_dict())
         if not isinstance(answer, SyncAllowed):
@@ -48,6 +53,7 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
         """Run a tool of a graph in an event loop. Needs a Gate."""
         if not isinstance(self._gate, Gate):
             raise TypeError("this graph runs in an event loop; give GavelMiddleware a Gate in place of a SyncGate")
+        request = _own(request)
         while isinstance(answer := await self._gate(_call(request)), Pending):
             interrupt(answer.to_dict())
         if not isinstance(answer, Allowed):
@@ -56,6 +62,11 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
             return cast(Message, name_events(await answer.run(lambda: handler(request), _result), answer.decision))
         except HandlerError as error:
             return _message(request, str(error))
+
+
+def _own(request: ToolCallRequest) -> ToolCallRequest:
+    """Return the request with arguments that nobody changes while the call waits."""
+    return request.override(tool_call={**request.tool_call, "args": deepcopy(request.tool_call["args"])})
 
 
 def _call(request: ToolCallRequest) -> Call:

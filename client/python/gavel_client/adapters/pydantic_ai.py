@@ -6,6 +6,7 @@ arguments that the tool is to get.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class GavelCapability(AbstractCapability[Any]):
     ) -> Any:
         """Run a tool, or tell the model why not."""
         task = ctx.conversation_id or ctx.run_id or ""
+        args = deepcopy(args)  # nobody changes them while the call waits
         answer = await self.gate(Call(tool_def.name, args, task, str(_turn(ctx, call))))
         if isinstance(answer, Pending):
             raise ApprovalRequired(answer.to_dict())

@@ -6,6 +6,7 @@ A tool that is in no table may not run: an agent framework must not gain an effe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -88,8 +89,11 @@ class ToolActions:
         return tool in self._functions
 
     def action(self, call: Call) -> Action:
-        """Return the action of a call. Raises KeyError for a tool without one, and what the tool's function raises."""
-        return self._functions[call.tool](call.arguments)
+        """Return the action of a call. Raises KeyError for a tool without one, and what the tool's function raises.
+
+        The function gets a copy of the arguments: it cannot change those with which the tool runs.
+        """
+        return self._functions[call.tool](deepcopy(call.arguments))
 
 
 def trace_id(task: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gavel_client.gate import Action, Gate, SyncGate, ToolActions
 
@@ -24,7 +24,10 @@ def actions() -> ToolActions:
 
     @table.tool(TOOL)
     def send(arguments: Arguments) -> Action:
-        return Action(ACTION, f"parcel/{arguments['parcel']}", {"weight": arguments["weight"]}, max_fact_age_ms=DAY_MS)
+        action = Action(ACTION, f"parcel/{arguments['parcel']}", {"weight": arguments["weight"]}, max_fact_age_ms=DAY_MS)
+        # What a function does with its arguments does not change those of the tool.
+        cast("dict[str, Any]", arguments).clear()
+        return action
 
     return table
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from gavel.v1 import decision_pb2
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT, ReviewVerdict
 from gavel_rules import reason_codes
 from gavel_rules.commands import (
     ActivateRuleSet,
@@ -27,6 +29,7 @@ from gavel_rules.commands import (
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.intake.admission import admit_proposal
+from gavel_server.intake.human_commands import resolution
 
 from tests.simulation.virtual_time import run_virtually
 from tests.support.driver import (
@@ -38,6 +41,7 @@ from tests.support.driver import (
     compile_cached,
     document,
     event_id,
+    fact_envelope,
     observation_envelope,
     proposal_envelope,
 )
@@ -326,6 +330,27 @@ async def test_citation_of_a_trimmed_event(servers: Servers) -> None:
     refused, decided = await asyncio.gather(*(execute(sequencer, command) for command in commands))
     assert "LOG_UNAVAILABLE" == reason(refused)
     assert isinstance(decided, CommittedAnswer)
+
+
+@with_servers
+async def test_approval_of_a_review_that_cites_a_trimmed_event(servers: Servers) -> None:
+    """Approving a review whose evidence the log has no more is an error that says so; rejecting it needs no evidence."""
+    sequencer, _ = await servers.start_with_rules()
+    score = PublishEvent(servers.admit_envelope(fact_envelope("order.score", 0.95)))
+    cited = [await record_event(sequencer, command) for command in (servers.fact(), score)]
+    proposed = SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope(cited))))
+    review = await record_event(sequencer, proposed)
+    assert decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW == review.decision.outcome
+    sequencer.recent_events.remove_citable(cited[0].sequence_number)
+    await servers.log.trim(cited[1].sequence_number)
+
+    def verdict(value: ReviewVerdict.ValueType) -> Command:
+        request = ResolveReviewRequest(decision_id=review.event_id, verdict=value, reviewer="ada", reason="seen", event_id=servers.new_id())
+        return resolution(request)
+
+    refused = await execute(sequencer, verdict(REVIEW_VERDICT_APPROVE))
+    assert "LOG_UNAVAILABLE" == reason(refused)
+    assert isinstance(await execute(sequencer, verdict(REVIEW_VERDICT_REJECT)), CommittedAnswer)
 
 
 # Ended decisions
