@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gavel_server.archive.storage import ArchiveError, Storage, open_storage
+from gavel_server.archive.storage import ArchiveError, ArchiveUnreachableError, Storage, open_storage
 
 from tests.support.stores.object_store import BUCKET, create_bucket, object_store
 
@@ -68,3 +68,11 @@ def test_unusable(tmp_path: Path) -> None:
         open_storage(str(tmp_path / "file"), "default").write("segments/a", b"x")
     with pytest.raises(ArchiveError, match="cannot use the archive nonsense://x"):
         open_storage("nonsense://x", "default")
+
+
+def test_passwords_are_masked() -> None:
+    """The password in a URL is in no message, also if the store does not answer."""
+    with pytest.raises(ArchiveUnreachableError, match="cannot be used") as unreachable:
+        open_storage("ftp://gavel:secret@127.0.0.1:1/archive", "default").names("segments")
+    assert "secret" not in str(unreachable.value)
+    assert "secret" not in open_storage("webhdfs://gavel:secret@127.0.0.1:1/archive", "default").place

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 from gavel_server.log import LogError, empty_head
+from gavel_server.log.redis import embedded
+from gavel_server.log.redis.connection import ConnectionPool
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.errors import DataDirectoryInUseError, EmbeddedRedisError
 from gavel_server.log.redis.log import RedisLog
@@ -299,6 +301,21 @@ async def test_start_that_takes_too_long(directory: Path, tmp_path: Path, monkey
     assert server.returncode is not None
     async with EmbeddedRedis(directory) as server:
         assert server.returncode is None
+
+
+async def test_start_that_loads_for_long(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that answers that it is loading is waited for, however long that takes."""
+    ping = embedded._ping
+    loaded_at = asyncio.get_running_loop().time() + 0.5
+
+    async def loading(connections: ConnectionPool) -> str:
+        answer = await ping(connections)
+        return "LOADING Redis is loading" if answer == "PONG" and asyncio.get_running_loop().time() < loaded_at else answer
+
+    monkeypatch.setattr(embedded, "_ping", loading)
+    async with EmbeddedRedis(directory, start_timeout_ms=400) as server:
+        assert asyncio.get_running_loop().time() >= loaded_at
+        assert "PONG" == await ping(ConnectionPool(server.url, 1_000, 1))
 
 
 def program(directory: Path, name: str, version_line: str, otherwise: str = "exit 1") -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import uvloop
 from gavel_server.log import LogUnavailableError
-from gavel_server.log.redis.connection import ConnectionPool
+from gavel_server.log.redis.connection import ConnectionPool, NetworkPath
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from redis.asyncio.connection import UnixDomainSocketConnection
+from redis.exceptions import ReadOnlyError
 
 TIMEOUT_MS = 5_000
 
@@ -63,3 +65,21 @@ async def test_connection_lost_before_a_command_means_that_the_log_is_unavailabl
     assert first == [b"PONG"]
     with pytest.raises(LogUnavailableError, match="no answer from Redis"):
         raise second  # type: ignore[misc]
+
+
+async def test_connections_to_a_former_primary_are_left(tmp_path: Path) -> None:
+    """Once a Redis has said that it is a replica, every call opens a new connection: the URL may lead to the new primary."""
+    async with EmbeddedRedis(tmp_path) as redis:
+        link = NetworkPath()
+        pool, other = (ConnectionPool(redis.url, TIMEOUT_MS, 1, link) for _ in range(2))
+        client = ("CLIENT", "ID")
+        before = [*await pool.read(client), *await other.read(client)]
+        assert before == [*await pool.read(client), *await other.read(client)]
+        await pool.read(("REPLICAOF", "127.0.0.1", "1"))
+        (refusal,) = await pool.write(("SET", "key", "value"))
+        assert "READONLY" in str(refusal) or isinstance(refusal, ReadOnlyError)
+        await pool.read(("REPLICAOF", "NO", "ONE"))
+        after = [*await pool.read(client), *await other.read(client)]
+        assert not {*before} & {*after}
+        await pool.close()
+        await other.close()

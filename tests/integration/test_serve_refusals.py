@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -98,9 +100,9 @@ def test_broken_checkpoint_ends_the_start(tmp_path: Path) -> None:
     assert "this is a bug" not in process.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_stop_during_the_start(tmp_path: Path, number: signal.Signals) -> None:
-    """A server that gets SIGTERM, SIGINT or SIGHUP before it is ready ends with exit status 0, and its Redis ends too."""
+@contextmanager
+def _starting(tmp_path: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run a server whose Redis does not become ready; yield it and the process id of its Redis."""
     programs = tmp_path / "bin"
     programs.mkdir()
     redis = programs / "redis-server"
@@ -108,16 +110,41 @@ def test_stop_during_the_start(tmp_path: Path, number: signal.Signals) -> None:
     redis.chmod(0o755)
     data = tmp_path / "data"
     command = [*forker().command(), "serve", "--listen", "127.0.0.1:0", "--data", str(data)]
-    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **variables}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process_file = data / "redis.pid"
-        while not (process_file.exists() and process_file.read_text().strip()):
-            assert process.poll() is None
-            time.sleep(0.02)
+        try:
+            process_file = data / "redis.pid"
+            while not (process_file.exists() and process_file.read_text().strip()):
+                assert process.poll() is None
+                time.sleep(0.02)
+            yield process, int(process_file.read_text())
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_stop_during_the_start(tmp_path: Path, number: signal.Signals) -> None:
+    """A server that gets SIGTERM, SIGINT or SIGHUP before it is ready ends with exit status 0, and its Redis ends too."""
+    with _starting(tmp_path) as (process, redis):
         process.send_signal(number)
         output, log = process.communicate(timeout=60)
     assert (0, "") == (process.returncode, output)
     assert "server.stopped" in log
     assert "Traceback" not in log
     with pytest.raises(ProcessLookupError):
-        os.kill(int(process_file.read_text()), 0)
+        os.kill(redis, 0)
+
+
+def test_hangup_during_the_start(tmp_path: Path) -> None:
+    """SIGHUP does not stop a server with files of credentials while its Redis loads the log: new ones are read after that."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch(0o600)
+    with _starting(tmp_path, GAVEL_AUTHENTICATION="required", GAVEL_TOKEN_FILE=str(tokens)) as (process, redis):
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        os.kill(redis, 0)
+        process.terminate()
+        _, log = process.communicate(timeout=60)
+    assert 0 == process.returncode
+    assert "Traceback" not in log

@@ -87,7 +87,10 @@ async def _next_segment(log: EventLog, first: int, last: int, cutoff_ms: int) ->
     while first <= last:
         read = await log.read(first, last, min(READ_EVENTS_MAX, SEGMENT_EVENTS - len(records)))
         if not read or read[0].sequence_number != first:
-            raise ArchiveError(f"bus {log.bus} has lost event {first} before it was archived; restore the log")
+            raise ArchiveError(
+                f"the log of bus {log.bus} does not have event {first}, and the archive ends before it. If another archive has it, give "
+                "that one; otherwise restore the log from a backup"
+            )
         if recorded_at_ms(read[0]) >= cutoff_ms:
             return []
         for record in read:

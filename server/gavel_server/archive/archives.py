@@ -12,7 +12,7 @@ from gavel_server.archive.archive import Archive
 from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.segments import check_packages
-from gavel_server.archive.storage import ArchiveError, open_storage
+from gavel_server.archive.storage import ArchiveError, ArchiveUnreachableError, open_storage
 from gavel_server.log import EventLog, LogError, LogUnavailableError
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import DAY_MS
@@ -86,16 +86,33 @@ class Archives:
 
 
 async def join_archive(log: EventLog, url: str) -> EventLog:
-    """Return a log with the events of its archive; `url` "": the log alone. Raises LogUnavailableError."""
-    return ArchivedLog(log, await open_archive(url, log.bus)) if url else log
+    """Return a log with the events of its archive; `url` "": the log alone. Raises LogUnavailableError.
+
+    An archive that cannot be reached is asked again when an event is read that only it may have.
+    """
+    if not url:
+        return log
+    try:
+        archive = _new_archive(url, log.bus)
+        try:
+            await archive.refresh()
+        except ArchiveUnreachableError as error:
+            _LOG.warning("archive.unreachable", bus=log.bus, problem=str(error), note="reads of archived events fail until it answers")
+    except ArchiveError as error:
+        raise LogUnavailableError(str(error)) from error
+    return ArchivedLog(log, archive)
 
 
 async def open_archive(url: str, bus: str) -> Archive:
     """Return the archive of a bus with the segments that it has now. Raises LogUnavailableError."""
     try:
-        check_packages()
-        archive = Archive(open_storage(url, bus), bus)
+        archive = _new_archive(url, bus)
         await archive.refresh()
     except ArchiveError as error:
         raise LogUnavailableError(str(error)) from error
     return archive
+
+
+def _new_archive(url: str, bus: str) -> Archive:
+    check_packages()
+    return Archive(open_storage(url, bus), bus)

@@ -27,6 +27,7 @@ from gavel_server.archive.storage import ArchiveError
 from gavel_server.log import Entry, EventLog, Head, Record
 from gavel_server.log.entries import Work
 from gavel_server.log.protocol import DAY_MS, PAGE_EVENTS_MAX
+from gavel_server.log.stores import StoredLog
 from gavel_server.log.work.protocol import REQUEST_KINDS
 
 # Events in one append of a restore.
@@ -80,6 +81,7 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
         "head": end.sequence_number,
         "chain_hash": end.chain_hash.hex(),
         "tail": None if tail is None else json.loads(encode_manifest(tail)),
+        "written_at_ms": now_ms,
     }
     await asyncio.to_thread(
         storage.write, f"{BACKUPS_FOLDER}/{end.sequence_number:012}.json", json.dumps(document, indent=1).encode() + b"\n"
@@ -88,22 +90,30 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
 
 
 async def read_backup(archive: Archive) -> Backup:
-    """Return the newest backup of an archive. Raises ArchiveError."""
+    """Return the backup of an archive that was written last. Raises ArchiveError.
+
+    It need not be the one with the highest number: a log that has lost events goes on from a lower one.
+    """
     await archive.refresh()
     names = await asyncio.to_thread(archive.storage.names, BACKUPS_FOLDER)
-    numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
-    if not numbers:
+    backups = [await _read_backup(archive, f"{BACKUPS_FOLDER}/{name}") for name in names if _NAME.fullmatch(name)]
+    if not backups:
         raise ArchiveError(f"{archive.storage.place} has no backup of bus {archive.bus}; make one with gavel backup")
-    name = f"{BACKUPS_FOLDER}/{numbers[-1]:012}.json"
+    _, backup = max(backups, key=lambda one: (one[0], one[1].head.sequence_number))
+    return backup
+
+
+async def _read_backup(archive: Archive, name: str) -> tuple[int, Backup]:
+    """Return when a backup was written, in milliseconds since 1970, and the backup."""
     content = await asyncio.to_thread(archive.storage.read, name)
     try:
         document = json.loads(content or b"")
         if document["format"] != FORMAT or document["bus"] != archive.bus:
             raise ArchiveError(f"{name} is of format {document['format']} and bus {document['bus']}")
         tail = None if document["tail"] is None else decode_manifest(json.dumps(document["tail"]).encode(), name)
-        return Backup(Head(int(document["head"]), bytes.fromhex(document["chain_hash"])), tail)
+        return int(document.get("written_at_ms", 0)), Backup(Head(int(document["head"]), bytes.fromhex(document["chain_hash"])), tail)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArchiveError(f"{archive.storage.place}/{name} is damaged: {error}; restore it from a copy") from error
+        raise ArchiveError(f"{archive.storage.place}/{name} is damaged: {error}; restore it from a copy, or delete this backup") from error
 
 
 async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Callable[[int], None]) -> None:
@@ -114,6 +124,9 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
     head = await log.head()
     pending: list[Record] = []
     async for records in _records_of(archive, backup):
+        if records[0].sequence_number == 1 and isinstance(log, StoredLog):
+            # The window is recorded in the bus's first event. The log forgets event_ids that are older.
+            log.idempotency_window_ms = Envelope.FromString(records[0].envelope).fact.bus_opened.idempotency_window_ms
         if records[-1].sequence_number <= head.sequence_number:
             if records[-1].sequence_number == head.sequence_number:
                 _check_same(log, head, records[-1])
@@ -146,7 +159,8 @@ def _continues(record: Record) -> bool:
 
 async def _records_of(archive: Archive, backup: Backup) -> AsyncGenerator[list[Record], None]:
     """Yield the events of a backup in order. Raises ArchiveError."""
-    end = archive.end if backup.tail is None else Head(backup.tail.first - 1, backup.tail.chain_hash_before)
+    # The archive may have grown since.
+    end = backup.head if backup.tail is None else Head(backup.tail.first - 1, backup.tail.chain_hash_before)
     number = 1
     while number <= end.sequence_number:
         records = await archive.read(number, end.sequence_number, PAGE_EVENTS_MAX, 1 << 24)

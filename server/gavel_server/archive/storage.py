@@ -6,16 +6,22 @@ A write is whole or absent: a file is written under another name, synced and ren
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gavel_server.errors import GavelServerError
+from gavel_server.log.urls import mask_url
 from gavel_server.process.private_files import make_directory, open_private, sync_directory
 
 
 class ArchiveError(GavelServerError):
     """The archive cannot be used, or contradicts the log; the message says what is wrong and what to do."""
+
+
+class ArchiveUnreachableError(ArchiveError):
+    """The storage of the archive does not answer, or not as it should."""
 
 
 class Storage(Protocol):
@@ -37,7 +43,7 @@ class Storage(Protocol):
 
 
 def open_storage(url: str, bus: str) -> Storage:
-    """Return the storage of a bus's archive at a URL or path. Raises ArchiveError if the packages for it are not installed."""
+    """Return the storage of a bus's archive at a URL or path. Raises ArchiveError, also if the packages for it are not installed."""
     if "://" not in url:
         return Directory(Path(url) / bus)
     try:
@@ -45,8 +51,11 @@ def open_storage(url: str, bus: str) -> Storage:
 
         file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError) as error:
-        raise ArchiveError(f"cannot use the archive {url}: {error}; install gavel-arbiter[archive], or give a directory") from error
-    return ObjectStore(file_system, f"{path.rstrip('/')}/{bus}", f"{url.rstrip('/')}/{bus}")
+        message = f"cannot use the archive {mask_url(url)}: {error}; install gavel-arbiter[archive], or give a directory"
+        raise ArchiveError(message) from error
+    except Exception as error:  # some implementations of fsspec connect at once
+        raise _failure(mask_url(url), error) from error
+    return ObjectStore(file_system, f"{path.rstrip('/')}/{bus}", f"{mask_url(url).rstrip('/')}/{bus}")
 
 
 class Directory:
@@ -77,11 +86,12 @@ class Directory:
     def write(self, name: str, content: bytes) -> None:
         """See Storage."""
         path = self._path / name
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        # Several hosts may share the directory, where containers have the same process ids.
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
         try:
             make_directory(path.parent)
             # Payloads are in it, as they are in the data directory.
-            with open(temporary, "wb", opener=open_private) as file:
+            with open(temporary, "xb", opener=open_private) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -144,5 +154,5 @@ class ObjectStore:
             raise _failure(self.place, error) from error
 
 
-def _failure(place: str, error: Exception) -> ArchiveError:
-    return ArchiveError(f"the archive {place} cannot be used: {error}")
+def _failure(place: str, error: Exception) -> ArchiveUnreachableError:
+    return ArchiveUnreachableError(f"the archive {place} cannot be used: {error}")

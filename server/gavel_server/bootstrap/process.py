@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
@@ -67,6 +68,9 @@ async def _serve_until_signal(settings: Settings, on_ready: Callable[[str], None
 
     for number in stop_signals():
         loop.add_signal_handler(number, end)
+    if settings.identity.is_watched and signal.SIGHUP in stop_signals():
+        # The files are read once the store has loaded, which takes minutes if the log is long. Until then there is nothing to load again.
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
     try:
         supervisor = new_supervisor()
         async with _store_url(settings, supervisor) as url, _store(url, settings) as store:

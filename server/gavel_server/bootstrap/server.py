@@ -111,7 +111,7 @@ class Server:
 
     async def serve(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set. `on_ready` is called with the address once the server answers. Raises ServeError."""
-        if self._security.identity.is_watched:
+        if self._settings.identity.is_watched:
             _reload_on_hangup(self._security.identity)  # also while a long log is read
         async with _open_endpoint(self._settings, self._listener, self._security, self._methods, self._supervisor) as endpoint:
             collect_less()  # before the logs are read: most of what that creates stays
@@ -160,7 +160,7 @@ class Server:
         ]
         if self._archives is not None:
             background.append(start("archive", partial(self._archives.run_forever, self._clock.now_ms)))
-        if identity.is_watched:
+        if self._settings.identity.is_watched:
             background.append(start("identity files", identity.watch_forever, problem=lambda: identity.problem))
             background.append(start("keys of issuers", identity.refresh_keys_forever))
         return background

@@ -66,6 +66,8 @@ class LineFile:
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
         """See Target."""
+        if cursor.chain_hash and not cursor.size_bytes:
+            raise ExportError("the cursor is of an export to standard output; export to another file and cursor")
         self._file = self._path.open("ab")
         size = self._file.tell()
         if size < cursor.size_bytes:
@@ -95,6 +97,8 @@ class StandardOutput:
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
         """See Target."""
+        if cursor.size_bytes:
+            raise ExportError("the cursor is of an export to a file; give this file with --to, or another cursor")
 
     def add(self, envelope: Envelope) -> None:
         """See Target."""

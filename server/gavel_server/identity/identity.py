@@ -61,11 +61,6 @@ class Identity:
             _LOG.warning("identity.shared_names", problem=problem, consequence="a grant for one of these callers is also for the others")
 
     @property
-    def is_watched(self) -> bool:
-        """Whether there is anything to load again."""
-        return bool(self._paths() or self._settings.issuers)
-
-    @property
     def wants_optional_certificates(self) -> bool:
         """Whether a client certificate is optional."""
         return self._settings.tls_client_ca is not None and self._settings.tls_client_certificate == "optional"
@@ -185,13 +180,8 @@ class Identity:
                 break
         return stamps
 
-    def _paths(self) -> list[Path]:
-        settings = self._settings
-        paths = [settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.token_file]
-        return [path for path in (*paths, *(issuer.jwks_file for issuer in settings.issuers)) if path is not None]
-
     def _look(self) -> list[_Stamp]:
-        return [_stamp(path) for path in self._paths()]
+        return [_stamp(path) for path in self._settings.files]
 
 
 def _problem_of(load: Callable[[], None]) -> str:

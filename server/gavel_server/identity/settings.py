@@ -82,6 +82,17 @@ class IdentitySettings(NamedTuple):
     unix_users: Mapping[str, str] = {}
     """Names by user id or login name."""
 
+    @property
+    def files(self) -> list[Path]:
+        """The files of certificates, keys and tokens, which a server loads again when they change, and after SIGHUP."""
+        paths = [self.tls_cert, self.tls_key, self.tls_client_ca, self.token_file]
+        return [path for path in (*paths, *(issuer.jwks_file for issuer in self.issuers)) if path is not None]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there is anything to load again."""
+        return bool(self.files or self.issuers)
+
 
 def shared_names(settings: IdentitySettings) -> list[str]:
     """Return a warning for each kind of names, of callers and of groups, that different callers can have.

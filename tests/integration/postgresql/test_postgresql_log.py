@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from gavel_server.log import Head, LogUnavailableError, NotReplicatedError, OutcomeUnknownError, Record, empty_head
 from gavel_server.log.acknowledgement import Acknowledgement
+from gavel_server.log.postgresql.connection import Backend
 from gavel_server.log.postgresql.log import PostgresqlLog
 from gavel_server.log.postgresql.logs import PostgresqlLogs
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError
@@ -186,6 +187,31 @@ async def test_growth_is_announced(postgresql_url: str, bus: str) -> None:
     assert (0, entries[1].envelope) == (await mine.grants_number(bus), await mine.envelope(bus, 2))
     await mine.close()
     await theirs.close()
+
+
+async def test_connections_that_are_not_trusted_do_not_listen(cluster: Cluster, log: PostgresqlLog) -> None:
+    """After a failover or a silence the connection that listens is replaced, and processes with an unknown outcome are ended."""
+    logs = PostgresqlLogs(cluster.url, timeout_ms=SHORT_MS)
+    listening = "SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN gavel'"
+    await logs.grown({log.bus: 1})
+    await until(lambda: asyncio.to_thread(cluster.execute, listening))
+    before = cluster.execute(listening)
+    logs._connections.server.distrust()
+
+    async def is_alone() -> bool:
+        return len(await asyncio.to_thread(cluster.execute, listening)) == 1
+
+    async def is_replaced() -> bool:
+        return not {*before} & {*(after := await asyncio.to_thread(cluster.execute, listening))} and bool(after)
+
+    await until(is_replaced)
+    await until(is_alone)
+    ((pid, started),) = cluster.execute("SELECT pid, backend_start FROM pg_stat_activity WHERE query = 'LISTEN gavel'")
+    log._connections.server.abandoned.append(Backend(pid, started))
+    await log.head()
+    assert [] == log._connections.server.abandoned
+    assert (pid,) not in cluster.execute(listening)
+    await logs.close()
 
 
 async def test_growth_while_the_server_is_away(cluster: Cluster, log: PostgresqlLog) -> None:

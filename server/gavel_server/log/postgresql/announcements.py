@@ -83,11 +83,14 @@ class Announcements:
     async def _listen_forever(self) -> None:
         while True:
             with suppress(LogError, *CONNECTION_ERRORS):  # the checks report a PostgreSQL that does not answer
+                opened_at = asyncio.get_running_loop().time()
                 async with self._connections.reads.connection() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
                     self._checked_at, self._is_listening = 0.0, True
-                    async for notification in connection.notifies():
-                        self._note(notification.payload)
+                    # A connection that died without a sign, or leads to a former primary, brings no notification.
+                    while opened_at >= self._connections.server.trusted_since:
+                        async for notification in connection.notifies(timeout=CHECK_SECONDS):
+                            self._note(notification.payload)
             self._is_listening = False
             await asyncio.sleep(RECONNECT_SECONDS)
 

@@ -185,8 +185,8 @@ class PostgresqlLog:
     async def head(self) -> Head:
         """See EventLog. If an append is in doubt, end its process and raise the fence."""
         doubts = self._doubts
+        await self._end_abandoned()
         if doubts != self._doubts_settled:
-            await self._end_abandoned()
             await self._reads.read(_RAISE_FENCE, (self.bus, self._genesis))
         ((number, chain_hash, first, fence, losses, *stored),) = await self._reads.read(_HEAD, (self.bus,))
         head = empty_head(self.bus) if number is None else Head(number, bytes(chain_hash))

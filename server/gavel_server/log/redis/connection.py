@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, cast
 
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gavel_server.log.protocol import LogUnavailableError, LogUnreachableError, LogVolatileError, OutcomeUnknownError
@@ -195,7 +195,11 @@ class ConnectionPool:
                 # Cancelled between request and reply: the next reply on this connection would answer the wrong call.
                 await connection.disconnect(nowait=True)
                 raise
-            if self._closed:
+            if any(isinstance(reply, ReadOnlyError) for reply in replies):
+                # A former primary. Its name may lead to the new one by now, but old connections do not.
+                self._link.leave()
+                await connection.disconnect(nowait=True)
+            elif self._closed:
                 await connection.disconnect(nowait=True)
             else:
                 self._idle.append((connection, asyncio.get_running_loop().time()))

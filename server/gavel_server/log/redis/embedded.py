@@ -31,7 +31,7 @@ from gavel_server.process.polling import POLL_SECONDS, wait_until
 from gavel_server.process.private_files import open_private
 from gavel_server.process.sockets import SOCKET_PATH_BYTES_MAX, socket_directory
 
-# Loading a large log takes time. A Redis that cannot start ends, which is noticed at once.
+# Without an answer. Loading a large log may take longer, but then Redis answers LOADING.
 START_TIMEOUT_MS: Final = 300_000
 STOP_TIMEOUT_MS: Final = 30_000
 PING_TIMEOUT_MS: Final = 1_000
@@ -180,6 +180,8 @@ class EmbeddedRedis:
             while (answer := await _ping(connections)) != "PONG":
                 if process.poll() is not None:
                     raise EmbeddedRedisError(_failure(f"Redis ended with {process.returncode} while starting", log_path, log_start))
+                if answer.startswith("LOADING"):
+                    deadline = asyncio.get_running_loop().time() + self._start_timeout_ms / 1000
                 if asyncio.get_running_loop().time() > deadline:
                     raise EmbeddedRedisError(
                         _failure(f"Redis is not ready after {self._start_timeout_ms} ms ({answer})", log_path, log_start)

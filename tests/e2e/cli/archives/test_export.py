@@ -116,6 +116,18 @@ def test_followed_and_killed(tmp_path: Path) -> None:
         assert logged(server) == [ParseDict(json.loads(one), Envelope()) for one in path.read_text(encoding="utf-8").splitlines()]
 
 
+def test_closed_output(shop: Server) -> None:
+    """A reader that closes the output ends the export without a message."""
+    with subprocess.Popen(
+        [*forker().command(), "export", "--server", shop.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as export:
+        assert export.stdout is not None
+        assert export.stderr is not None
+        export.stdout.close()
+        assert "" == export.stderr.read()
+    assert 141 == export.returncode
+
+
 @pytest.mark.parametrize(
     ("options", "status", "problem"),
     [

@@ -11,6 +11,7 @@ from gavel_server.archive import archive_run, segments
 from gavel_server.archive.archive import Archive
 from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.archived_log import ArchivedLog
+from gavel_server.archive.archives import join_archive
 from gavel_server.archive.backups import read_backup, restore_log, write_backup
 from gavel_server.archive.storage import ArchiveError, Directory
 from gavel_server.log import Entry, Head, LogUnavailableError, NotReplicatedError, Record, chain, empty_head
@@ -87,6 +88,14 @@ class UnconfirmedLog(MemoryLog):
     async def confirm(self, head: Head) -> None:
         """See EventLog."""
         raise NotReplicatedError(f"events up to {head.sequence_number} are in the log, but it has no replica")
+
+
+class GrowingLog(MemoryLog):
+    """A log to which others append while it is confirmed."""
+
+    async def confirm(self, head: Head) -> None:
+        """See EventLog."""
+        await extend(self, 12)
 
 
 async def test_single_reads_of_events_archived_meanwhile(tmp_path: Path) -> None:
@@ -320,6 +329,54 @@ async def test_backup_and_restore(tmp_path: Path, events: int) -> None:
         await restore_log(restored, source, backup, lambda number: None)
         assert await all_records(log) == await all_records(restored)
         assert b"note" == await restored.published_checkpoint()
+
+
+async def test_restore_of_a_backup_that_the_archive_has_outgrown(tmp_path: Path) -> None:
+    """A backup that ends with a segment is restored up to its own head, whatever the archive has got since."""
+    log = GrowingLog(BUS, clock=lambda: NOW_MS)
+    await extend(log, 20)
+    backup = await write_backup(log, archive_in(tmp_path), NOW_MS)
+    assert (30, None) == (backup.head.sequence_number, backup.tail)
+    before = await log.read(1, 30)
+    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=False)
+    source, restored = archive_in(tmp_path), MemoryLog(BUS, clock=lambda: NOW_MS)
+    await restore_log(restored, source, await read_backup(source), lambda number: None)
+    assert before == await all_records(restored)
+
+
+async def test_the_newest_backup_after_a_loss(tmp_path: Path) -> None:
+    """After a loss the newest backup is the one that was written last, although a lost history had higher numbers."""
+    await write_backup(await new_log(), archive_in(tmp_path), NOW_MS)
+    log = await new_log(20)
+    await extend(log, 2, "after the loss")
+    await write_backup(log, archive_in(tmp_path), NOW_MS + 1)
+    assert await log.head() == (await read_backup(archive_in(tmp_path))).head
+
+
+async def test_an_archive_that_cannot_be_reached(tmp_path: Path) -> None:
+    """A log is opened although its archive does not answer; reads of archived events fail until it does, and no others."""
+    log, records = await new_log(), await all_records(await new_log())
+    await archive_log(log, archive_in(tmp_path / "archive" / BUS), 99 * DAY_MS, trims=True)
+    (tmp_path / "archive").rename(tmp_path / "away")
+    (tmp_path / "archive").touch()  # no directory
+    joined = await join_archive(log, str(tmp_path / "archive"))
+    assert records[-3:] == await joined.read(EVENTS - 2, EVENTS)
+    with pytest.raises(LogUnavailableError, match="cannot be used"):
+        await joined.read(1, EVENTS)
+    (tmp_path / "archive").unlink()
+    (tmp_path / "away").rename(tmp_path / "archive")
+    assert records[0] == (await joined.read(1, EVENTS))[0]
+
+
+async def test_a_log_whose_events_are_in_another_archive(tmp_path: Path) -> None:
+    """A trimmed log is not archived to an empty place, and the message does not advise to restore it over what it has."""
+    log = await new_log()
+    await archive_log(log, archive_in(tmp_path / "one"), 99 * DAY_MS, trims=True)
+    with pytest.raises(ArchiveError, match="If another archive has it, give that one"):
+        await archive_log(log, archive_in(tmp_path / "other"), 99 * DAY_MS, trims=False)
+    whole = ArchivedLog(log, archive_in(tmp_path / "one"))
+    backup = await write_backup(whole, archive_in(tmp_path / "other"), NOW_MS)
+    assert await log.head() == backup.head
 
 
 async def test_restore_to_another_log(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_server.export.targets import Cursor, ExportError, LineFile, ParquetDirectory, Target, read_cursor, write_cursor
+from gavel_server.export.targets import Cursor, ExportError, LineFile, ParquetDirectory, StandardOutput, Target, read_cursor, write_cursor
 from google.protobuf.timestamp_pb2 import Timestamp
 
 NEW = Cursor("default", "jsonl", "0-0")
@@ -90,6 +90,17 @@ def test_truncated_file(tmp_path: Path) -> None:
     (tmp_path / "export").write_text("{}\n", encoding="utf-8")
     with pytest.raises(ExportError, match="has 3 bytes, the cursor expects 9"):
         LineFile("jsonl", tmp_path / "export").resume(NEW._replace(sequence_number=1, size_bytes=9), is_new=False)
+
+
+def test_cursors_of_other_targets(tmp_path: Path) -> None:
+    """A file is not continued by the cursor of an export to standard output, which knows nothing of it, nor the other way round."""
+    path = tmp_path / "export"
+    path.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(ExportError, match="is of an export to standard output"):
+        LineFile("jsonl", path).resume(NEW._replace(sequence_number=9, chain_hash="ab" * 32), is_new=False)
+    assert "{}\n" == path.read_text(encoding="utf-8")
+    with pytest.raises(ExportError, match="is of an export to a file"):
+        StandardOutput("jsonl").resume(NEW._replace(sequence_number=9, chain_hash="ab" * 32, size_bytes=3), is_new=False)
 
 
 def test_cursor(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def backup(
     data: Data = None,
     log: Log = "",
     ack: Ack = None,
+    archive: Annotated[str, typer.Option(metavar="DIR|URL", help="The archive of the log, if that is not --to.")] = "",
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
@@ -73,7 +74,7 @@ def backup(
     from gavel_server.cli.rendering import output
 
     async def run() -> None:
-        async with _open_log(data, log, bus, ack, to) as opened:
+        async with _open_log(data, log, bus, ack, archive or to) as opened:
             backup_run = await write_backup(opened, _archive(to, bus), await opened.time_ms())
         output.print_line(f"backed up {backup_run.head.sequence_number} events of bus {bus}, chain hash {backup_run.head.chain_hash.hex()}")
 
@@ -151,5 +152,5 @@ def _run(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
     try:
         asyncio.run(run())
-    except (ArchiveError, LogError, OSError) as error:
+    except (ArchiveError, LogError) as error:
         raise CommandError(str(error)) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gavel_server.cli.connection import command_error, open_client
-from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.cli.errors import EXIT_INTERRUPTED, CommandError, InvalidInputError, OutputClosedError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, check_int64
 
 if TYPE_CHECKING:
@@ -101,8 +101,10 @@ def _run(target: Target, format_name: str, cursor_path: Path | None, first: int,
         if error.reason == "HISTORY_REPLACED":
             raise CommandError(f"{error.message}. Export them to another file and cursor; this export has events that are lost") from error
         raise command_error(error, server, bus) from error
-    except (ExportError, OSError) as error:
+    except ExportError as error:
         raise CommandError(str(error)) from error
+    except BrokenPipeError as error:
+        raise OutputClosedError from error
 
 
 class _Export:
@@ -121,7 +123,10 @@ class _Export:
         self._last_read = Checkpoint(sequence_number=cursor.sequence_number, chain_hash=bytes.fromhex(cursor.chain_hash))
 
     async def run(self, last: int | None, interval: float) -> None:
-        """Export up to event `last`; None: until `stop` is set. Commit at the end, after BATCH_EVENTS_MAX events, and every `interval`."""
+        """Export up to event `last`; None: until `stop` is set. Commit at the end, after BATCH_EVENTS_MAX events, and every `interval`.
+
+        Raises CommandError if `stop` is set before event `last`.
+        """
         import asyncio
 
         committed_at = time.monotonic()
@@ -140,6 +145,9 @@ class _Export:
                     self._commit()
                     committed_at = time.monotonic()
             self._commit()
+            if last is not None and self._reached < last:
+                message = f"interrupted after event {self._cursor.sequence_number} of {last}; with --cursor, the next run goes on there"
+                raise CommandError(message, EXIT_INTERRUPTED)
         finally:
             stopped.cancel()
             if pending is not None:

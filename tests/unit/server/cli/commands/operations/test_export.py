@@ -1,0 +1,53 @@
+"""`gavel export` that is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import SubscribeEventsResponse
+from gavel_client import GavelClient
+from gavel_server.cli.commands.operations.export import _Export
+from gavel_server.cli.errors import EXIT_INTERRUPTED, CommandError
+from gavel_server.export.targets import Cursor, LineFile, read_cursor
+
+from tests.unit.client.fake_server import FakeServer
+
+NEW = Cursor("default", "jsonl", "0-0")
+
+
+class InterruptedFile(LineFile):
+    """A file of lines during whose third event a signal comes."""
+
+    def __init__(self, path: Path, stop: asyncio.Event) -> None:
+        super().__init__("jsonl", path)
+        self._stop = stop
+
+    def add(self, envelope: Envelope) -> None:
+        """See Target."""
+        super().add(envelope)
+        if envelope.sequence_number == 3:
+            self._stop.set()
+
+
+@pytest.mark.parametrize("last", [5, None])
+async def test_interrupted(tmp_path: Path, last: int | None) -> None:
+    """What was exported counts, but an export to the head that is interrupted fails; one that follows only ends so."""
+    stop = asyncio.Event()
+    target = InterruptedFile(tmp_path / "log", stop)
+    target.resume(NEW, is_new=True)
+    events = [SubscribeEventsResponse(envelope=Envelope(sequence_number=number, chain_hash=bytes([number]))) for number in (1, 2, 3, 4, 5)]
+    async with FakeServer() as server, GavelClient(server.target) as client:
+        server.script("SubscribeEvents", [*events])
+        running = _Export(client, target, NEW, tmp_path / "cursor", stop).run(last, 10.0)
+        if last is None:
+            await running
+        else:
+            with pytest.raises(CommandError, match="interrupted after event 3 of 5") as interrupted:
+                await running
+            assert EXIT_INTERRUPTED == interrupted.value.exit_status
+    cursor = read_cursor(tmp_path / "cursor", NEW)
+    assert cursor is not None
+    assert (3, "03") == (cursor.sequence_number, cursor.chain_hash)
