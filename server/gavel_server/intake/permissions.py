@@ -53,9 +53,11 @@ def check(envelope: Envelope, header: EnvelopeHeader, payload: str) -> None:
         )
     if category not in CATEGORIES_OF_PRODUCER.get(header.producer_type, _NOTHING):
         what = EventCategory.Name(category).removeprefix("EVENT_CATEGORY_")
+        producers = sorted(_name(one) for one, categories in CATEGORIES_OF_PRODUCER.items() if category in categories)
         raise ServiceError(
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED,
-            f"a producer of type {_name(header.producer_type)} may not publish {'an' if what[0] in 'AEO' else 'a'} {what}",
+            f"a producer of type {_name(header.producer_type)} may not publish {'an' if what[0] in 'AEO' else 'a'} {what}; "
+            f"those of type {', '.join(producers)} may",
         )
     if header.event_name in RESERVED_EVENT_NAMES:
         raise _reserved_field_error(f"event_name {header.event_name} is reserved for an event of the server")

@@ -264,6 +264,7 @@ async def test_only_agents_propose(world_with_rules: World) -> None:
         forged.producer.CopyFrom(producer)
         problem = await refusal(world_with_rules.propose(forged))
         assert (problem.code, problem.reason) == (grpc.StatusCode.PERMISSION_DENIED, "CATEGORY_NOT_ALLOWED")
+        assert problem.message.endswith(" may not publish a PROPOSAL_EVENT; those of type AGENT may")
     assert await world_with_rules.head() == before
 
 
