@@ -108,9 +108,10 @@ mcp = typer.Typer(help="Govern the calls of MCP clients to MCP servers.", no_arg
 
 def _print_version(value: bool) -> None:
     if value:
+        from gavel_server.cli.rendering import output
         from gavel_server.process.build import VERSION, build
 
-        print(f"{PROGRAM} {VERSION} ({build()})")
+        output.print_line(f"{PROGRAM} {VERSION} ({build()})")
         raise typer.Exit
 
 

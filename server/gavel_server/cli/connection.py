@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -28,6 +28,9 @@ SERVER_OPTION: Final = "--server or GAVEL_SERVER"
 _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
 # The texts of gRPC about a connection that the server has ended during or after the handshake.
 _CLOSED: Final = re.compile(r"Socket closed|Unwrap failed|[Cc]onnection reset|Broken pipe|SSL_ERROR_SSL|settings frame|GOAWAY|EOF")
+_STANDARD_ERROR: Final = 2
+# Makes a terminal show its cursor (DECTCEM).
+_SHOW_CURSOR: Final = b"\x1b[?25h"
 _GIVE_CREDENTIALS: Final = "show who you are with --token-file, --tls-cert and --tls-key, or a context (gavel context add)"
 
 
@@ -79,7 +82,7 @@ def as_person(by: str | None, call: Callable[[str], _Response]) -> _Response:
     try:
         return call("")
     except GavelError as error:
-        if [violation.field for violation in error.violations] not in (["reviewer"], ["revoked_by"], ["upgraded_by"]):
+        if [violation.field for violation in error.violations] not in (["reviewer"], ["revoked_by"], ["accepted_by"], ["upgraded_by"]):
             raise
     return call(person(None))
 
@@ -94,6 +97,9 @@ def _exit_on_interrupt() -> Iterator[None]:
     """
 
     def end(number: int, frame: FrameType | None) -> None:
+        with suppress(OSError):
+            if os.isatty(_STANDARD_ERROR):
+                os.write(_STANDARD_ERROR, _SHOW_CURSOR)  # a progress bar may have hidden it
         os._exit(EXIT_INTERRUPTED)
 
     previous = signal.signal(signal.SIGINT, end)

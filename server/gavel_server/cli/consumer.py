@@ -42,6 +42,8 @@ def work_queue_url(data: Path | None, redis: str) -> str:
     from gavel_server.log.redis.data_directory import last_url
     from gavel_server.log.redis.topology.urls import check_url
 
+    if data is not None and redis:
+        raise InvalidInputError("--data and --redis name two different Redis; give one of them")
     name = "--redis" if redis else REDIS_VARIABLE
     url = redis or ("" if data is not None else os.environ.get(REDIS_VARIABLE, ""))
     if url:

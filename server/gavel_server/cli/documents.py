@@ -1,16 +1,18 @@
-"""The documents that commands read: envelopes in protobuf JSON or YAML, and rule sets as text. `-` is standard input."""
+"""The documents that commands read and write: envelopes in protobuf JSON or YAML, and rule sets as text. `-` is standard input."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gavel_server.cli.errors import InvalidInputError
+from gavel_server.cli.errors import CommandError, InvalidInputError
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
@@ -48,6 +50,33 @@ def read_document(name: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{display_name(name)} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+
+
+def write_document(path: Path, text: str) -> None:
+    """Write a file. One that exists is replaced as a whole and keeps its mode, and a link to it stays. Raises CommandError."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a device or a pipe
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with new.open("x", encoding="utf-8") as file:
+        try:
+            if path.exists():
+                with path.open("r+b") as present:  # raises if it may not be written
+                    os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(present.fileno()).st_mode))
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(new, path)
+        except BaseException:
+            new.unlink()
+            raise
 
 
 def read_rule_set(name: str) -> str:

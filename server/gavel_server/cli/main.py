@@ -14,7 +14,7 @@ import typer
 from gavel_server.cli import options
 from gavel_server.cli.app import PROGRAM, groups_with_command, select_commands
 from gavel_server.cli.commands.completion import COMPLETION_VARIABLE
-from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, OutputClosedError
+from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OUTPUT_CLOSED, CommandError, OutputClosedError
 from gavel_server.cli.rendering import output
 
 STANDARD_ERROR: Final = 2
@@ -66,10 +66,13 @@ def run(arguments: Sequence[str]) -> int:
         return status if isinstance(status, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except OutputClosedError as error:
+    except (OutputClosedError, SystemExit) as error:
+        # Typer exits with 1 when the reader of its help has closed the output.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         # The interpreter flushes it at exit and would complain.
         sys.stdout = None
-        return error.exit_status
+        return EXIT_OUTPUT_CLOSED
     except Exception as error:
         if options.debugging() and not isinstance(error, typer.TyperException):
             raise

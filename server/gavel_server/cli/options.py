@@ -28,6 +28,9 @@ PORT_MAX: Final = 65_535
 # The largest int64, the contract's type of sequence numbers and versions.
 INT64_MAX: Final = 2**63 - 1
 
+# No option lets a command wait or pause for longer than a day.
+WAIT_SECONDS_MAX: Final = 86_400
+
 _debugging = False
 
 
@@ -158,8 +161,11 @@ def check_reason(reason: str) -> str:
 def log_location(data: Path | None, log: str) -> tuple[Path, str]:
     """Return the data directory and the URL of the store that a command uses; a URL that is not empty takes precedence.
 
-    Options take precedence over GAVEL_LOG, GAVEL_REDIS and GAVEL_DATA, whichever of them they name.
+    Options take precedence over GAVEL_LOG, GAVEL_REDIS and GAVEL_DATA, whichever of them they name. Raises InvalidInputError for both
+    options.
     """
+    if data is not None and log:
+        raise InvalidInputError("--data and --log name two different logs; give one of them")
     if data is None and not log:
         log = os.environ.get("GAVEL_LOG") or os.environ.get("GAVEL_REDIS", "")
         data = Path(os.environ.get("GAVEL_DATA") or DATA_DEFAULT)

@@ -16,8 +16,8 @@ from gavel_server.log import chain, genesis_hash
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from google.protobuf.json_format import MessageToJson
 
-from tests.e2e.runs import run_gavel
-from tests.e2e.world import DEPOT, PATIENT_MS, Server, proposal, rule_set
+from tests.e2e.runs import RUN_SECONDS_MAX, run_gavel
+from tests.e2e.world import DEPOT, GAVEL, PATIENT_MS, Server, proposal, rule_set
 
 LOG_KEY = "gavel:{default}:log"
 HEAD_KEY = "gavel:{default}:head"
@@ -29,6 +29,20 @@ def gavel(*arguments: str | Path, server: Server | None = None, text: str = "", 
     if server is not None:
         clean["GAVEL_SERVER"] = server.address
     return run_gavel(arguments, clean | environment, text)
+
+
+def gavel_into_closed_pipe(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the installed `gavel`, with a pipe as standard output whose reader is gone. The output is buffered, as by default."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        command = [GAVEL, *arguments]
+        return subprocess.run(
+            command, env=buffered, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=RUN_SECONDS_MAX, check=False
+        )
+    finally:
+        os.close(write_end)
 
 
 def send(fact: Envelope, weight: float, trace_id: str = "") -> Envelope:

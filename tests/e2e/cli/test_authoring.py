@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ from xml.etree import ElementTree
 import jsonschema_rs
 import pytest
 
-from tests.e2e.cli.programs import gavel
+from tests.e2e.cli.programs import gavel, gavel_into_closed_pipe
 from tests.e2e.world import GAVEL
 from tests.support.paths import ROOT
 
@@ -435,15 +434,12 @@ def test_a_folder_with_other_files(folder: Path) -> None:
 
 
 def test_closed_output(folder: Path) -> None:
-    """A closed standard output is exit status 1; a closed pipe ends the command silently with 141."""
+    """A closed standard output is exit status 1; a closed pipe ends commands, help and version silently with 141."""
     line = [GAVEL, "rules", "graph", str(folder / "parcels.yaml")]
     closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&-', "sh", *line], stderr=subprocess.PIPE, text=True, check=False)
     assert 1 == closed.returncode
     assert closed.stderr.startswith("gavel: standard output is closed; ")
-    for command in ("graph", "bench"):
-        line = [GAVEL, "rules", command, str(folder / "parcels.yaml")]
-        read_end, write_end = os.pipe()
-        os.close(read_end)
-        process = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
-        os.close(write_end)
-        assert (141, "") == (process.returncode, process.stderr)
+    file = str(folder / "parcels.yaml")
+    for arguments in (("rules", "graph", file), ("rules", "bench", file), ("--version",), ("--help",), ("log", "list", "--help")):
+        process = gavel_into_closed_pipe(*arguments)
+        assert (141, "") == (process.returncode, process.stderr), arguments

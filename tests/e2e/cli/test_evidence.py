@@ -15,7 +15,7 @@ from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, Producer
 from gavel_client import GavelClient, observation_envelope
 from gavel_client.evidence.store import EvidenceStore
 
-from tests.e2e.cli.programs import gavel
+from tests.e2e.cli.programs import gavel, gavel_into_closed_pipe
 from tests.e2e.world import GAVEL, Server
 
 PROFILE = """
@@ -55,6 +55,25 @@ def test_evidence_does_not_control_a_terminal(tmp_path: Path) -> None:
                 shown += part
     os.close(ours)
     assert (0, "first\r\n\\x1b]0;title\\x07\\x9b2J\\u202e\r\n") == (process.returncode, shown.decode())
+
+
+def test_evidence_into_a_closed_pipe(tmp_path: Path) -> None:
+    """When the reader of evidence closes the pipe, the command ends silently with 141, however little there is to write."""
+    for content in (b"a", b"a" * 100_000):
+        digest = EvidenceStore(str(tmp_path)).put(content)[0]
+        result = gavel_into_closed_pipe("evidence", "get", digest, "--store", tmp_path)
+        assert (141, "") == (result.returncode, result.stderr)
+
+
+def test_results_do_not_control_a_terminal(shop: Server, bus: str, profile: Path) -> None:
+    """What a tool returns is printed with its control characters escaped, and means the same."""
+    text = "\x1b]0;title\x07\x9b2J\u202e\n"
+    (profile.parent / "work/a.txt").write_text(text)
+    call = ("tools", "call", "read_file", '{"path": "/workspace/a.txt"}', "--profile", str(profile), "--server", shop.address, "--bus", bus)
+    plain, report = gavel(*call), gavel(*call, "--json")
+    assert (text, text) == (json.loads(plain.stdout)["text"], json.loads(report.stdout)["data"]["text"])
+    for result in (plain, report):
+        assert (0, True) == (result.returncode, result.stdout.replace("\n", "").isprintable())
 
 
 async def test_evidence_of_a_call(shop: Server, bus: str, profile: Path) -> None:

@@ -207,6 +207,13 @@ def test_key_rotation(own_notarized: Notarized, tmp_path: Path) -> None:
     assert [3, 0] == [gavel("verify", path, "--key", one).returncode for one in (own_notarized.vkey, vkey)]
 
 
+def test_unusable_directory(notarized: Notarized) -> None:
+    """A notary whose directory cannot be used says which and why, in the operating system's words."""
+    place = notarized.key / "state"
+    result = notarized.sign(state=place)
+    assert (1, f"gavel: {place}: Not a directory\n") == (result.returncode, result.stderr)
+
+
 def test_running_notary(own_notarized: Notarized) -> None:
     """A notary that keeps running signs what is appended, is alone in its directory, and ends on SIGTERM."""
     options = ("--key", own_notarized.key, "--state", own_notarized.state, "--redis", own_notarized.server.redis_url)

@@ -15,7 +15,7 @@ import pytest
 from gavel_server.proofs import verifier
 from gavel_server.proofs.verifier import NotVerifiedError, UnreadableError, check_proof, parse_key, parse_proof
 
-from tests.e2e.cli.programs import gavel
+from tests.e2e.cli.programs import gavel, gavel_into_closed_pipe
 from tests.e2e.proofs.conftest import Notarized, make_key
 
 VERIFIER = Path(verifier.__file__)
@@ -32,6 +32,12 @@ def test_verified(notarized: Notarized, proof_file: Path) -> None:
     fact = decision.decision.pinned_facts[0]
     assert f"fact       event {fact.sequence_number} {fact.event_id} {fact.key}" in lines
     assert "checkpoint 13 events, signed by gavel/default" == lines[-1]
+
+
+def test_verified_into_a_closed_pipe(notarized: Notarized, proof_file: Path) -> None:
+    """When the reader of the output is gone, `gavel verify` ends silently with 141."""
+    result = gavel_into_closed_pipe("verify", proof_file, "--key", notarized.vkey)
+    assert (141, "") == (result.returncode, result.stderr)
 
 
 def test_the_number_of_a_decision(notarized: Notarized) -> None:

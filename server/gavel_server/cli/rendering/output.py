@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -79,6 +80,20 @@ def print_json(message: Message, *, one_line: bool = False) -> None:
         indent=None if one_line else 2,
     )
     print_line(printable_json(text))
+
+
+def print_report(report: object) -> None:
+    """Print plain values as JSON, for --json of a command whose report is no message. Raises OutputClosedError."""
+    print_line(printable_json(json.dumps(report, indent=2, ensure_ascii=False)))
+
+
+def print_bytes(content: bytes) -> None:
+    """Print bytes of the result on stdout, as they are. Raises OutputClosedError."""
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError as error:
+        raise OutputClosedError from error
 
 
 @cache

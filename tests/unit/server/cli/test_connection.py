@@ -1,6 +1,12 @@
-"""The errors of failed calls."""
+"""The errors of failed calls, and interrupts."""
 
 from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
 
 from gavel_client import GavelError, Violation
 from gavel_server.cli.connection import command_error
@@ -29,3 +35,24 @@ def test_unknown_bus() -> None:
     error = command_error(GavelError(StatusCode.NOT_FOUND, "BUS_NOT_FOUND", "bus x does not exist"), "here", "x")
     assert 1 == error.exit_status
     assert "the server at here has no bus x (BUS_NOT_FOUND); check --bus or GAVEL_BUS, or create it: gavel bus create x" == str(error)
+
+
+def test_interrupt_shows_the_cursor() -> None:
+    """An interrupt leaves a terminal with the cursor that a progress bar has hidden."""
+    script = """
+import signal
+from gavel_server.cli.connection import _exit_on_interrupt
+from gavel_server.cli.rendering.progress import Passes
+
+with _exit_on_interrupt(), Passes(["one"]):
+    signal.raise_signal(signal.SIGINT)
+"""
+    ours, theirs = pty.openpty()
+    shown = b""
+    with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(theirs)
+        with suppress(OSError):  # the terminal's other side is closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert (130, True) == (process.returncode, shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"))

@@ -1,16 +1,17 @@
-"""Documents that commands read: envelopes in JSON and YAML, and the errors of invalid ones."""
+"""Documents that commands read and write: envelopes in JSON and YAML, the errors of invalid ones, and files that are replaced."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_server.cli.documents import DOCUMENT_BYTES_MAX, read_document, read_envelope
-from gavel_server.cli.errors import EXIT_INVALID, InvalidInputError
+from gavel_server.cli.documents import DOCUMENT_BYTES_MAX, read_document, read_envelope, write_document
+from gavel_server.cli.errors import EXIT_INVALID, CommandError, InvalidInputError
 from google.protobuf.json_format import MessageToJson, ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,3 +133,40 @@ def test_any_text_is_an_envelope_or_refused(tmp_path_factory: pytest.TempPathFac
     path.write_bytes(text.encode())
     with contextlib.suppress(InvalidInputError):
         read_envelope(str(path))
+
+
+def test_replaced_file(tmp_path: Path) -> None:
+    """A file is replaced as a whole, through a link, with its mode; nothing else stays in its folder."""
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there/a.yaml", tmp_path / "a.yaml"
+    link.symlink_to(file)
+    write_document(link, "old\n")
+    file.chmod(0o640)
+    with file.open() as old:
+        write_document(link, "new\n")
+        assert "old\n" == old.read()
+    assert ("new\n", 0o640, True) == (file.read_text(), file.stat().st_mode & 0o777, link.is_symlink())
+    assert [file] == [*file.parent.iterdir()]
+
+
+def test_file_that_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure leaves the file and its folder as they were."""
+    file = tmp_path / "a.yaml"
+    file.write_text("old\n")
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, fail)
+            with pytest.raises(CommandError, match=r"^cannot write .*/a\.yaml: full$"):
+                write_document(file, "new\n")
+        assert (["a.yaml"], "old\n") == (os.listdir(tmp_path), file.read_text())
+
+
+def fail(*_: object) -> None:
+    """Raise OSError."""
+    raise OSError(1, "full")
+
+
+def test_device() -> None:
+    """A device is written to, not replaced."""
+    write_document(Path(os.devnull), "new\n")
+    assert not Path(os.devnull).is_file()

@@ -76,6 +76,47 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["log", "list", "--limit", str(2**63 - 1)], "--limit"),
+        (["log", "search", "--limit", str(2**63 - 1)], "--limit"),
+        (["log", "search", "--since", "0001-01-01T00:00:00+01:00"], "--since"),
+        (["log", "search", "--until", "9999-12-31T23:59:59-01:00"], "--until"),
+        (["propose", "nowhere.yaml", "--wait", "inf"], "--wait"),
+        (["propose", "nowhere.yaml", "--wait", "nan"], "--wait"),
+        (["propose", "nowhere.yaml", "--wait", "1e300"], "--wait"),
+        (["tools", "call", "read", "--timeout-ms", str(2**63)], "--timeout-ms"),
+        (["notary", "--interval", "inf"], "--interval"),
+        (["evidence", "prune", "--store", ".", "--keep", "999999d"], "--keep"),
+    ],
+)
+def test_values_beyond_any_use(arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number or a time that nothing can be computed with is wrong usage, and the message names its option."""
+    assert 2 == run(arguments)
+    assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["replay", "--server", UNUSED_ADDRESS, "--snapshots", "here"], "a server replays without snapshots; "),
+        (["replay", "--data", "here", "--rules", "nowhere.yaml", "--engine", "reference"], "--rules lists the decisions "),
+        (["replay", "--data", "here", "--rules", "nowhere.yaml", "--snapshots", "there"], "--rules lists the decisions "),
+        (["verify", "nowhere.proof", "--key", "none", "--since", "here"], "--since and --save belong to --log; "),
+        (["verify", "nowhere.proof", "--key", "none", "--save", "here"], "--since and --save belong to --log; "),
+        (["archive", "--to", "there", "--data", "here", "--log", "redis://there"], "--data and --log name two different logs; "),
+        (["backup", "--to", "there", "--data", "here", "--log", "redis://there"], "--data and --log name two different logs; "),
+        (["notary", "--key", "none", "--data", "here", "--redis", "redis://there"], "--data and --log name two different logs; "),
+        (["fdr", "--data", "here", "--redis", "redis://there"], "--data and --redis name two different Redis; "),
+    ],
+)
+def test_options_that_contradict_each_other(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options of which one would be ignored are wrong usage."""
+    assert 2 == run(arguments)
+    assert capsys.readouterr().err.startswith(f"gavel: {sentence}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (

@@ -21,6 +21,8 @@ def get_evidence(
     """Print the bytes with a hash, after hashing them again. On a terminal control characters are escaped."""
     from gavel_client.evidence.store import EvidenceError
 
+    from gavel_server.cli.rendering import output
+
     try:
         content = open_store(store).get(content_hash)
     except EvidenceError as error:
@@ -29,5 +31,4 @@ def get_evidence(
         raise InvalidInputError(str(error)) from error
     if sys.stdout.isatty():  # what a tool returned must not control the terminal
         content = "\n".join(map(printable, content.decode(errors="replace").split("\n"))).encode()
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
+    output.print_bytes(content)

@@ -12,14 +12,14 @@ from gavel_server.cli.commands.evidence.store import Store, open_store
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.options import Debug
 
-_DURATION: Final = re.compile(r"([1-9][0-9]{0,5})([dh])\Z")
+_DURATION: Final = re.compile(r"([1-9][0-9]{0,4})([dh])\Z")
 
 
 def _parse_duration(text: str) -> timedelta:
     """Return a duration such as 90d. Raises BadParameter."""
     match = _DURATION.match(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is not a number of days or hours; write it as 90d or 12h")
+        raise typer.BadParameter(f"{text!r} is not a number of days or hours, at most 99999; write it as 90d or 12h")
     return timedelta(days=int(match[1])) if match[2] == "d" else timedelta(hours=int(match[1]))
 
 

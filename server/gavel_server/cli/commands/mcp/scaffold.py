@@ -77,6 +77,7 @@ def scaffold(
     import asyncio
 
     from gavel_server.cli.commands.mcp.documents import write_documents
+    from gavel_server.cli.documents import write_document
     from gavel_server.cli.rendering import output
 
     mcp_extra()
@@ -88,7 +89,7 @@ def scaffold(
     documents = write_documents(listed, agent, rules.name, rule_set)
     for path, text in ((tests, documents.tests), (config, documents.configuration)):
         if text:
-            _write(path, text)
+            write_document(path, text)
             output.print_note(f"wrote {path}")
     if not documents.rules:
         raise CommandError("all tools are read-only, so no rule set is written; the proxy needs none for reads")
@@ -145,10 +146,3 @@ def _missing_variables(settings: ServerSettings) -> str:
         f"\nThe server does not get these variables, which are set here: {', '.join(missing)}. If it needs them to reach the network, "
         "pass them on: --env of gavel mcp scaffold, or env in the configuration."
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from error

@@ -100,14 +100,16 @@ def restore(
     from gavel_server.cli.rendering import output
 
     status = 0
+    location = log_location(data, log)
 
     async def run() -> None:
         nonlocal status
+        from gavel_server.cli.offline_log import open_target
         from gavel_server.history.replay import verify
 
         source = _archive(from_, bus)
         backup = await read_backup(source)
-        async with _open_target(data, log, bus) as opened:
+        async with open_target(*location, bus) as opened:
             await restore_log(opened, source, backup, lambda number: None)
             output.print_line(f"restored {backup.head.sequence_number} events of bus {bus}, chain hash {backup.head.chain_hash.hex()}")
             if prove:
@@ -136,12 +138,6 @@ def _open_log(data: Path | None, log: str, bus: str, ack: str | None, archive: s
     except ValueError as error:
         raise InvalidInputError(f"--ack: {error}") from error
     return offline_log.open_log(*log_location(data, log), bus, archive, acknowledgement)
-
-
-def _open_target(data: Path | None, log: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
-    from gavel_server.cli import offline_log
-
-    return offline_log.open_target(*log_location(data, log), bus)
 
 
 def _run(run: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import EXIT_INTERRUPTED, CommandError, InvalidInputError, OutputClosedError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, check_int64
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, WAIT_SECONDS_MAX, Bus, Debug, Server, check_int64
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,7 +48,10 @@ def export(
     ] = 1,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events until interrupted.")] = False,
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="With --follow: the longest time until an event is in the file.")
+        float,
+        typer.Option(
+            min=0.1, max=WAIT_SECONDS_MAX, metavar="SECONDS", help="With --follow: the longest time until an event is in the file."
+        ),
     ] = INTERVAL_SECONDS_DEFAULT,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,

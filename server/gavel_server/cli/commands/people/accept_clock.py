@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gavel_server.cli.connection import connect
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Json, Reason, Server, check_reason, person
+from gavel_server.cli.connection import as_person, connect
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Json, Reason, Server, check_reason
 
 
 def accept_clock(
@@ -18,8 +18,9 @@ def accept_clock(
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rendering.events import format_duration
 
+    checked_reason = check_reason(reason)
     with connect(server, bus) as client:
-        response = client.accept_clock(accepted_by=person(by), reason=check_reason(reason))
+        response = as_person(by, lambda accepted_by: client.accept_clock(accepted_by=accepted_by, reason=checked_reason))
     if as_json:
         output.print_json(response)
         return

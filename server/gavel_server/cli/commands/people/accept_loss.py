@@ -6,20 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gavel_server.cli.connection import connect
-from gavel_server.cli.options import (
-    BUS_DEFAULT,
-    SERVER_DEFAULT,
-    Bus,
-    By,
-    Debug,
-    Json,
-    Reason,
-    Server,
-    check_int64,
-    check_reason,
-    person,
-)
+from gavel_server.cli.connection import as_person, connect
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Json, Reason, Server, check_int64, check_reason
 
 # The server may have to read the whole log.
 TIMEOUT_MS = 600_000
@@ -40,8 +28,14 @@ def accept_loss(
     """
     from gavel_server.cli.rendering import output
 
+    checked_reason = check_reason(reason)
     with connect(server, bus) as client:
-        response = client.accept_loss(head_sequence_number=at, accepted_by=person(by), reason=check_reason(reason), timeout_ms=TIMEOUT_MS)
+        response = as_person(
+            by,
+            lambda accepted_by: client.accept_loss(
+                head_sequence_number=at, accepted_by=accepted_by, reason=checked_reason, timeout_ms=TIMEOUT_MS
+            ),
+        )
     if as_json:
         output.print_json(response)
         return

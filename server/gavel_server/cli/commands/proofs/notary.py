@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gavel_server.cli.connection import TRIES_MAX, command_error, open_client
-from gavel_server.cli.errors import CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Log, Server, log_location
+from gavel_server.cli.errors import EXIT_INTERRUPTED, CommandError, InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, WAIT_SECONDS_MAX, Bus, Debug, Log, Server, log_location
 
 if TYPE_CHECKING:
     import asyncio
@@ -71,7 +71,9 @@ def notarize(
     witnesses: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="How many of the witnesses must cosign before publication. Default: all.")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Pause between checkpoints.")] = INTERVAL_SECONDS_DEFAULT,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=WAIT_SECONDS_MAX, metavar="SECONDS", help="Pause between checkpoints.")
+    ] = INTERVAL_SECONDS_DEFAULT,
     once: Annotated[bool, typer.Option("--once", help="Sign and publish one checkpoint, then end.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -144,6 +146,8 @@ async def _sign_until(stop: asyncio.Event, signer: Notary, client: GavelClient, 
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), interval)
+    if once:
+        raise CommandError("interrupted before a checkpoint was signed; nothing is published", EXIT_INTERRUPTED)
 
 
 async def _examine(signer: Notary) -> None:
@@ -174,7 +178,7 @@ def _run(run: Callable[[], Coroutine[Any, Any, None]], server: str, bus: str) ->
     except GavelError as error:
         failure = command_error(error, server, bus)
         raise (CommandError(str(failure), EXIT_REFUSED) if error.reason == "CHECKPOINT_REFUSED" else failure) from error
-    except (QuorumError, KeyFileError, LogError, OSError) as error:
+    except (QuorumError, KeyFileError, LogError) as error:
         raise CommandError(str(error)) from error
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gavel_server.cli.connection import connect
-from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.cli.documents import write_document
+from gavel_server.cli.errors import InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
 
 if TYPE_CHECKING:
@@ -43,15 +43,22 @@ def verify(
 
     Exit status: 0 verified, 3 not verified, 2 unreadable.
     """
+    from gavel_server.cli.rendering import output
     from gavel_server.proofs import verifier
 
     if log == (file is not None):
         raise InvalidInputError("give a FILE of gavel proof, or --log to verify a server's log")
+    if not log and (since is not None or save is not None):
+        raise InvalidInputError("--since and --save belong to --log; a FILE holds the only checkpoint that it is verified with")
     if log:
         status, lines = _verify_log(key, witness_key or [], witnesses, since, save, server, bus)
     else:
         status, lines = verifier.verify_file(file or "", key, witness_key or [], witnesses)
-    print("\n".join(map(verifier.escape, lines)), file=sys.stderr if status else sys.stdout)
+    text = "\n".join(map(verifier.escape, lines))
+    if status:
+        output.print_note(text)
+    else:
+        output.print_line(text)
     raise typer.Exit(status)
 
 
@@ -82,7 +89,7 @@ def _verify_log(
     except verifier.NotVerifiedError as error:
         return verifier.EXIT_NOT_VERIFIED, [f"not verified: {error}"]
     if save is not None:
-        _save(save, newest)
+        write_document(save, str(newest))
     begins = "" if earlier is None else f"; it begins with the {earlier.size} events of {since}"
     return verifier.EXIT_VERIFIED, [f"verified: the notary signed {newest.size} events of {newest.origin}{begins}"]
 
@@ -93,12 +100,3 @@ def _read_checkpoint(path: Path, keys: list[Key]) -> Checkpoint:
     checkpoint = verifier.parse_checkpoint(path.read_text(encoding="utf-8", errors="replace"))
     verifier.check_signatures(checkpoint, keys)
     return checkpoint
-
-
-def _save(path: Path, checkpoint: Checkpoint) -> None:
-    temporary = path.with_name(f"{path.name}.new")
-    try:
-        temporary.write_text(str(checkpoint), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from error

@@ -14,7 +14,7 @@ import typer
 from gavel_server.cli.connection import connect
 from gavel_server.cli.errors import InvalidInputError
 from gavel_server.cli.event_names import read_sequence_number
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, check_int64
+from gavel_server.cli.options import BUS_DEFAULT, INT64_MAX, SERVER_DEFAULT, Bus, Debug, Json, Server, check_int64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Events that `log tail` shows without --from.
 TAIL_EVENTS: Final = 10
 LIST_LIMIT_DEFAULT: Final = 100
+# One more event is read, and counted in an int64.
+LIST_LIMIT_MAX: Final = INT64_MAX - 1
 PAGE_EVENTS: Final = 1000
 
 log = typer.Typer(help="Read the log of events.", no_args_is_help=True)
@@ -76,7 +78,7 @@ Outcomes = Annotated[
 ]
 From = Annotated[int, typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First sequence number. 0: the start.")]
 To = Annotated[int, typer.Option("--to", min=0, callback=check_int64, metavar="N", help="Last sequence number. 0: the head.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, callback=check_int64, metavar="N", help="Print at most this many events.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=LIST_LIMIT_MAX, metavar="N", help="Print at most this many events.")]
 TraceId = Annotated[str, typer.Option("--trace", metavar="TRACE_ID", help="Only events of this trace.")]
 
 
@@ -338,8 +340,8 @@ def _time(option: str, text: str, now: datetime) -> Timestamp | None:
     ago = _AGE.fullmatch(text)
     try:
         at = now - timedelta(seconds=int(ago[1]) * _UNIT_SECONDS[ago[2]]) if ago else datetime.fromisoformat(text)
+        timestamp = Timestamp()
+        timestamp.FromDatetime(at if at.tzinfo else at.replace(tzinfo=UTC))
     except (ValueError, OverflowError) as error:
         raise InvalidInputError(f'{option}: {text[:40]!r} is not a time; use "2h", "7d", or RFC 3339, e.g. 2026-11-26T09:00:00Z') from error
-    timestamp = Timestamp()
-    timestamp.FromDatetime(at if at.tzinfo else at.replace(tzinfo=UTC))
     return timestamp

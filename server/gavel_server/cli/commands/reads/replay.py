@@ -97,6 +97,10 @@ def replay(
         raise InvalidInputError("a server knows its archive; give --archive with --data or --log only")
     if sum((data is not None, bool(log), server is not None)) > 1:
         raise InvalidInputError("--data, --log and --server name three different logs; give one of them")
+    if server is not None and snapshots is not None:
+        raise InvalidInputError("a server replays without snapshots; give --snapshots with --data or --log only")
+    if rules and (engine is not EngineName.RETE or snapshots is not None):
+        raise InvalidInputError("--rules lists the decisions of a candidate and proves no log; omit --engine and --snapshots")
     if processes > 1 and (server or archive or rules or from_sequence_number or to_sequence_number):
         raise InvalidInputError("--processes proves a whole log by itself; omit --server, --archive, --rules, --from and --to")
     source = _Source(data, log, server, archive, bus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from gavel_rules.limits import TRACE_EVENTS_MAX
 
 from gavel_server.cli.commands.reads.log import follow_events
 from gavel_server.cli.connection import connect
@@ -41,7 +42,10 @@ def trace(
     else:
         _print_trace(trace_id, response)
     if response.truncated:
-        output.print_note(f"gavel: the trace is longer; print the rest with gavel log list --trace {trace_id} --from N")
+        first = response.envelopes[-1].sequence_number + 1
+        output.print_note(
+            f"gavel: the trace is longer; print the rest with gavel log list --trace {trace_id} --from {first} --limit {TRACE_EVENTS_MAX}"
+        )
 
 
 def _print_trace(trace_id: str, response: GetTraceResponse) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from gavel_server.cli.connection import connect
 from gavel_server.cli.errors import CommandError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, EnvelopeFile, ExitCode, Json, Server
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, WAIT_SECONDS_MAX, Bus, Debug, EnvelopeFile, ExitCode, Json, Server
 
 if TYPE_CHECKING:
     from gavel.v1.arbitration_service_pb2 import SubmitProposalResponse
@@ -20,7 +20,13 @@ def propose(
     file: EnvelopeFile,
     wait_seconds: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0.1, help="How long to wait for the decision. A contest decides when it closes."),
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            min=0.1,
+            max=WAIT_SECONDS_MAX,
+            help="How long to wait for the decision. A contest decides when it closes.",
+        ),
     ] = 30.0,
     exit_code: ExitCode = False,
     server: Server = SERVER_DEFAULT,

@@ -13,7 +13,7 @@ from gavel_server.cli.commands.tools.bind import Session
 from gavel_server.cli.commands.tools.profile import open_runtime, read_profile
 from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, JsonReport, Server
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, WAIT_SECONDS_MAX, Bus, Debug, JsonReport, Server
 
 if TYPE_CHECKING:
     from gavel_client.tools import ToolContext, ToolOutcome
@@ -31,7 +31,9 @@ def call_tool(
     trace: Annotated[str, typer.Option("--trace", metavar="ID", help="Trace of the events; the server chooses one if it is omitted.")] = "",
     session: Session = "",
     agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="The agent that asks for the call.")] = "",
-    timeout_ms: Annotated[int, typer.Option("--timeout-ms", min=1, metavar="MS", help="Time for the tool.")] = 30_000,
+    timeout_ms: Annotated[
+        int, typer.Option("--timeout-ms", min=1, max=1000 * WAIT_SECONDS_MAX, metavar="MS", help="Time for the tool.")
+    ] = 30_000,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: JsonReport = False,
@@ -49,9 +51,9 @@ def call_tool(
     context = ToolContext(subject, trace_id=trace, session_id=session, agent_id=agent, timeout_ms=timeout_ms)
     outcome = asyncio.run(_call(server, bus, tool_profile, name, values, context))
     if as_json:
-        output.print_line(json.dumps(_report(outcome), indent=2, ensure_ascii=False))
+        output.print_report(_report(outcome))
     elif outcome.error is None:
-        output.print_line(json.dumps(outcome.data, indent=2, ensure_ascii=False))
+        output.print_report(outcome.data)
     output.print_note(
         f"gavel: {outcome.canonical_tool} by {outcome.provider_id}, {outcome.execution_id}: "
         f"events {outcome.call.sequence_number} and {outcome.result.sequence_number} of trace {outcome.call.trace_id}"

@@ -60,3 +60,12 @@ def test_json_does_not_control_a_terminal(capsys: pytest.CaptureFixture[str], on
     assert printed.replace("\n", "").isprintable()
     assert "ü😀" in printed
     assert text == json.loads(printed)["subject"]
+
+
+def test_reports_do_not_control_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A report escapes what could control a terminal, and means the same."""
+    report = {"text": "ü\x1b[2J\x9b1m\u202e\n"}
+    output.print_report(report)
+    printed = capsys.readouterr().out
+    assert (True, True) == (printed.replace("\n", "").isprintable(), "ü" in printed)
+    assert report == json.loads(printed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,11 +33,7 @@ def bench(file: RuleSetFile, as_json: JsonReport = False, debug: Debug = False) 
     rule_set = documents.read_compiled(file)
     measurements = [_measure(rule_set, action) for action in rule_set.actions.values()]
     if as_json:
-        output.print_line(
-            json.dumps(
-                {"policy_id": rule_set.policy_id, "version": rule_set.version, "actions": measurements}, ensure_ascii=False, indent=2
-            )
-        )
+        output.print_report({"policy_id": rule_set.policy_id, "version": rule_set.version, "actions": measurements})
         return
     output.print_table(
         ("action", "rules", "both", "rete", "reference", "read", "count", "derive", "empty"),

@@ -60,7 +60,7 @@ def diff(
             "histories": [_history_json(change) for change in histories.changes],
             "suite_cases": [_suite_case_json(file, change) for file, change in of_suites],
         }
-        output.print_line(json.dumps(data, ensure_ascii=False, indent=2))
+        output.print_report(data)
     else:
         for line in (*_lines(changes), *_history_lines(histories), *_suite_lines(of_suites)):
             output.print_line(line)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID
+from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID, InvalidInputError
 from gavel_server.cli.options import Debug, JsonReport, RulePaths
 
 if TYPE_CHECKING:
@@ -29,32 +28,35 @@ def fmt(
     from gavel_rules.language.rule_set import DocumentError
 
     from gavel_server.cli import rule_files
-    from gavel_server.cli.documents import STANDARD_INPUT, read_document
+    from gavel_server.cli.documents import STANDARD_INPUT, read_document, write_document
     from gavel_server.cli.rendering import lint_report, output
     from gavel_server.cli.rule_files import InvalidFile
 
+    files = rule_files.find_files(paths)
+    if STANDARD_INPUT in files and as_json and not check:
+        raise InvalidInputError("with --json the report takes standard output, where the formatted standard input goes; omit --json")
     changed: list[str] = []
     invalid: list[InvalidFile] = []
-    for file in rule_files.find_files(paths):
-        text = read_document(file)
+    # All are read before one is written: a path that names no file changes nothing.
+    for file, text in [(file, read_document(file)) for file in files]:
         try:
             result = format_document(text)
         except DocumentError as error:
             invalid.append(InvalidFile(file, error.messages))
             continue
-        if result != text:
-            changed.append(file)
         if file == STANDARD_INPUT and not check:
             output.print_line(result.rstrip("\n"))
         elif result != text and not check:
-            Path(file).write_text(result, encoding="utf-8")
+            write_document(Path(file), result)
+        if result != text:
+            changed.append(file)
+            if not as_json:
+                output.print_note(f"{file} {'would be formatted' if check else 'was formatted'}")
     if as_json:
-        output.print_line(json.dumps({"changed": changed, "invalid": lint_report.invalid_json(invalid)}, ensure_ascii=False, indent=2))
+        output.print_report({"changed": changed, "invalid": lint_report.invalid_json(invalid)})
     else:
         for line in rule_files.mistake_lines(invalid):
             output.print_note(line)
-        for file in changed:
-            output.print_note(f"{file} {'would be formatted' if check else 'was formatted'}")
     if invalid:
         raise typer.Exit(EXIT_INVALID)
     if changed and check:

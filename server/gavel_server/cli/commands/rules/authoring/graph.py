@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -35,7 +34,7 @@ def graph(
 
     rule_set = documents.read_compiled(file)
     if as_json:
-        output.print_line(json.dumps(graph_data(rule_set), ensure_ascii=False, indent=2))
+        output.print_report(graph_data(rule_set))
         return
     draw = {GraphFormat.MERMAID: render_mermaid, GraphFormat.DOT: render_dot}[language]
     output.print_line(draw(rule_set))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ def lint(paths: RulePaths, as_json: JsonReport = False, debug: Debug = False) ->
 
     checks = warn_of_disagreements(rule_files.check_file(file) for file in rule_files.find_files(paths))
     if as_json:
-        output.print_line(json.dumps({"files": [lint_report.check_json(check) for check in checks]}, ensure_ascii=False, indent=2))
+        output.print_report({"files": [lint_report.check_json(check) for check in checks]})
     else:
         for line in lint_report.check_lines(checks):
             output.print_line(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +49,7 @@ def run_suites(
     if junit is not None:
         junit.write_text(suite_report.as_junit(run), encoding="utf-8")
     if as_json:
-        output.print_line(json.dumps(suite_report.as_json(run), ensure_ascii=False, indent=2))
+        output.print_report(suite_report.as_json(run))
     else:
         _print_run(run, short=short, coverage=coverage)
     below_minimum = suite_report.below(run, min_coverage)

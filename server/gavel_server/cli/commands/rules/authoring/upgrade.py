@@ -21,7 +21,7 @@ def upgrade(paths: RulePaths, debug: Debug = False) -> None:
     from gavel_rules.language.rule_set import DocumentError
 
     from gavel_server.cli import rule_files
-    from gavel_server.cli.documents import STANDARD_INPUT, read_document
+    from gavel_server.cli.documents import STANDARD_INPUT, read_document, write_document
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rule_files import InvalidFile
 
@@ -43,7 +43,7 @@ def upgrade(paths: RulePaths, debug: Debug = False) -> None:
         elif upgraded == text:
             output.print_note(f"{file} has the latest version of the language")
         else:
-            Path(file).write_text(upgraded, encoding="utf-8")
+            write_document(Path(file), upgraded)
             output.print_note(f"{file} was upgraded and decides as before; review it and deploy it as a new version")
     for line in mistakes:
         output.print_note(line)

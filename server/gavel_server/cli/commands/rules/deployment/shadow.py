@@ -104,11 +104,13 @@ def _print_differences(rule_set: RuleSet, differences: list[Envelope], as_json: 
             for event in differences
         ),
     )
-    if rule_set.shadow_differences > len(differences):
+    count = rule_set.shadow_differences
+    if count > len(differences):
         output.print_note(
-            f"gavel: these are the latest; gavel log list --category agent-diagnostic lists all {rule_set.shadow_differences}"
+            f"gavel: these are the latest {len(differences)} of {count}; print them all, among other diagnostics, with gavel log list "
+            f"--category agent-diagnostic --from {rule_set.activated_at_sequence_number} --limit {count}"
         )
     output.print_line(
         f"{rule_set.policy_id} version {rule_set.version}, a shadow since event {rule_set.activated_at_sequence_number}, "
-        f"would have made {rule_set.shadow_differences} of {rule_set.shadow_decisions} decisions differently"
+        f"would have made {count} of {rule_set.shadow_decisions} decisions differently"
     )
