@@ -144,7 +144,9 @@ def _of_call(function: str, operands: tuple[Node, ...], types: Types) -> ValueTy
         case "-_":
             return kinds[0]
         case "min" | "max" | "sum":
-            return kinds[0].element or DYN
+            element = kinds[0].element or DYN
+            # CEL takes the first overload for a list that has no elements, nor a type of them.
+            return INT if element.kind == "dyn" and kinds[0].size_max == 0 else element
     return DYN
 
 

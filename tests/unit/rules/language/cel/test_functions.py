@@ -163,6 +163,9 @@ def test_networks_contain_addresses(network: Any, prefix: int, other: Any, is_ne
 EXPRESSIONS: list[tuple[str, dict[str, Any], Any]] = [
     ("ints.sum()", {"ints": [1, 2, 3]}, 6),
     ("ints.sum()", {"ints": []}, 0),
+    ("[].sum() + 1", {}, 1),
+    ("([] + []).sum() + size(s)", {"s": "ab"}, 2),
+    ("[].map(i, 1.0).sum() + 0.5", {}, 0.5),
     ("doubles.sum()", {"doubles": []}, 0.0),
     ("doubles.sum() + 0.5", {"doubles": [1.0, 2.0]}, 3.5),
     ("items.map(i, i.price).sum() + 1.0", {"items": []}, 1.0),
