@@ -24,11 +24,12 @@ class BundleError(GavelRulesError):
 def bundle(text: str, read: Callable[[str], str]) -> str:
     """Return a document with the documents that it imports.
 
-    A document stays as it is if it imports none, has its bundle already, or cannot be parsed.
+    A document stays as it is if it imports none, has its bundle already, or cannot be read without a mistake: the compiler reports them.
     `read` gives the text of a file that `imports` names. Raises BundleError, and the errors of `read`.
     """
-    document = Source(text, Messages()).data
-    if not isinstance(document, dict) or not isinstance(document.get("imports"), list) or "documents" in document:
+    messages = Messages()
+    document = Source(text, messages).data
+    if len(messages) or not isinstance(document, dict) or not isinstance(document.get("imports"), list) or "documents" in document:
         return text
     libraries = dict(_read_libraries(document["imports"], read))
     whole = {**document, "documents": {digest: Source(library, Messages()).data for digest, library in libraries.items()}}

@@ -20,7 +20,7 @@ _GENERAL_SUGGESTION: Final = "loop over fewer elements, search shorter texts, or
 
 
 class CostlyAction(NamedTuple):
-    """An action whose decisions may take too long. `path` is the place of its most costly expression in the document."""
+    """An action whose decisions may take too long. `path` is the place of its most costly expression or pattern in the document."""
 
     path: Path
     message: str
@@ -28,7 +28,7 @@ class CostlyAction(NamedTuple):
 
 
 def find_costly_actions(rule_set: CompiledRuleSet) -> list[CostlyAction]:
-    """Return the actions of a rule set whose expressions may take more than DECISION_STEPS_MAX in all."""
+    """Return the actions of a rule set whose expressions and patterns may take more than DECISION_STEPS_MAX in all."""
     actions = []
     for name, action in sorted(rule_set.actions.items()):
         steps = total_steps([action])

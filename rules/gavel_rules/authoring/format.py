@@ -77,6 +77,7 @@ def format_document(text: str) -> str:
 def _read_data(text: str) -> object:
     messages = Messages()
     source = Source(text, messages)
+    source.refuse_merge_keys(messages)
     if len(messages):
         raise DocumentError(messages.sorted())
     return source.data

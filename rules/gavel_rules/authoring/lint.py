@@ -57,6 +57,7 @@ class _Linter:
         self._index_of = {rule["id"]: index for index, rule in enumerate(rules)}
 
     def warnings(self) -> tuple[DocumentMessage, ...]:
+        self._source.refuse_merge_keys(self._messages)
         for path, message, suggestion in find_costly_actions(self._rule_set):
             self._messages.add(self._source.locate(path), COSTLY, message, suggestion)
         for generator in case_generators(self._rule_set, self._work_max, self._seeds):

@@ -44,12 +44,11 @@ def upgrade(text: str) -> str:
 
 def _replace(text: str, key: str, pattern: re.Pattern[str], value: str) -> str:
     """Return a document with another value of a key at its top; quotes stay."""
-    line, column = Source(text, Messages()).locate((key,))
-    lines = text.splitlines(keepends=True)
-    before, rest = lines[line - 1][: column - 1], lines[line - 1][column - 1 :]
-    written = pattern.match(rest)
+    source = Source(text, Messages())
+    start = source.offset((key,))
+    written = pattern.match(text, start)
     if written is None:
+        line, _ = source.locate((key,))
         raise UpgradeError(f"the value of {key} on line {line} is written in an unusual way; change it by hand to {value}")
-    quote = rest[0] if rest[0] in "\"'" else ""
-    lines[line - 1] = f"{before}{quote}{value}{quote}{rest[written.end() :]}"
-    return "".join(lines)
+    quote = text[start] if text[start] in "\"'" else ""
+    return f"{text[:start]}{quote}{value}{quote}{text[written.end() :]}"

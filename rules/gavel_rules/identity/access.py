@@ -95,7 +95,7 @@ def permits(grants: CompiledGrants, principal: Principal, access: Access) -> boo
 def permitting_grant(grants: CompiledGrants, principal: Principal, access: Access) -> Grant | None:
     """Return the first grant that lets the principal do this."""
     for grant in grants.of(principal):
-        if access.right in grant.rights and not _missing_parts(grant, access):
+        if access.right in grant.rights and not missing_parts(grant, access):
             return grant
     return None
 
@@ -120,14 +120,14 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
         rights = ", ".join(sorted(right for right in grants.rights_of(principal, access.bus))) or "nothing"
         return f"no grant of {what} gives {who} the right {access.right} on bus {access.bus}; it may: {rights}"
     visible = access.without_matter() if hides_matter else access
-    lacks = sorted(((_missing_parts(grant, visible), grant.number) for grant in with_right), key=lambda one: (len(one[0]), one[1]))
+    lacks = sorted(((missing_parts(grant, visible), grant.number) for grant in with_right), key=lambda one: (len(one[0]), one[1]))
     nearest = [f"grant {number} lacks {_join(parts) or 'what this decision is about'}" for parts, number in lacks[:_NEAREST_GRANTS]]
     if len(lacks) > _NEAREST_GRANTS:
         nearest.append(f"{len(lacks) - _NEAREST_GRANTS} more lack as much or more")
     return f"the grants {what} give {who} the right {access.right}, but not for this call: {'; '.join(nearest)}"
 
 
-def _missing_parts(grant: Grant, access: Access) -> list[str]:
+def missing_parts(grant: Grant, access: Access) -> list[str]:
     """Return the parts of an access that a grant with its right does not allow."""
     missing: list[str] = []
     if not is_any(grant.buses, access.bus):

@@ -7,9 +7,9 @@ document is broken. An action with a mistake is left out as a whole. Nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gavel.v1.decision_pb2 import RetryPolicy
 
@@ -63,10 +63,10 @@ from gavel_rules.language.subject_templates import find_dependencies, find_inval
 
 
 class ExpressionCost(NamedTuple):
-    """The worst cost of one evaluation of an expression."""
+    """The worst cost of one evaluation of an expression, or of all searches with a pattern of a schema."""
 
     path: Path  # in the document
-    name: str  # of the expression, for people
+    name: str  # of the expression or pattern, for people
     steps: int
     suggestion: str  # the bounds that the document could declare, or ""
 
@@ -87,7 +87,7 @@ class CheckedAction(NamedTuple):
     derivations: tuple[DerivationRule, ...]  # by id
     score: CheckedExpression | None
     compensation: Compensation | None
-    costs: tuple[ExpressionCost, ...]  # of all its expressions
+    costs: tuple[ExpressionCost, ...]  # of all its expressions, and of the patterns of its schemas
     details: Mapping[str, Mapping[str, CheckedExpression]]  # what the decisions of a rule show, by the ids of rules that say it
     retries: Mapping[str, FreesCall]  # when a refusal may be tried again, by the ids of rules that say it
     reviews: Mapping[str, ReviewPart]  # who resolves the reviews of a rule, by the ids of rules that say it
@@ -212,7 +212,7 @@ class _ActionChecker:
             derivations,
             score,
             compensation,
-            tuple(self._costs),
+            (*self._costs, *self._pattern_costs(fact_schemas)),
             details,
             retries,
             {rule.id: rule.review for rule, _ in checked if rule.review is not None},
@@ -386,6 +386,18 @@ class _ActionChecker:
             hint = "declare maxItems and maxLength in its params schema, or use costly expressions in fewer rules"
             self._messages.add(self._source.locate_key(self._path), "too-costly", message, hint)
 
+    def _pattern_costs(self, fact_schemas: Mapping[str, FactSchema | None]) -> Iterator[ExpressionCost]:
+        """Yield the costs of the patterns of schemas. They count for deployments alone: logs may hold documents with costlier ones."""
+        if self._schema is not None:
+            for path, steps in self._schema.pattern_costs:
+                yield ExpressionCost((*self._path, "params", *path), "a pattern of params", steps, _PATTERN_SUGGESTION)
+        for name, schema in fact_schemas.items():
+            values = self._part.facts[name].max or 1  # of a fact of many subjects
+            for path, steps in schema.pattern_costs if schema is not None else ():
+                yield ExpressionCost(
+                    (*self._path, "facts", name, "value", *path), f"a pattern of facts.{name}", values * steps, _PATTERN_SUGGESTION
+                )
+
     def _plan_network(self, lowered: tuple[LoweredCondition, ...]) -> NetworkPlan | None:
         """Return the network of the action's rules; record rules that do not fit into one."""
         try:
@@ -394,6 +406,9 @@ class _ActionChecker:
             message = f"the rules of {self._name} are too many or too complex: {error}"
             self._messages.add(self._source.locate_key(self._path), "too-complex", message, "")
             return None
+
+
+_PATTERN_SUGGESTION: Final = "declare maxLength beside the pattern and maxItems or maxProperties around it, or simplify the pattern"
 
 
 def _compile_schema(action: ActionPart, path: Path, source: Source, messages: Messages) -> ParamsSchema | None:

@@ -318,7 +318,7 @@ class CompiledAction:
 
     @property
     def costs(self) -> tuple[ExpressionCost, ...]:
-        """The worst costs of the action's expressions. A decision evaluates nearly all of them."""
+        """The worst costs of the action's expressions, and of the patterns of its schemas. A decision evaluates nearly all of them."""
         return self._checked.costs
 
     def start(self) -> None:

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 # Pairs of grants that are compared: each pair takes microseconds.
 PAIRS_MAX: Final = 200_000
 
+# Rights of which each call has actions, and a subject.
+CALLS_WITH_ACTIONS: Final = frozenset({"propose", "preflight", "execute", "review", "revoke", "deploy", "activate"})
+CALLS_WITH_SUBJECTS: Final = frozenset({"propose", "preflight", "publish", "execute", "review", "revoke"})
 # Rights whose events have actions, subjects and fact keys.
-_WITH_ACTIONS: Final = frozenset({"propose", "preflight", "execute", "review", "revoke", "deploy", "activate", "operate"})
-_WITH_SUBJECTS: Final = frozenset({"propose", "preflight", "publish", "execute", "review", "revoke", "operate"})
+_WITH_ACTIONS: Final = CALLS_WITH_ACTIONS | {"operate"}
+_WITH_SUBJECTS: Final = CALLS_WITH_SUBJECTS | {"operate"}
 # Rights to read the events of all subjects.
 _READ_RIGHTS: Final = frozenset({"read", "subscribe", "simulate", "replay"})
 _WITH_FACTS: Final = frozenset({"publish"})

@@ -34,6 +34,7 @@ _FORMAT_HINTS: Final = {
     "action": "write it like refund.create",
     "reason_code": "write it like ORDER_CANCELLED",
 }
+_TABLE_FORM: Final = "a table has a name, columns and rows"
 _EMPTY_CASE: Final = CasePart(expect=ExpectCase(outcome="REJECTED"))
 
 
@@ -41,6 +42,7 @@ def read_suite(text: str) -> Suite:
     """Return the suite of a document, YAML or JSON. Raises DocumentError with every mistake, sorted by place."""
     messages = Messages()
     source = Source(text, messages)
+    source.refuse_merge_keys(messages)
     suite = _SuiteReader(source, messages).read_suite()
     if len(messages) or suite is None:
         raise DocumentError(messages.sorted())
@@ -54,6 +56,7 @@ def read_case(text: str, name: str) -> Suite:
     """
     messages = Messages()
     source = Source(text, messages)
+    source.refuse_merge_keys(messages)
     suite = _SuiteReader(source, messages).read_case(name)
     if len(messages) or suite is None:
         raise DocumentError(messages.sorted())
@@ -145,6 +148,7 @@ class _SuiteReader:
     def _read_case(self, data: object, defaults: MergedCase, path: Path) -> None:
         case = self._mapping(data, path)
         if not case:
+            self._refuse_empty(data, path, "the case", "give it a name and `expect`")
             return
         merged = defaults.copy()
         for name, item in case.items():
@@ -158,10 +162,11 @@ class _SuiteReader:
     def _read_table(self, data: object, defaults: MergedCase, path: Path) -> None:
         table = self._mapping(data, path)
         if not table:
+            self._refuse_empty(data, path, "the table", _TABLE_FORM)
             return
         for name in TABLE_KEYS:
             if name not in table:
-                self._add(path, "missing-key", f"the key {name} is missing", "a table has a name, columns and rows")
+                self._add(path, "missing-key", f"the key {name} is missing", _TABLE_FORM)
         shared = defaults.copy()
         for name, item in table.items():
             if name not in TABLE_KEYS:
@@ -171,9 +176,15 @@ class _SuiteReader:
             self._column(column, (*path, "columns", index))
             for index, column in enumerate(self._list(table.get("columns"), (*path, "columns")))
         ]
+        for index, column in enumerate(columns):
+            if column and column in columns[:index]:
+                self._add((*path, "columns", index), "unknown-column", f"the column {'.'.join(column)} appears twice", "keep one of them")
         if len(self._messages) > mistakes or "name" not in table:
             return
-        for index, row in enumerate(self._list(table.get("rows"), (*path, "rows"))):
+        rows = self._list(table.get("rows"), (*path, "rows"))
+        if "rows" in table and not rows:
+            self._refuse_empty(table["rows"], (*path, "rows"), "the list of rows", "write a row for each case")
+        for index, row in enumerate(rows):
             self._read_row(row, columns, shared, str(table["name"]), (*path, "rows", index))
 
     def _column(self, column: object, path: Path) -> tuple[str, ...]:
@@ -208,7 +219,10 @@ class _SuiteReader:
         name = f"row {int(path[-1]) + 1}"
         for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
             if column == ("name",):
-                name = cell if isinstance(cell, str) else name
+                if isinstance(cell, str):
+                    name = cell
+                elif cell is not None:
+                    self._add((*path, index), "wrong-type", "name: input should be a valid string", "quote it", value=True)
             else:
                 merged.patch(column, cell, (*path, index))
         self._add_case(f"{table}: {name}", merged, path, path)
@@ -255,6 +269,11 @@ class _SuiteReader:
                 )
             if fact.value is None and not fact.retracted:
                 self._add(case.origin(("facts", name)), "missing-key", f"facts.{name} has no value", "add value, or retracted: true")
+            if fact.retracted:
+                self._refuse_together(case, name, "value", "retracted", "a retracted fact has no value")
+                self._refuse_together(case, name, "tier", "retracted", "a retraction is a FACT, of tier 1")
+            elif fact.tier is not None and fact.tier > 1:
+                self._refuse_together(case, name, "max_age_ms", "tier", "only a FACT, of tier 1, sets a limit for itself")
             if fact.age_ms >= now_ms:
                 message = f"facts.{name} would date from before 1970"
                 self._add(case.origin(("facts", name, "age_ms")), "out-of-range", message, "reduce age_ms")
@@ -265,6 +284,12 @@ class _SuiteReader:
                 hint = suggestion(name, sorted(part.facts), len(self._messages))
                 self._add(case.origin(("cites", index)), "unknown-name", f"the case has no fact {name}", hint)
         self._check_execution(case)
+
+    def _refuse_together(self, case: SuiteCase, name: str, key: str, other: str, reason: str) -> None:
+        """Report a key of a fact that has no effect beside another one. A key of another layer is inherited, and no mistake."""
+        place, beside = case.origins.get(("facts", name, key)), case.origins.get(("facts", name, other))
+        if place is not None and beside is not None and place[:-1] == beside[:-1]:
+            self._add(place, "unknown-key", f"facts.{name}.{key} has no effect: {reason}", f"remove {key} or {other}")
 
     def _check_execution(self, case: SuiteCase) -> None:
         """Report an execution of a proposal that is not approved, and expected consequences without an execution."""
@@ -295,6 +320,11 @@ class _SuiteReader:
         for name in data:
             if name not in known:
                 self._add((*path, name), "unknown-key", f"no such key here: {name}", suggestion(name, list(known), len(self._messages)))
+
+    def _refuse_empty(self, data: object, path: Path, what: str, hint: str) -> None:
+        """Report an empty mapping or list; a value of another type is reported where it is read."""
+        if data is None or data in ({}, []):
+            self._add(path, "missing-key", f"{what} is empty", hint)
 
     def _mapping(self, data: object, path: Path) -> dict[str, Any]:
         if data is None or isinstance(data, dict):

@@ -29,10 +29,11 @@ BYTE_STEPS: Final = 4
 CODE_POINT_BYTES: Final = 4
 _REPETITIONS: Final = 1_000  # RE2 refuses more
 _UNBOUNDED_STATES: Final = 30  # two to this power is more than any text reaches
+_COUNT_DIGITS: Final = 5
 _STATES_BUILT: Final = 200  # building stops here
 _FLAGGED: Final = 4  # RE2 may distinguish by flags states that count once here
 
-_TOKEN: Final = re.compile(
+TOKEN: Final = re.compile(
     r"""(?P<quoted>\\Q(?:(?!\\E)[\s\S])*(?:\\E)?)"""
     r"""|(?P<category>\\[pP](?:\{[^}]*\}|.))"""
     r"""|(?P<code>\\x\{[0-9A-Fa-f]*\}|\\x[0-9A-Fa-f]{2}|\\[0-7]{1,3})"""
@@ -101,7 +102,7 @@ def measure_pattern(pattern: str) -> Pattern:
     last = _NOTHING
     head: Part | None = None
     alternatives = False
-    for token in _TOKEN.finditer(pattern):
+    for token in TOKEN.finditer(pattern):
         kind = token.lastgroup
         if kind == "repeat":
             times, endless = _times(token)
@@ -176,7 +177,7 @@ def _row(pattern: str) -> list[_Step] | None:
     row: list[_Step] = []
     kind: str | None = None
     at_end = pattern.endswith("$") and not pattern.endswith(r"\$")
-    for token in _TOKEN.finditer(pattern[:-1] if at_end else pattern):
+    for token in TOKEN.finditer(pattern[:-1] if at_end else pattern):
         before, kind = kind, token.lastgroup
         if kind == "repeat":
             if not row or before == "repeat" or (len(token.group()) > 1 and token.group().endswith("?")):
@@ -200,12 +201,10 @@ def _repeat_step(step: _Step, token: re.Match[str]) -> list[_Step]:
     sign = token.group()[0]
     if sign != "{":
         return [step._replace(optional=sign != "+", repeated=sign != "?")]
-    low = int(token.group("low"))
-    if not token.group("comma"):
-        return [step] * low
-    if not token.group("high"):
+    low, high = repetition_bounds(token)
+    if high is None:
         return [step] * (low - 1) + [step._replace(optional=low == 0, repeated=True)]
-    return [step] * low + [step._replace(optional=True)] * max(int(token.group("high")) - low, 0)
+    return [step] * low + [step._replace(optional=True)] * max(high - low, 0)
 
 
 def _characters(token: re.Match[str]) -> int | None:
@@ -214,13 +213,13 @@ def _characters(token: re.Match[str]) -> int | None:
     if token.lastgroup == "plain" and text not in "^$" and text.isascii():
         return 1 << ord(text)
     if token.lastgroup == "escape":
-        return _escape_characters(text)
+        return escape_characters(text)
     if token.lastgroup != "many" or text.startswith("[^") or not text.endswith("]") or not text.isascii():
         return None
     characters = 0
     for part in _RANGE.findall(text[1:-1]):
         if part.startswith("\\"):
-            escaped = _escape_characters(part)
+            escaped = escape_characters(part)
             if escaped is None:
                 return None
             characters |= escaped
@@ -233,7 +232,8 @@ def _characters(token: re.Match[str]) -> int | None:
     return characters
 
 
-def _escape_characters(text: str) -> int | None:
+def escape_characters(text: str) -> int | None:
+    """Return the ASCII characters that an escape reads, as bits; None if it is another escape than of a class or of itself."""
     if text in _CLASSES:
         return sum(1 << ord(character) for character in _CLASSES[text])
     return 1 << ord(text[1]) if len(text) == 2 and text[1].isascii() and not text[1].isalnum() else None
@@ -248,9 +248,24 @@ def _times(token: re.Match[str]) -> tuple[int, bool]:
         return 1, False
     if not token.group("low"):
         return 1, True
-    low, high = int(token.group("low")), int(token.group("high") or 0)
-    endless = bool(token.group("comma")) and not token.group("high")
-    return min(max(low, high) + endless, _REPETITIONS + 1), endless
+    low, high = repetition_bounds(token)
+    return min(low + 1 if high is None else max(low, high), _REPETITIONS + 1), high is None
+
+
+def repetition_bounds(token: re.Match[str]) -> tuple[int, int | None]:
+    """Return the least and the greatest number of copies of a repetition, None where it is unbounded. Great counts are capped."""
+    text = token.group()
+    if not token.group("low"):
+        return int(text.startswith("+")), 1 if text.startswith("?") else None
+    low = _count(token.group("low"))
+    if not token.group("comma"):
+        return low, low
+    return low, _count(token.group("high")) if token.group("high") else None
+
+
+def _count(digits: str) -> int:
+    # Neither library accepts a count of more digits.
+    return int(digits) if len(digits) <= _COUNT_DIGITS else 10**_COUNT_DIGITS
 
 
 def _atom(token: re.Match[str]) -> Part:

@@ -136,7 +136,7 @@ class _Action:
             for name, item in value.items():
                 self._add(inner, (*path, name), item, shared)
         elif path == ("params", "required") and isinstance(value, list) and isinstance(own, list):
-            target[key] = list(dict.fromkeys([*own, *value]))
+            target[key] = _join_names(own, value)
         elif key in target and not is_same(own, value):
             if not self._overrides(path):
                 written = ".".join(map(str, path))
@@ -163,10 +163,16 @@ class _Action:
             for name, item in value.items():
                 self._override(own, (*path, name), item)
         elif path == ("params", "required") and isinstance(value, list) and isinstance(own, list):
-            target[key] = list(dict.fromkeys([*own, *value]))
+            target[key] = _join_names(own, value)
         else:
             target[key] = value
             self._origins.pop((*self._path, *path), None)
+
+
+def _join_names(own: list[Any], more: list[Any]) -> list[Any]:
+    """Return the items of both lists, names once. Items of a wrong form stay: they are reported with the schema."""
+    names = dict.fromkeys(one for one in (*own, *more) if isinstance(one, str))
+    return [*names, *(one for one in (*own, *more) if not isinstance(one, str))]
 
 
 def _is_joined(path: Path) -> bool:

@@ -14,6 +14,7 @@ from gavel_rules.language.document.canonical_form import to_canonical_json
 from gavel_rules.language.document.diagnostics import Path
 from gavel_rules.language.document.params_schema import ParamsSchema, compile_schema
 from gavel_rules.language.document.schema_check import Report
+from gavel_rules.language.document.schema_patterns import PatternCost
 
 _NAME: Final = "value"
 _POINTER: Final = f"/{_NAME}"
@@ -31,6 +32,11 @@ class FactSchema:
     def type(self) -> ValueType:
         """The type of the values for CEL."""
         return self._compiled.type.fields[_NAME].type
+
+    @property
+    def pattern_costs(self) -> tuple[PatternCost, ...]:
+        """The cost of each pattern when one value is validated; paths begin in the fact's schema."""
+        return tuple(cost._replace(path=_inside(cost.path)) for cost in self._compiled.pattern_costs)
 
     def violation(self, value: object) -> str:
         """Return the first violation of a value as "/3 violates maxLength"; "" if the value fits the schema."""
@@ -61,7 +67,7 @@ def compile_fact_schema(schema: object, report: Report) -> FactSchema | None:
         return None  # reported with the document's form
 
     def report_inside(path: Path, code: str, message: str, suggestion: str) -> None:
-        report(path[2:] if path[:2] == ("properties", _NAME) else path, code, message, suggestion)
+        report(_inside(path), code, message, suggestion)
 
     of_value = {name: part for name, part in schema.items() if name != "$defs"}
     whole: dict[str, Any] = {"type": "object", "required": [_NAME], "properties": {_NAME: of_value}}
@@ -69,3 +75,8 @@ def compile_fact_schema(schema: object, report: Report) -> FactSchema | None:
         whole["$defs"] = schema["$defs"]
     compiled = compile_schema(whole, report_inside)
     return None if compiled is None else FactSchema(schema, compiled)
+
+
+def _inside(path: Path) -> Path:
+    """Return the path in a fact's schema of a part of the schema around it."""
+    return path[2:] if path[:2] == ("properties", _NAME) else path

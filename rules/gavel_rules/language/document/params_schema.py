@@ -15,6 +15,7 @@ import jsonschema_rs
 from gavel_rules.errors import CaseError
 from gavel_rules.language.cel.vocabulary import Field, ValueType
 from gavel_rules.language.document.schema_check import Report, check_schema
+from gavel_rules.language.document.schema_patterns import PatternCost, find_pattern_costs, spare_long_texts
 from gavel_rules.language.document.schema_types import type_of_schema
 from gavel_rules.values import size_of
 
@@ -39,6 +40,7 @@ class ParamsSchema:
     type: ValueType
     closed: bool  # other properties than those of `type` are refused
     parts: int  # with all references followed
+    pattern_costs: tuple[PatternCost, ...]  # of validating one value
     _validator: jsonschema_rs.Draft202012Validator
     _of_properties: jsonschema_rs.Draft202012Validator | None  # of `properties` alone; None if it does not compile by itself
     _retyped: Mapping[str, ValueType]  # the properties whose values need conversion
@@ -114,13 +116,17 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
             "look-around and back-references are not supported",
         )
         return None
+    spared = spare_long_texts(schema)
+    if spared is not schema:
+        validator = _validator(spared)
     try:
-        of_properties = _validator({keyword: schema[keyword] for keyword in ("properties", "$defs") if keyword in schema})
+        of_properties = _validator({keyword: spared[keyword] for keyword in ("properties", "$defs") if keyword in spared})
     except jsonschema_rs.ValidationError:
         of_properties = None
     type_ = type_of_schema(schema, schema)
     retyped = {name: field.type for name, field in type_.fields.items() if field.type.kind not in _UNCONVERTED}
-    return ParamsSchema(type_, schema.get("additionalProperties") is False, parts, validator, of_properties, retyped)
+    costs = find_pattern_costs(schema, DETAIL_WORK_MAX // parts)
+    return ParamsSchema(type_, schema.get("additionalProperties") is False, parts, costs, validator, of_properties, retyped)
 
 
 def _validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:

@@ -41,9 +41,9 @@ _NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "dependen
 _LISTED: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 # The unevaluated… keywords depend on what the other keywords have evaluated. The library evaluates those again for them, at most three
 # times in all.
-_UNEVALUATED: Final = frozenset(("unevaluatedItems", "unevaluatedProperties"))
-_EVALUATED_AGAIN: Final = frozenset(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "contains"))
-_EVALUATIONS: Final = 3
+UNEVALUATED: Final = frozenset(("unevaluatedItems", "unevaluatedProperties"))
+EVALUATED_AGAIN: Final = frozenset(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "contains"))
+EVALUATIONS: Final = 3
 _PLAIN: Final = frozenset(
     [
         "$schema",
@@ -128,7 +128,7 @@ def is_index(text: str, length: int) -> bool:
 
 
 def _check_keywords(schema: object, path: Path, note: Report) -> None:
-    for part, place in _walk(schema, path):
+    for part, place in walk_schema(schema, path):
         for keyword, value in part.items():
             at = (*place, keyword)
             if keyword in _UNSUPPORTED:
@@ -174,14 +174,14 @@ def _measure_schema(schema: dict[str, Any], note: Report) -> int:
         if not isinstance(part, dict):
             return 1
         total = 1
-        times = _EVALUATIONS if part.keys() & _UNEVALUATED else 1
+        times = EVALUATIONS if part.keys() & UNEVALUATED else 1
         reference = part.get("$ref")
         if isinstance(reference, str):
             total += times * size_of_reference(reference, (*path, "$ref"))
-        for below, place in _parts(part, path):
+        for below, place in parts_inside(part, path):
             keyword = place[len(path)]
             if keyword != "$defs":
-                total += size(below, place) * (times if keyword in _EVALUATED_AGAIN else 1)
+                total += size(below, place) * (times if keyword in EVALUATED_AGAIN else 1)
         return total
 
     def size_of_reference(reference: str, path: Path) -> int:
@@ -204,28 +204,28 @@ def _measure_schema(schema: dict[str, Any], note: Report) -> int:
             open_references.discard(reference)
         return sizes[reference]
 
-    total = size(schema, ()) + sum(size(below, place) for below, place in _parts(schema, ()) if place[0] == "$defs")
+    total = size(schema, ()) + sum(size(below, place) for below, place in parts_inside(schema, ()) if place[0] == "$defs")
     if sound and total > SCHEMA_PARTS_MAX:
         sound = False
-        again = any(part.keys() & _UNEVALUATED for part, _ in _walk(schema, ()))
+        again = any(part.keys() & UNEVALUATED for part, _ in walk_schema(schema, ()))
         note(
             (),
             "schema-too-large",
             f"with references followed, the schema has {total} parts; the limit is {SCHEMA_PARTS_MAX}",
-            f"keywords next to {' or '.join(sorted(_UNEVALUATED))} count {_EVALUATIONS} times" if again else "simplify it",
+            f"keywords next to {' or '.join(sorted(UNEVALUATED))} count {EVALUATIONS} times" if again else "simplify it",
         )
     return total if sound else 0
 
 
-def _walk(schema: object, path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+def walk_schema(schema: object, path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
     """Yield every mapping that is a schema, with its path."""
     if isinstance(schema, dict):
         yield schema, path
-        for part, place in _parts(schema, path):
-            yield from _walk(part, place)
+        for part, place in parts_inside(schema, path):
+            yield from walk_schema(part, place)
 
 
-def _parts(schema: dict[str, Any], path: Path) -> Iterator[tuple[object, Path]]:
+def parts_inside(schema: dict[str, Any], path: Path) -> Iterator[tuple[object, Path]]:
     """Yield the schemas directly inside a schema, with their paths."""
     for keyword, value in schema.items():
         if keyword in _ONE:

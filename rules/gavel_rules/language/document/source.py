@@ -18,6 +18,7 @@ from gavel_rules.language.document.json_places import find_places
 from gavel_rules.language.document.yaml_reader import (
     DOCUMENT_DEPTH_MAX,
     DOCUMENT_PARTS_MAX,
+    MERGE_TAG,
     TOO_MANY_PARTS,
     Places,
     character_problem,
@@ -70,6 +71,13 @@ class Source:
             self._places = {}
             self.data = read_nodes(root, self._places, self.broken_paths, messages)
 
+    def refuse_merge_keys(self, messages: Messages) -> None:
+        """Record a mistake for each merge key, which other readers of YAML understand otherwise."""
+        for key, _ in (self._places or {}).values():
+            if key is not None and key.tag == MERGE_TAG:
+                hint = 'repeat the values, or quote "<<"'
+                messages.add(start_of(key), "non-string-key", "merge keys are not supported", hint)
+
     def compose(self, data: object, origins: Mapping[Path, Path]) -> None:
         """Set the composed data, in which the parts at `origins` come from other places of the document."""
         self.composed = data
@@ -94,6 +102,11 @@ class Source:
         """Return the (line, column) of the key at the end of `path`; for an item of a list, the item's own."""
         key, value = self._nodes(path)
         return start_of(key if key is not None else value)
+
+    def offset(self, path: Path) -> int:
+        """Return the index in the text at which the value at `path`, or the nearest part around it, begins."""
+        mark = self._nodes(path)[1].start_mark
+        return mark.index if mark is not None else 0
 
     def locate_within(self, path: Path, offset: int) -> tuple[int, int]:
         """Return the (line, column) of the character at `offset` of the string at `path`.

@@ -1,8 +1,9 @@
 """Reads YAML into plain JSON data, with the place of every part.
 
-YAML says more than JSON. Anchors, aliases, tags, merge keys, timestamps, duplicate keys and keys that are not strings are refused at their
-place. So are characters that no event can carry, and numbers that a double does not hold exactly. Anchors would also let a small text grow
-without bound.
+YAML says more than JSON. Anchors, aliases, tags, timestamps, duplicate keys and keys that are not strings are refused at their place. So
+are characters that no event can carry, and numbers that a double does not hold exactly. Anchors would also let a small text grow without
+bound. A merge key is read as the name `<<`, because logs may hold rule sets with one; the tools of authors refuse it
+(`Source.refuse_merge_keys`).
 
 Parts, depth and the length of tags are limited while the library composes, because its time grows faster than the text.
 """
@@ -27,6 +28,8 @@ DOCUMENT_PARTS_MAX: Final = 50_000  # keys, values, lists and mappings; the libr
 DOCUMENT_DEPTH_MAX: Final = 32
 _COMPOSE_DEPTH: Final = 2 * DOCUMENT_DEPTH_MAX  # composing stops here: each further level takes the library longer
 TAG_LENGTH_MAX: Final = 256
+
+MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
 Places = dict[Path, tuple[Node | None, Node]]  # the nodes of each part: its key, None in a list, and its value
 
@@ -124,6 +127,14 @@ class _Scanner(Scanner):
             del self.tokens[0]
             self._has_token = False
         return token
+
+    def fetch_more_tokens(self) -> Any:
+        try:
+            return super().fetch_more_tokens()
+        except (ValueError, OverflowError) as error:  # from Python's int() and chr()
+            mark = self.reader.get_mark()
+            message = "this number is too large for a version of YAML, or for the code of a character"
+            raise _LimitError((mark.line + 1, mark.column + 1), "yaml-syntax", message, "correct it") from error
 
     def scan_tag(self) -> Any:
         reader = self.reader
@@ -237,7 +248,7 @@ class _NodeReader:
         answer: dict[str, object] = {}
         for key, value in node.value:
             place = start_of(key)
-            if not isinstance(key, ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+            if not isinstance(key, ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", MERGE_TAG):
                 self._messages.add(place, "non-string-key", "a key must be a string", "quote it")
                 continue
             name = str(key.value)

@@ -9,7 +9,7 @@ from gavel_rules.authoring.bundle import BundleError, bundle
 from gavel_rules.language.document.composition import library_digest
 from gavel_rules.language.document.diagnostics import Messages
 from gavel_rules.language.document.source import Source
-from gavel_rules.language.rule_set import compile_rule_set
+from gavel_rules.language.rule_set import DocumentError, compile_rule_set
 
 LIBRARY = "---\n# Limits of the company.\ngavel: v2\nlibrary: company\nconstants:\n  limit: 100\n\n  note: |\n    two\n    lines\n"
 DATA = {"gavel": "v2", "library": "company", "constants": {"limit": 100, "note": "two\nlines\n"}}
@@ -108,3 +108,14 @@ def test_documents_that_cannot_be_bundled(library: str, message: str) -> None:
     """Another content than the digest names, and a file that is no document, are refused with the reason."""
     with pytest.raises(BundleError, match=message):
         bundle(YAML, lambda file: library)
+
+
+TWICE = YAML.replace("rule_set: refunds", "rule_set: refunds\nrule_set: others")
+
+
+@pytest.mark.parametrize("text", [TWICE, f"{TWICE}\n...\n", FLOW.replace("version: 1", "version: 1, version: 2"), f"{YAML}\n1: a\n"])
+def test_mistakes_are_left_to_the_compiler(text: str) -> None:
+    """A document with mistakes that end in other data, such as a key twice, is returned unchanged, and the compiler reports them."""
+    assert text == bundle(text, lambda file: LIBRARY)
+    with pytest.raises(DocumentError, match=r"duplicate-key|non-string-key"):
+        compile_rule_set(bundle(text, lambda file: LIBRARY))

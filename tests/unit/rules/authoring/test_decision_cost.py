@@ -72,3 +72,32 @@ def test_only_strings_have_a_length() -> None:
     with pytest.raises(DocumentError) as failure:
         compile_rule_set(json.dumps(data))
     assert ["unknown-key"] == [message.code for message in failure.value.messages]
+
+
+@pytest.mark.parametrize("place", ["params", "facts.status"])
+def test_costly_pattern_is_not_deployed(place: str) -> None:
+    """A server refuses an action with a costly pattern in a schema, at its place; the compiler takes it, as logs may hold it."""
+    text: dict[str, Any] = {"type": "string", "pattern": "(a|b)*a(a|b){20}x"}
+    params = {"type": "object", "properties": {"t": text if place == "params" else {"type": "string"}}}
+    facts = {"status": {"key": "order.status", "value": text, "max_age_ms": 60_000}} if place == "facts.status" else {}
+    document = json.dumps({**rule_set_data(["true"], params=params, facts=facts), "gavel": "v2"}, indent=1)
+    assert ["thing.do"] == [*compile_rule_set(document).actions]
+    (error,) = report_on(document, with_analysis=False).errors
+    assert (COSTLY, True) == (error.code, f"of them in a pattern of {place};" in error.message)
+    assert error.suggestion.startswith("declare maxLength beside the pattern")
+    assert '"pattern"' in document.splitlines()[error.line - 1]
+    text["maxLength"] = 40
+    document = json.dumps({**rule_set_data(["true"], params=params, facts=facts), "gavel": "v2"})
+    assert [] == [*report_on(document, with_analysis=False).errors]
+
+
+def test_values_of_many_subjects_are_all_searched() -> None:
+    """The pattern of a fact of many subjects counts once for each of them."""
+    fact = {"key": "order.code", "value": {"type": "string", "pattern": "^[a-z]+$"}, "max_age_ms": 60_000}
+    many = {"status": {**fact, "subjects": '["order/1"]', "max": 20}}
+    one, all_ = (
+        next(cost.steps for cost in action.costs if cost.name == "a pattern of facts.status")
+        for facts in ({"status": fact}, many)
+        for action in compile_rule_set(json.dumps({**rule_set_data(["true"], facts=facts), "gavel": "v2"})).actions.values()
+    )
+    assert 20 * one == all_

@@ -140,3 +140,11 @@ def test_any_data(data: dict[str, Any], flow: bool, indent: int) -> None:
     read = YAML(typ="safe", pure=True).load(formatted)
     assert read == data
     assert formatted == format_document(formatted)
+
+
+def test_merge_keys() -> None:
+    """A merge key, which Gavel does not read as one, is a mistake with its place; a key with this name is quoted."""
+    with pytest.raises(DocumentError) as failure:
+        format_document("a: 1\nb:\n  <<: {c: 1}\n")
+    assert [(3, 3, "non-string-key")] == [(one.line, one.column, one.code) for one in failure.value.messages]
+    assert 'b:\n  "<<": {c: 1}\n' == format_document('b:\n    "<<": {c: 1}\n')

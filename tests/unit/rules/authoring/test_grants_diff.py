@@ -43,3 +43,15 @@ def test_rights() -> None:
     other = compile_grants("gavel: v1\nname: main\nversion: 2\ngrants:\n  - {to: [ada], may: [read, grant]}\n")
     diff = diff_grants(grants(""), other)
     assert ((("ada", "publish"),), (("ada", "grant"),)) == (diff.lost, diff.gained)
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [('joins: ["a, b"]', 'joins: ["a", "b"]'), ('joins: ["a; facts b"]', "joins: [a], facts: [b]"), ("facts: ['a,b']", "facts: [a, b]")],
+)
+def test_names_that_look_like_several(one: str, several: str) -> None:
+    """A name with a comma or a semicolon differs from several names, and is quoted."""
+    diff = diff_grants(grants(f", {one}"), grants(f", {several}"))
+    assert (1, 1) == (len(diff.removed), len(diff.added))
+    assert '"' in diff.removed[0]
+    assert '"' not in diff.added[0]

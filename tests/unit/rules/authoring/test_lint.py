@@ -130,3 +130,12 @@ def test_places() -> None:
     line = text.splitlines()[warning.line - 1]
     assert line[warning.column - 1 :].startswith('"r1"')
     assert ACTION in text
+
+
+def test_merge_keys() -> None:
+    """A merge key in a schema compiles, as a log may hold it, and is noted with its place; a quoted one is a name like others."""
+    text = json.dumps(rule_set_data(["true"], params={"type": "object", "properties": {"<<": {"type": "string"}}}), indent=1)
+    assert [] == [one for one in lint_rule_set(compile_rule_set(text)) if one.code == "non-string-key"]
+    merged = "# YAML\n" + text.replace('"<<"', "<<")
+    (warning,) = [one for one in lint_rule_set(compile_rule_set(merged)) if one.code == "non-string-key"]
+    assert merged.splitlines()[warning.line - 1][warning.column - 1 :].startswith("<<")

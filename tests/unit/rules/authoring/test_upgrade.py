@@ -54,3 +54,14 @@ def test_unusual_layouts_are_left_to_the_author() -> None:
     """A value that is written over several lines is not changed."""
     with pytest.raises(UpgradeError, match="the value of gavel on line 4"):
         upgrade(TEXT.replace('"v1"  # the language', "!!str\n  v1").replace("!!str", ">-"))
+
+
+@pytest.mark.parametrize("newline", ["\x0b", "\x0c", "\x1c", "\u2028", "\x85"])
+def test_other_line_ends(newline: str) -> None:
+    """A text with characters that only some readers take for line ends is changed at the same places, in JSON and in YAML."""
+    described = {"gavel": "v1", "rule_set": "refunds", "description": f"a{newline}b", **json.loads(document())}
+    text = json.dumps(described, ensure_ascii=False, indent=1)
+    if newline not in "\x0b\x0c\x1c":  # JSON escapes control characters
+        assert {**described, "gavel": "v2", "version": 2} == json.loads(upgrade(text))
+    text = TEXT.replace("# Refunds", f"# Refunds{newline}# ") if newline in "\u2028\x85" else TEXT
+    assert text.replace("version: 7", "version: 8").replace('"v1"', '"v2"') == upgrade(text)

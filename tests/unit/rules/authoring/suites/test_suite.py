@@ -212,3 +212,50 @@ def test_defaults_are_documented() -> None:
     assert f"`{CasePart.model_fields['subject'].default}`" in PAGE
     assert f'`{{id: {ProducerCase().id}, version: ""}}`' in PAGE
     assert f"`{{consecutive_rejections: {TraceCase().consecutive_rejections}}}`" in PAGE
+
+
+_EXPECT: Final = "expect: {outcome: APPROVED}"
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("cases: [{name: a, EXPECT}, {}]", "3:49: missing-key: the case is empty"),
+        ("cases: [{name: a, EXPECT}, null]", "3:49: missing-key: the case is empty"),
+        ("cases: [{name: a, EXPECT}]\ntables: [{}]", "4:10: missing-key: the table is empty"),
+        ("tables: [{name: t, columns: [], rows: [], EXPECT}]", "3:33: missing-key: the list of rows is empty"),
+        (
+            "cases: [{name: a, EXPECT}]\ntables: [{name: t, columns: [name], rows: , EXPECT}]",
+            "4:37: missing-key: the list of rows is empty",
+        ),
+        (
+            "tables: [{name: t, columns: [params.a, params.b, params.a], rows: [[1, 2, 3]], EXPECT}]",
+            "3:50: unknown-column: the column params.a appears twice",
+        ),
+        ("tables: [{name: t, columns: [name], rows: [[5]], EXPECT}]", "3:45: wrong-type: name: input should be a valid string"),
+        ("cases: [{name: a, facts: {f: {key: k, value: 1, retracted: true}}, EXPECT}]", "3:39: unknown-key: facts.f.value has no effect"),
+        ("cases: [{name: a, facts: {f: {key: k, tier: 2, retracted: true}}, EXPECT}]", "3:39: unknown-key: facts.f.tier has no effect"),
+        (
+            "cases: [{name: a, facts: {f: {key: k, value: 1, tier: 3, max_age_ms: 5}}, EXPECT}]",
+            "3:58: unknown-key: facts.f.max_age_ms has no effect: only a FACT, of tier 1, sets a limit for itself",
+        ),
+        (
+            "tables: [{name: t, columns: [facts.f, facts.f.retracted], rows: [[1, true]], facts: {f: {key: k}}, EXPECT}]",
+            "3:67: unknown-key: facts.f.value has no effect",
+        ),
+        ("cases: [{name: a, EXPECT, params: {<<: {b: 1}}}]", "3:57: non-string-key: merge keys are not supported"),
+    ],
+)
+def test_input_without_effect(rest: str, expected: str) -> None:
+    """Input that no case would show is a mistake: empty parts, a column twice, a name that is no text, keys of a fact without effect."""
+    (mistake,) = mistakes(HEAD + rest.replace("EXPECT", _EXPECT) + "\n")
+    assert mistake.startswith(expected)
+
+
+def test_inherited_keys_may_have_no_effect() -> None:
+    """A case may retract a fact, or change its tier, of which a layer below it says the value or the limit."""
+    text = f"{HEAD}defaults: {{facts: {{f: {{key: k, value: 1, tier: 1, max_age_ms: 5}}}}, {_EXPECT}}}\n"
+    text += (
+        "cases: [{name: a, facts: {f: {retracted: true}}}, {name: b, facts: {f: {tier: 3}}}, {name: c, facts: {f: {retracted: false}}}]\n"
+    )
+    assert ["a", "b", "c"] == list(parts(read_suite(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -291,3 +292,14 @@ def test_measures(pattern: str, readers: int, head: int | None, longest: int | N
     """Repetitions are expanded; only an anchored pattern has a head, and only one anchored at both ends has a longest match."""
     cost = measure_pattern(pattern)
     assert (readers, head, longest) == (cost.whole.readers, cost.head.readers if cost.anchored else None, cost.longest)
+
+
+@pytest.mark.parametrize("count", ["{9999999999}", "{1,9999999999}", "{9999999999,}", "{" + "9" * 5_000 + "}"])
+def test_great_counts_take_no_memory(count: str) -> None:
+    """A repetition with a count beyond what the library accepts is measured at once, as a costly one."""
+    tracemalloc.start()
+    pattern = measure_pattern(f"a{count}")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 32 * 1024 * 1024
+    assert (None, True) == (pattern.states, pattern.steps(65_536, 1) > 50_000_000)

@@ -442,3 +442,17 @@ def test_compiling_is_deterministic() -> None:
     ]
     assert len(set(runs)) == 1
     assert runs[0].split()[0] == compile_rule_set(shipped_rule_set("refunds")).digest
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [(f"%YAML 1.{'1' * 5_000}\n---\na: 1\n", 9), ('a: "\\UFFFFFFFF"', 7), ('a: "\\U00110000"', 7)],
+)
+def test_numbers_that_the_yaml_reader_cannot_hold(refusals: Refusals, text: str, column: int) -> None:
+    """A version of YAML with thousands of digits, and the code of a character that does not exist, are mistakes at their places."""
+    assert [(1, column, "yaml-syntax")] == refusals(text)
+
+
+def test_a_directive_is_accepted(refusals: Refusals) -> None:
+    """A document that names its version of YAML is read."""
+    assert "yaml-syntax" not in {code for _, _, code in refusals("%YAML 1.2\n---\ngavel: v1\n")}

@@ -277,3 +277,12 @@ def test_mistakes_of_imported_documents_are_reported_in_them() -> None:
     text = importing(LIBRARY.replace("in constants.regions", "in constants.region"))
     lines: list[Any] = [one[0] for one in mistakes(text)]
     assert [len(text.splitlines())] == lines
+
+
+@pytest.mark.parametrize("wrong", ["[{}]", "[[service]]", "[1, 1]", "[null]"])
+def test_required_properties_of_a_wrong_form(wrong: str) -> None:
+    """A list of required properties with something else than names is a mistake of the schema, also where shared parts are joined."""
+    for old in ("required: [service]", "required: [replicas]"):
+        with pytest.raises(DocumentError) as refused:
+            compiled(**{old: f"required: {wrong}"})
+        assert "schema-invalid" in {message.code for message in refused.value.messages}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated
@@ -31,22 +32,34 @@ def zones(
 
     if until <= since:
         raise InvalidInputError("the zone ends before it begins; give --until a later year than --from")
-    output.print_line("zones:")
-    for name in names:
+    lines = ["zones:"]
+    keys: set[str] = set()
+    for name in dict.fromkeys(names):
         try:
             zone = ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
             raise InvalidInputError(f"this machine knows no time zone {name!r}; write a name such as Europe/Berlin") from error
-        output.print_line(f"  {name.rpartition('/')[2].lower().replace('-', '_')}:")
-        output.print_line(f"    name: {name}")
-        output.print_line("    offsets:")
-        for line in _offsets(zone, since, until):
-            output.print_line(f'      - "{line}"')
-        output.print_line(f'    until: "{until}-01-01T00:00:00Z"')
+        lines += [f"  {_key(name, keys)}:", f"    name: {name}", "    offsets:"]
+        lines += [f'      - "{line}"' for line in _offsets(zone, since, until)]
+        lines.append(f'    until: "{until}-01-01T00:00:00Z"')
+    for line in lines:
+        output.print_line(line)
+
+
+def _key(name: str, keys: set[str]) -> str:
+    """Return a key by which expressions can name a zone, and add it to the keys in use."""
+    plain = re.sub("[^a-z0-9]+", "_", name.rpartition("/")[2].lower())
+    first = plain if plain[:1].isalpha() else f"zone_{plain}"
+    key, number = first, 1
+    while key in keys:
+        number += 1
+        key = f"{first}_{number}"
+    keys.add(key)
+    return key
 
 
 def _offsets(zone: tzinfo, since: int, until: int) -> Iterator[str]:
-    """Yield each time at which an offset begins, with the offset."""
+    """Yield each time at which an offset begins, with the offset. Raises InvalidInputError for an offset with seconds."""
     start, end = datetime(since, 1, 1, tzinfo=UTC), datetime(until, 1, 1, tzinfo=UTC)
     yield f"{_text(start)} {_offset(start, zone)}"
     while start < end:
@@ -63,6 +76,11 @@ def _offsets(zone: tzinfo, since: int, until: int) -> Iterator[str]:
 
 def _offset(time: datetime, zone: tzinfo) -> str:
     text = time.astimezone(zone).strftime("%z")
+    if len(text) > len("+0000"):
+        shown = f"{text[:3]}:{text[3:5]}:{text[5:]}"
+        raise InvalidInputError(
+            f"{zone} has the offset {shown} at {_text(time)}, and no rule set can declare seconds; give --from a later year"
+        )
     return f"{text[:3]}:{text[3:5]}"
 
 

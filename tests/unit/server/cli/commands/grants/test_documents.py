@@ -20,9 +20,9 @@ SUITE = """\
 gavel: v1
 tests: grants.yaml
 cases:
-  - {name: agents refund, caller: {name: ada, groups: [agents]}, right: propose, action: refund.create, expect: allowed}
+  - {name: agents refund, caller: {name: ada, groups: [agents]}, right: propose, PARTS, expect: allowed}
   - {name: agents pay, caller: {name: ada, groups: [agents]}, right: execute, expect: allowed}
-"""
+""".replace("PARTS", "produce: {type: agent, id: refund-1}, action: refund.create, subject: order/1")
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_folder(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (tmp_path / "more/agents.yaml").write_text(DOCUMENT)
     (tmp_path / "json_test.json").write_text('{"gavel": "v1", "tests": "more/agents.yaml", "cases": []}')
     assert 2 == run(["grants", "test", str(tmp_path)])
-    assert "json_test.json" in capsys.readouterr().err
+    assert "json_test.json:1:55: out-of-range: cases: " in capsys.readouterr().out
     (tmp_path / "json_test.json").unlink()
     assert 0 == run(["grants", "test", str(tmp_path)])
     assert f"{tmp_path}/more/agents_test.yaml: 2 of 2 passed\n" == capsys.readouterr().out
@@ -141,3 +141,21 @@ def test_folder(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "1 suite, " in capsys.readouterr().out
     assert 2 == run(["grants", "test", str(sets)])
     assert f"there is no suite of grants below {sets}" in capsys.readouterr().err
+
+
+def test_invalid_files_do_not_end_the_run(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`test` goes on after a file with mistakes, reports all of them, a missing document at its place, and exits with 2."""
+    good = SUITE.replace("execute, expect: allowed", "execute, expect: denied")
+    texts = {"a": "- 1\n", "b": good.replace("grants.yaml", "nowhere.yaml"), "c": good.replace("grants.yaml", "broken.yaml"), "d": good}
+    suites = [tmp_path / f"{name}_test.yaml" for name in texts]
+    for suite, text in zip(suites, texts.values(), strict=True):
+        suite.write_text(text)
+    (tmp_path / "broken.yaml").write_text(DOCUMENT.replace("[grant]", "[fly]"))
+    assert 2 == run(["grants", "test", *map(str, suites)])
+    a, b, _, d = suites
+    assert [
+        f"{d}: 2 of 2 passed",
+        f"{a}:1:1: wrong-type: the suite is not a mapping (start with `gavel: v1`)",
+        f"{b}:2:8: no-grants: cannot read {tmp_path}/nowhere.yaml: No such file or directory (give the path of the grants relative to the "
+        "suite's folder)",
+    ] == capsys.readouterr().out.splitlines()[:3]
