@@ -169,7 +169,10 @@ class Recorder:
 
     def _append(self, event: RecordedEvent) -> None:
         if self.attestation is not None:
-            event.envelope.attestation.CopyFrom(self.attestation)
+            envelope = event.envelope
+            envelope.attestation.CopyFrom(self.attestation)
+            # The grants that it names may be undone with it. Then the event is decided again without an attestation.
+            self.state.on_undo(partial(_clear_field, envelope, "attestation"))
             self.attestation = None
         self.state.advance(event, self.now_ms)
         uncounted_events = self.state.store.uncounted_events

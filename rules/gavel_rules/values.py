@@ -21,10 +21,10 @@ PATH_LENGTH_MAX: Final = 256
 
 
 def struct_to_dict(struct: Struct) -> dict[str, object]:
-    """Return a Struct as a dict of Python values."""
+    """Return a Struct as a dict of Python values, sorted by name: a protobuf map has another order in each process."""
     fields = struct.fields
     # `items` of a protobuf map is a Python generator and takes twice the time.
-    return {name: value_to_python(fields[name]) for name in fields}
+    return {name: value_to_python(fields[name]) for name in sorted(fields)}
 
 
 def value_to_python(value: Value) -> object:

@@ -46,6 +46,7 @@ from gavel_rules.arbitration.verdict import (
 from gavel_rules.codec.rule_set_fragments import encode_rule_match
 from gavel_rules.events.citation import CitedEvent, resolve_citations
 from gavel_rules.events.fingerprint import fingerprint
+from gavel_rules.events.kinds import EXECUTION_PREFIX
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.language.engines.case import Case
@@ -237,7 +238,10 @@ def _describe_unnamed(declaration: FactDeclaration) -> str:
 
 
 def check_projection_version(context: Context) -> bool:
-    """Refuse if an uncited event changed the evidence, or the decision that holds the key, after the proposal's projection_version."""
+    """Refuse if an uncited event after the proposal's projection_version changed the evidence, or what was decided and done meanwhile.
+
+    That is the decision that holds the key, or an execution on the subject, whose decision has let go of the key.
+    """
     version = context.proposal.projection_version
     if version is None:
         return False
@@ -255,6 +259,12 @@ def check_projection_version(context: Context) -> bool:
     holder = state.conflict_keys.get(context.conflict_key)
     if holder is not None and state.decisions[holder].last_sequence_number > version:
         return _refuse(context, reason_codes.PROJECTION_CHANGED)
+    if state.semantics.sees_executions:
+        for key, candidates in state.evidence_of(context.proposal.subject).items():
+            if key.startswith(EXECUTION_PREFIX):
+                for candidate in candidates:
+                    if candidate.sequence_number > version and candidate.sequence_number not in cited_numbers:
+                        return _refuse(context, reason_codes.PROJECTION_CHANGED)
     return False
 
 

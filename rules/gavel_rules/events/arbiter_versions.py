@@ -38,6 +38,7 @@ CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
         "derivations read facts and counters, and name subjects",
         "rule sets that share an action and read counters in its score agree on the definitions and keys of these counters",
         "counters and facts of many subjects read integers as declared, and retractions do not count",
+        "a proposal with a projection_version is refused if an execution on its subject has ended since",
     ),
 }
 
@@ -64,6 +65,7 @@ class Semantics:
         derives_from_evidence: bool,
         compares_counters: bool,
         reads_as_declared: bool,
+        sees_executions: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -94,6 +96,8 @@ class Semantics:
         self.compares_counters: Final = compares_counters
         # Whether counters and facts of many subjects read integers as such, and counters take no retraction for a value.
         self.reads_as_declared: Final = reads_as_declared
+        # Whether the end of an execution on a proposal's subject is a change of the projection that the proposal was made on.
+        self.sees_executions: Final = sees_executions
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -125,6 +129,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         derives_from_evidence=False,
         compares_counters=False,
         reads_as_declared=False,
+        sees_executions=False,
     ),
     3: Semantics(
         3,
@@ -143,6 +148,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         derives_from_evidence=True,
         compares_counters=True,
         reads_as_declared=True,
+        sees_executions=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

@@ -14,6 +14,8 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 SCHEMA_VERSION: Final = "gavel.v1"
 GAVEL: Final = "gavel"
 FACT_DERIVATION_REACTOR: Final = "fact-derivation-reactor"
+# The keys of the facts that say how executions ended begin so.
+EXECUTION_PREFIX: Final = "execution."
 
 FACT: Final = common_pb2.EVENT_CATEGORY_FACT_EVENT
 PROPOSAL: Final = common_pb2.EVENT_CATEGORY_PROPOSAL_EVENT

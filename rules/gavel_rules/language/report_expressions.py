@@ -108,7 +108,7 @@ def _to_json(answer: Any, depth: int) -> object:
     if kind == "MAP":
         items = answer.value()
         if all(isinstance(name, str) for name in items):
-            return {name: _to_json(items[name], depth + 1) for name in items}
+            return {name: _to_json(items[name], depth + 1) for name in sorted(items)}  # CEL's maps have no order
     raise NoValueError
 
 

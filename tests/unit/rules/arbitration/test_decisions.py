@@ -15,7 +15,7 @@ from gavel_rules.events.ids import derived_event_id
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.values import python_to_value
 
-from tests.support.driver import ACTION, AGENT, RULES, START_MS, SUBJECT, Core, compile_cached, document, event_id
+from tests.support.driver import ACTION, AGENT, RULES, START_MS, SUBJECT, SUCCESS, Core, compile_cached, document, event_id
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REJECTED = decision_pb2.OUTCOME_REJECTED
@@ -300,6 +300,22 @@ def test_unseen_approval_on_the_key_refuses() -> None:
     core.propose([status], trace_id="rival")
     assert reason_codes.PROJECTION_CHANGED == core.decide([status], projection_version=version).reason_code
     assert reason_codes.CONFLICTING_DECISION == core.decide([status], projection_version=core.state.head).reason_code
+    core.prove()
+
+
+@pytest.mark.parametrize("arbiter_version", [2, 3])
+def test_an_execution_that_has_ended_since_refuses(arbiter_version: int) -> None:
+    """A proposal on a projection from before an execution on its subject is refused, although the key is free again: it is not repeated."""
+    core = Core(document(), arbiter_version=arbiter_version)
+    status = core.fact("order.status", "delivered")
+    version = core.state.head
+    approval = core.propose([status], projection_version=version, trace_id="one")
+    (derived,) = core.derive(core.report(core.start(approval), SUCCESS))
+    assert not core.state.conflict_keys
+    decision = core.decide([status], projection_version=version, trace_id="two")
+    assert (reason_codes.PROJECTION_CHANGED if arbiter_version > 2 else "") == decision.reason_code
+    if arbiter_version > 2:
+        assert APPROVED == core.decide([status, derived], projection_version=version, trace_id="three").outcome
     core.prove()
 
 

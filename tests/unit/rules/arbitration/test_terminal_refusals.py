@@ -42,6 +42,22 @@ def test_certain_refusal_is_terminal(core: Core) -> None:
     core.prove()
 
 
+def test_sources_that_state_an_equal_object() -> None:
+    """Two sources that state one object, its names in another order, agree: the refusal is as terminal as the replay finds it."""
+    names = ["amount", "currency", "customer", "items", "note", "created", "updated"]
+    schema = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string", "maxLength": 32}}}
+    declared = {"order": {"key": "order.snapshot", "max_age_ms": 60_000, "value": schema}}
+    rules = [
+        {"id": "closed", "when": 'facts.order.status == "closed"', "effect": "reject", "reason_code": "CLOSED"},
+        {"id": "open", "when": 'facts.order.status == "open"', "effect": "approve"},
+    ]
+    core = Core(document(declared, rules, gavel="v2"))
+    core.fact("order.snapshot", {"status": "closed", **dict.fromkeys(names, 1)}, source="db-a")
+    cited = core.fact("order.snapshot", {**dict.fromkeys(reversed(names), 1), "status": "closed"}, source="db-b")
+    assert (REJECTED, "CLOSED", True) == verdict(core.decide([cited]))
+    core.prove()
+
+
 def test_terminal_refusal_closes_action_and_subject(core: Core) -> None:
     """Further proposals of the trace for that action and subject are NO_FEASIBLE_PROPOSAL, terminal and uncounted; others are decided."""
     status = core.fact("order.status", "cancelled")

@@ -132,6 +132,21 @@ def test_params_that_are_too_large_call_a_person() -> None:
     assert str(COMPENSATION_PARAMS_BYTES_MAX) in decision.warnings[0].message
 
 
+@pytest.mark.parametrize("names", [["alpha", "beta", "gamma", "delta"], ["delta", "gamma", "beta", "alpha"]])
+def test_of_several_invalid_values_the_first_is_named(names: list[str]) -> None:
+    """A warning names the first of several values that are nested too deep, by their names: a replay reads them in another order."""
+    core = Core(bus_with_compensation({"action": "elsewhere.undo", "params": {"all": "execution.result"}}, declared=False))
+    deep: object = 1.0
+    for _ in range(15):
+        deep = {"k": deep}
+    attempt = core.start(core.approve())
+    core.report(attempt, PARTIAL, result=python_to_value(dict.fromkeys(names, deep)).struct_value)
+    decision = core.events[-1].decision
+    assert reason_codes.COMPENSATION_INVALID == decision.reason_code
+    assert decision.warnings[0].message.startswith("all.alpha.k")
+    core.prove()
+
+
 def test_without_a_compensation_a_person_is_called() -> None:
     """Without a declared compensation, PARTIAL requests a human review with PARTIAL_EXECUTION."""
     core = Core(document())

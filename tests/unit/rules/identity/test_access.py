@@ -13,7 +13,8 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact
 from gavel.v1.tool_pb2 import ToolCall
 from gavel_rules.authorization import access_of_command, preflight_fault
-from gavel_rules.commands import ActivateRuleSet, Command, DeployGrants, DeployRuleSet, Fault, PublishEvent, SubmitProposal
+from gavel_rules.commands import ActivateRuleSet, Command, DeployGrants, DeployRuleSet, Fault, PublishEvent, References, SubmitProposal
+from gavel_rules.decider import handle
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.identity.access import Access, explain_refusal, permits
 from gavel_rules.identity.grants import compile_grants
@@ -25,7 +26,7 @@ from gavel_server.log import Record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.driver import BUS, SUBJECT, Core, compile_cached, document, proposal_envelope, replay_log
+from tests.support.driver import BUS, SUBJECT, Core, compile_cached, document, fact_envelope, proposal_envelope, replay_log
 from tests.support.entries import rechain
 
 ADMIN = Principal("ada", "token")
@@ -132,6 +133,21 @@ def granted(grants: dict[str, Any]) -> Core:
     text = json.dumps(grants)
     core.run(DeployGrants(core.new_id(), compile_grants(text), text, ""), principal=ADMIN)
     return core
+
+
+def test_an_undone_event_names_no_grants_that_were_undone_with_it() -> None:
+    """An event that was decided under grants of its batch, undone with them, and is decided again without them, has no attestation."""
+    core = Core()
+    text = json.dumps(EVERYTHING)
+    mark = core.state.mark()
+    fact = PublishEvent(core.admit(fact_envelope("order.status", "delivered")))
+    for command in (DeployGrants(core.new_id(), compile_grants(text), text, ""), fact):
+        handle(core.state, command, References(), core.now_ms, principal=ANONYMOUS)
+    assert fact.envelope.attestation.grants_digest
+    core.state.undo(mark)
+    core.run(fact)
+    assert not core.events[-1].HasField("attestation")
+    core.prove()
 
 
 def refused_at(records: Sequence[Record]) -> int:
