@@ -261,7 +261,7 @@ class CoreLayer:
     async def reviews(self) -> list[PendingReview]:
         """See Layer."""
         state = self.core.state
-        return list(views.pending_reviews(sorted(views.reviewed_work(state), key=lambda one: one.review.sequence_number), state.bus))
+        return list(views.pending_reviews(sorted(state.reviews.values(), key=lambda one: one.sequence_number), state))
 
     async def prove(self, *, engines_agree: bool) -> None:
         """See Layer."""

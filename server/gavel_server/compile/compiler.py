@@ -116,6 +116,8 @@ class Compiler:
             )
         except subprocess.TimeoutExpired:
             raise _limit_exceeded(f"took longer than {self._time_limit_ms} ms to compile") from None
+        except OSError as error:
+            raise _lack_of_resources(f"the compiler cannot be started: {error.strerror}") from error
         return _answer(child.returncode, child.stdout, child.stderr)
 
 
@@ -147,6 +149,8 @@ def _answer(status: int, answer: bytes, errors: bytes) -> bytes:
         raise _limit_exceeded(f"took more than {MEMORY_BYTES_MAX} bytes of memory to compile")
     if status == -signal.SIGXCPU:
         raise _limit_exceeded(f"took more than {PROCESSOR_SECONDS_MAX} s of processor time to compile (SIGXCPU)")
+    if status == -signal.SIGKILL:  # its own limits never end so, but the kernel ends it first when memory is short
+        raise _lack_of_resources("the compiler was killed, probably because the machine lacks memory")
     if status < 0:
         raise _limit_exceeded(f"stopped its compiler with {signal.Signals(-status).name}")
     error_id = uuid.uuid4().hex
@@ -157,6 +161,10 @@ def _answer(status: int, answer: bytes, errors: bytes) -> bytes:
 def _limit_exceeded(problem: str) -> ServiceError:
     message = f"the rule set {problem}; make it smaller or simpler"
     return ServiceError(error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED, message)
+
+
+def _lack_of_resources(problem: str) -> ServiceError:
+    return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{problem}; try again", retry_after_ms=RETRY_AFTER_MS)
 
 
 def _sentence(error: DocumentMessage) -> str:

@@ -7,6 +7,7 @@ A free slot goes to a waiting address other than the one that has just left it, 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -63,8 +64,7 @@ class Slots:
 
     async def _wait(self, address: str) -> None:
         """Wait until `_leave` has given the address a slot."""
-        if len(self._waiting) >= self._waiting_max:
-            raise self._refusal()
+        self._make_room(address)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = address, turn
         self._waiting.append(place)
@@ -79,11 +79,28 @@ class Slots:
             self._give_up(place)
             raise
 
+    def _make_room(self, address: str) -> None:
+        """If as many calls wait as may, refuse the newest one of the address with the most.
+
+        Raises ServiceError if that is this address.
+        """
+        if len(self._waiting) < self._waiting_max:
+            return
+        counts = Counter([waiting for waiting, _ in self._waiting])
+        counts[address] += 1
+        largest = max(counts, key=lambda one: (counts[one], one == address))
+        place = next((one for one in reversed(self._waiting) if one[0] == largest), None)
+        if largest == address or place is None:
+            raise self._refusal()
+        self._waiting.remove(place)
+        if not place[1].done():
+            place[1].set_exception(self._refusal())
+
     def _give_up(self, place: tuple[str, asyncio.Future[None]]) -> None:
         address, turn = place
         if place in self._waiting:
             self._waiting.remove(place)
-        elif turn.done() and not turn.cancelled():
+        elif turn.done() and not turn.cancelled() and turn.exception() is None:
             self._leave(address)  # the slot came at the same moment
 
     def _leave(self, address: str) -> None:

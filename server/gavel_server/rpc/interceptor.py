@@ -287,8 +287,9 @@ class Interceptor:
         name, decode, encode = _name(method), _request_decoder(method).decode, _encoder(method)
         is_generator = isasyncgenfunction(behaviour)
 
-        async def decoded(stream: AsyncIterator[bytes]) -> AsyncGenerator[Message, None]:
+        async def decoded(stream: AsyncIterator[bytes], address: str, principal: Principal) -> AsyncGenerator[Message, None]:
             async for data in stream:
+                self.quotas.charge(address, len(data), principal)
                 yield decode(data)
 
         async def library(requests: AsyncIterator[bytes], context: GrpcContext) -> Any:
@@ -302,7 +303,9 @@ class Interceptor:
                     await announce_wait()
                 streams = self.quotas.stream(address, is_subscription=False, principal=principal) if is_stream else nullcontext()
                 with streams, self._observed(call_context, context, is_traced=False):
-                    request = decoded(requests) if method.client_streaming else decode(data)
+                    if not method.client_streaming:
+                        self.quotas.charge(address, len(data), principal)
+                    request = decoded(requests, address, principal) if method.client_streaming else decode(data)
                     if guard is not None and not method.client_streaming:
                         await guard(request, call_context.principal)
                     if not is_generator:

@@ -191,10 +191,13 @@ async def _add_facts(
     for one, event in zip(audit.decisions, decisions, strict=True):
         evidence = findings.evidence_of(event, repetition.evidence.get(event.sequence_number, ()))
         numbers = findings.fact_numbers(event, record, evidence)
-        for first in range(0, min(len(numbers), room), FACTS_READ_MAX):
-            records = await sequencer.log.read_many(numbers[first : min(first + FACTS_READ_MAX, room)])
-            one.facts.extend(await run_in_thread(findings.fact_uses, event, evidence, records.values()))
-        room -= len(numbers)
-        if room < 0:
-            return False
+        for first in range(0, len(numbers), FACTS_READ_MAX):
+            if not room:
+                return False
+            records = await sequencer.log.read_many(numbers[first : first + FACTS_READ_MAX])
+            uses = await run_in_thread(findings.fact_uses, event, evidence, records.values())  # an observation states several
+            one.facts.extend(uses[:room])
+            if len(uses) > room:
+                return False
+            room -= len(uses)
     return True

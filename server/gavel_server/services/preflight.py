@@ -93,6 +93,10 @@ class Preflight:
         proposal = await _admit(sequencer, envelope, request.bus, len(data), context.principal)
         citations = await _citations(sequencer, [proposal])
         state = await self._state(sequencer)
+        if override is not None:
+            _check_may_read(sequencer, context.principal)  # the compilation may have waited for a minute
+            if context.session is not None:
+                context.session.check()
         actions = None if override is None else actions_with(state, override, envelope.proposal.action_type)
         if isinstance(actions, Fault):
             raise of_fault(actions)

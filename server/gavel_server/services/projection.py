@@ -120,9 +120,8 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, ("pending reviews", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
         covered, in_force = state.head, state.grants_in_force
-        open_reviews = views.reviewed_work(state)
-        ordered = await sort_in_turns(open_reviews, lambda one: one.review.sequence_number, _after(page), context.caller)
-        pending = views.pending_reviews(ordered, sequencer.bus, in_force, context.principal)
+        ordered = await sort_in_turns(state.reviews.values(), lambda one: one.sequence_number, _after(page), context.caller)
+        pending = views.pending_reviews(ordered, state, in_force, context.principal)
         reviews, token = await fill(page, pending, _place, context.caller)
         return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=covered)
 

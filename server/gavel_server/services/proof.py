@@ -79,7 +79,7 @@ class ProofServicer:
             message = f"the log of bus {sequencer.bus} has lost event {number}; restore the log"
             raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
         async with self._slots.occupy(context.address):
-            proof = await self._tree(sequencer.bus).inclusion_proof(sequencer.log, record, size, context.address)
+            proof = await self._tree(sequencer.bus).inclusion_proof(sequencer.log, record, size, context.caller)
         return GetInclusionProofResponse(
             sequence_number=number, envelope=record.envelope, tree_size=size, root_hash=proof.root, hashes=proof.hashes
         )
@@ -97,7 +97,7 @@ class ProofServicer:
         to_size = await _size(sequencer, "to_size", request.to_size)
         from_size = await _size(sequencer, "from_size", request.from_size)
         async with self._slots.occupy(context.address):
-            proof = await self._tree(sequencer.bus).consistency_proof(sequencer.log, from_size, to_size, context.address)
+            proof = await self._tree(sequencer.bus).consistency_proof(sequencer.log, from_size, to_size, context.caller)
         return GetConsistencyProofResponse(
             from_size=from_size, from_root_hash=proof.from_root, to_size=to_size, to_root_hash=proof.to_root, hashes=proof.hashes
         )
@@ -113,17 +113,16 @@ class ProofServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         if checkpoint.origin != f"{ORIGIN_PREFIX}{sequencer.bus}":
             raise invalid([("checkpoint", f"is of {checkpoint.origin}, not of {ORIGIN_PREFIX}{sequencer.bus}")])
-        published = await _read_published(sequencer)
-        if published is not None and checkpoint.size < published.size:
-            raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
+        _check_not_older(checkpoint, await _read_published(sequencer))
         head = (await sequencer.log.head()).sequence_number
         if checkpoint.size > head:
             raise _refusal(f"it has {checkpoint.size} events, but bus {sequencer.bus} has {head}: events are lost, or it is another log")
         await sequencer.confirm(head)
         async with self._slots.occupy(context.address):
-            root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.address)
+            root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.caller)
         if root != checkpoint.root:
             raise _refusal(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
+        _check_not_older(checkpoint, await _read_published(sequencer))  # others may have published meanwhile
         await sequencer.log.publish_checkpoint(str(checkpoint).encode())
         return PublishCheckpointResponse()
 
@@ -136,6 +135,11 @@ class ProofServicer:
 async def _read_published(sequencer: Sequencer) -> Checkpoint | None:
     content = await sequencer.log.published_checkpoint()
     return None if content is None else parse_checkpoint(content.decode())
+
+
+def _check_not_older(checkpoint: Checkpoint, published: Checkpoint | None) -> None:
+    if published is not None and checkpoint.size < published.size:
+        raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
 
 
 async def _size(sequencer: Sequencer, field: str, size: int) -> int:

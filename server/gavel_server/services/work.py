@@ -113,8 +113,8 @@ class WorkServicer:
         after = 0 if page.after is None else int(page.after[0])
         permission = WorkPermission(sequencer, queue, context.principal, "operate")
         # One more than the page: it tells whether there is a next page.
-        entries = await _permitted_entries(sequencer, permission, queue, request.group, after, page.size + 1)
-        items, token = await fill(page, map(_parked_work, entries), lambda item: (item.sequence_number,), context.peer)
+        entries = await _permitted_entries(sequencer, permission, queue, request.group, after, page.size + 1, context.caller)
+        items, token = await fill(page, map(_parked_work, entries), lambda item: (item.sequence_number,), context.caller)
         return ListParkedResponse(items=items, next_page_token=token)
 
     async def RetryParked(self, request: RetryParkedRequest, context: CallContext) -> RetryParkedResponse:
@@ -130,7 +130,7 @@ class WorkServicer:
             return RetryParkedResponse(retried=await work.retry_parked(queue, request.group, None))
         if not request.item_ids:
             numbers = [entry.sequence_number for entry in await work.read_parked(queue, request.group, 0, PARKED_MAX)]
-        retried = await work.retry_parked(queue, request.group, await permission.select(numbers))
+        retried = await work.retry_parked(queue, request.group, await permission.select(numbers, context.caller))
         return RetryParkedResponse(retried=retried)
 
     async def DiscardParked(self, request: DiscardParkedRequest, context: CallContext) -> DiscardParkedResponse:
@@ -143,7 +143,7 @@ class WorkServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         await _check_group_exists(sequencer, queue, request.group)
         permission = WorkPermission(sequencer, queue, context.principal, "operate")
-        discarded = await sequencer.log.work.discard_parked(queue, request.group, await permission.select(numbers))
+        discarded = await sequencer.log.work.discard_parked(queue, request.group, await permission.select(numbers, context.caller))
         return DiscardParkedResponse(discarded=discarded)
 
     async def ListConsumers(self, request: ListConsumersRequest, context: CallContext) -> ListConsumersResponse:
@@ -163,13 +163,13 @@ async def _check_group_exists(sequencer: Sequencer, queue: QueueName, group: str
 
 
 async def _permitted_entries(
-    sequencer: Sequencer, permission: WorkPermission, queue: QueueName, group: str, after: int, count: int
+    sequencer: Sequencer, permission: WorkPermission, queue: QueueName, group: str, after: int, count: int, caller: str
 ) -> list[ParkedEntry]:
     """Return the first parked entries after a number that the caller may see, up to `count`."""
     permitted: list[ParkedEntry] = []
     while len(permitted) < count:
         entries = await sequencer.log.work.read_parked(queue, group, after, count)
-        numbers = set(await permission.select([entry.sequence_number for entry in entries]))
+        numbers = set(await permission.select([entry.sequence_number for entry in entries], caller))
         permitted += [entry for entry in entries if entry.sequence_number in numbers]
         if len(entries) < count:
             break

@@ -19,10 +19,11 @@ from gavel_rules.identity.principal import Principal
 from gavel_rules.identity.rights import Right
 
 from gavel_server.bus.sequencer import Sequencer
+from gavel_server.fairness.turns import call_slice
 from gavel_server.log.work.protocol import QueueName
 
-# Events that are read at once to find out what they are about.
-READ_EVENTS_MAX: Final = 500
+# Events that are read at once to find out what they are about. Each may have 1 MiB.
+READ_EVENTS_MAX: Final = 32
 
 
 class Traits(NamedTuple):
@@ -58,17 +59,19 @@ class WorkPermission:
             return True
         return self._is_allowed(Access("publish", self._sequencer.bus, common_pb2.PRODUCER_TYPE_SYSTEM, FACT_DERIVATION_REACTOR))
 
-    async def select(self, numbers: list[int]) -> list[int]:
-        """Return those items that the caller may work on. Raises LogError."""
+    async def select(self, numbers: list[int], caller: str) -> list[int]:
+        """Return those items that the caller may work on. `caller` takes turns with others. Raises LogError."""
         if self.is_unrestricted:
             return numbers
         selected: list[int] = []
+        time_slice = call_slice(1, caller)
         for start in range(0, len(numbers), READ_EVENTS_MAX):
             part = numbers[start : start + READ_EVENTS_MAX]
             records = await self._sequencer.log.read_many(part)
             for number in part:
                 record = records.get(number)
                 if record is not None:
+                    await time_slice.spend(1)
                     traits = await traits_of(self._sequencer, self._queue, Envelope.FromString(record.envelope))
                     if self.permits(traits):
                         selected.append(number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from gavel.v1.proof_service_pb2 import (
@@ -12,6 +14,7 @@ from gavel.v1.proof_service_pb2 import (
 )
 from gavel_server.log import Record, chain, genesis_hash
 from gavel_server.proofs.keys import generate_key
+from gavel_server.proofs.log_tree import LogTree
 from gavel_server.proofs.tree import CompactRange
 from gavel_server.proofs.verifier import Checkpoint, check_consistency, check_inclusion, entry_of, leaf_hash
 
@@ -128,6 +131,22 @@ async def test_refused_checkpoints(world_with_rules: World) -> None:
         problem = await refusal(world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(checkpoint=str(checkpoint))))
         assert ("CHECKPOINT_REFUSED", True) == (problem.reason, reason in problem.message)
     assert str(good) == (await world_with_rules.proofs.GetCheckpoint(GetCheckpointRequest())).checkpoint
+
+
+async def test_a_newer_checkpoint_published_meanwhile_stays(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint whose root is still being computed does not replace a newer one that is published meanwhile."""
+    older, newer = [await checkpoint_of(world_with_rules, size) for size in (2, 3)]
+    log = (await world_with_rules.buses.open("")).log
+    root = LogTree.root
+
+    async def slow_root(*arguments: Any) -> bytes:
+        await log.publish_checkpoint(str(newer).encode())
+        return await root(*arguments)
+
+    monkeypatch.setattr(LogTree, "root", slow_root)
+    problem = await refusal(world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(checkpoint=str(older))))
+    assert ("CHECKPOINT_REFUSED", True) == (problem.reason, "has 3 events, this one 2" in problem.message)
+    assert str(newer) == (await world_with_rules.proofs.GetCheckpoint(GetCheckpointRequest())).checkpoint
 
 
 async def test_rewritten_log_refuses_its_old_checkpoint(world_with_rules: World) -> None:

@@ -24,8 +24,10 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_FAILED, EXECUTION_STATUS_SUCCESS, ExecutionStatus
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel_rules.derivation import derive
+from gavel_rules.identity.principal import Principal
 from gavel_server.bus.request import Cancellation
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.callers import caller_of
 from gavel_server.services.waits import commit_waits, decision_history
 from google.protobuf.duration_pb2 import Duration
 
@@ -201,7 +203,7 @@ async def test_a_call_that_arrives_as_the_last_one_leaves(world_with_rules: Worl
 
 
 async def test_callers_that_go_leave_nothing(world_with_rules: World) -> None:
-    """A cancelled call stops waiting: the bus has no follower any more once the next event is in the log."""
+    """A cancelled call stops waiting at once, on a bus on which nothing happens: it has no follower any more, and the call no place."""
     world = world_with_rules
     decision = await world.approve()
     sequencer = await world.buses.open("")
@@ -211,6 +213,13 @@ async def test_callers_that_go_leave_nothing(world_with_rules: World) -> None:
     for call in calls:
         call.cancel()
     async with asyncio.timeout(30):
-        while sequencer.replica.followers:
-            await world.publish(fact("order/2", "order.status", "delivered"))
-            await asyncio.sleep(0.02)
+        while sequencer.replica.followers:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_waits_count_by_principal() -> None:
+    """The principals behind one address do not take each other's places."""
+    waits = commit_waits.CommitWaits(waits_max=10, caller_waits_max=1)
+    ann, bob = (caller_of("192.0.2.1:1", Principal(name, "jwt")) for name in ("ann", "bob"))
+    with waits.place(ann), waits.place(bob), pytest.raises(ServiceError, match="1 for each address"), waits.place(ann):
+        pass

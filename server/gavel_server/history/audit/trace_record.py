@@ -33,7 +33,8 @@ class TraceRecord:
             if len(self.events) == TRACE_EVENTS_MAX:
                 self.truncated = True
                 return
-            envelope = _without_contents(Envelope.FromString(content))
+            # Parsed again: a message that was parsed keeps the memory of the fields that are cleared.
+            envelope = Envelope.FromString(_without_contents(Envelope.FromString(content)).SerializeToString())
             self.events.append(envelope)
             if envelope.HasField("proposal"):
                 self.proposals[envelope.event_id] = envelope

@@ -19,7 +19,7 @@ async def number_of(sequencer: Sequencer, event_id: str) -> int:
     if location is None:
         if sequencer.replica.has_diverged and sequencer.replica.write_block is not None:
             # The event may be one of those that the log has lost.
-            raise sequencer.replica.write_block
+            raise sequencer.replica.write_block.copy()
         message = f"bus {sequencer.bus} has no event {event_id}; it remembers ids for {state.idempotency_window_ms // DAY_MS} days"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
     return location.sequence_number

@@ -8,7 +8,6 @@ from records that never change. A subject's own view is in `subject_projection`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from gavel.v1 import fact_pb2, projection_service_pb2
 from gavel.v1.fact_pb2 import ReviewResolved
@@ -26,18 +25,6 @@ from gavel_rules.state.records import GrantsInForce, LiveDecision, Review
 from gavel_rules.state.state import State
 
 from gavel_server.log.work.protocol import ConsumerGroup
-
-
-class ReviewedWork(NamedTuple):
-    """An open review, with the approval whose execution it is about; None: it is about a proposal."""
-
-    review: Review
-    approval: LiveDecision | None
-
-
-def reviewed_work(state: State) -> list[ReviewedWork]:
-    """Return all open reviews, in any order."""
-    return [ReviewedWork(review, state.decisions.get(review.approved_decision_id)) for review in state.reviews.values()]
 
 
 def pending_decision(live: LiveDecision) -> PendingDecision:
@@ -61,10 +48,13 @@ def pending_decision(live: LiveDecision) -> PendingDecision:
 
 
 def pending_reviews(
-    reviews: Iterable[ReviewedWork], bus: str, in_force: GrantsInForce | None = None, caller: Principal = ANONYMOUS
+    reviews: Iterable[Review], state: State, in_force: GrantsInForce | None = None, caller: Principal = ANONYMOUS
 ) -> Iterator[PendingReview]:
     """Yield open reviews as `caller` sees them under the grants of its bus."""
-    for review, approval in reviews:
+    bus = state.bus
+    for review in reviews:
+        # Looked up one by one: there may be 100,000 reviews, of which a page shows a few.
+        approval = state.decisions.get(review.approved_decision_id)
         compensates = "" if approval is None else approval.compensates
         yield _review(review, compensates, _may_vote(review, bus, in_force, caller))
 

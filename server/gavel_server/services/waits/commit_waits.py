@@ -62,12 +62,20 @@ class CommitWaits:
         waits = self._bus_waits.get(sequencer)
         if waits is None:
             waits = self._bus_waits[sequencer] = _BusWaits(sequencer, self._forget)
-        future = waits.add(question, cancellation)
+        future = waits.add(question)
+
+        def leave() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        cancellation.listen(leave)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await future
+            if not cancellation.is_cancelled:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await future
         finally:
+            cancellation.unlisten(leave)
             waits.remove(future)
 
     def _forget(self, waits: _BusWaits) -> None:
@@ -81,13 +89,13 @@ class _BusWaits:
     def __init__(self, sequencer: Sequencer, end: Callable[[_BusWaits], None]) -> None:
         self.sequencer: Final = sequencer
         self._end = end
-        self._questions: dict[asyncio.Future[None], tuple[Question, Cancellation]] = {}
+        self._questions: dict[asyncio.Future[None], Question] = {}
         self._running = asyncio.create_task(self._run())
 
-    def add(self, question: Question, cancellation: Cancellation) -> asyncio.Future[None]:
+    def add(self, question: Question) -> asyncio.Future[None]:
         """Return a future that is set when the answer is yes."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._questions[future] = question, cancellation
+        self._questions[future] = question
         return future
 
     def remove(self, future: asyncio.Future[None]) -> None:
@@ -102,8 +110,8 @@ class _BusWaits:
             while True:
                 state = await self.sequencer.settled_state()
                 head = state.head
-                for future, (question, cancellation) in list(self._questions.items()):
-                    if not future.done() and (cancellation.is_cancelled or question(state)):
+                for future, question in list(self._questions.items()):
+                    if not future.done() and question(state):
                         future.set_result(None)
                 await asyncio.sleep(PAUSE_SECONDS)
                 await self.sequencer.wait_beyond(head)

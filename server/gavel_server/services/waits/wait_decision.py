@@ -44,9 +44,9 @@ class WaitDecision:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         state = sequencer.replica.state
         target = request.phase or DECISION_PHASE_DECIDED
-        with self._waits.place(context.peer):
+        with self._waits.place(context.caller):
             scan_slot = partial(self._scans.occupy, context.address)
-            history = await DecisionHistory.find(sequencer, request.decision_id, context.peer, scan_slot)
+            history = await DecisionHistory.find(sequencer, request.decision_id, context.caller, scan_slot)
             phase = await history.phase()
             while phase < target and not context.cancellation.is_cancelled:
                 seconds = ends_at - loop.time()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 import grpc
 import pytest
@@ -17,10 +19,23 @@ from gavel.v1.rule_set_service_pb2 import ActivateRuleSetRequest
 from gavel_rules.identity.principal import Principal
 from gavel_server.history.audit import findings
 from gavel_server.history.audit.findings import MODELS_MAX
+from gavel_server.history.audit.trace_record import TraceRecord
 from gavel_server.log import Record
 
 from tests.integration.services.identity.callers import ADMIN, KnowingInterceptor, by
-from tests.integration.services.world import AGENT, EXECUTOR, RULE_SET, World, fact, proposal, refusal, report, running_world, tool_call
+from tests.integration.services.world import (
+    AGENT,
+    EXECUTOR,
+    RULE_SET,
+    World,
+    fact,
+    observation,
+    proposal,
+    refusal,
+    report,
+    running_world,
+    tool_call,
+)
 from tests.support.hashes import sha256_of
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -201,6 +216,36 @@ async def test_an_audit_is_cut_at_its_limits(world_with_rules: World) -> None:
     await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=[envelope] * (MODELS_MAX + 1)))
     audit = (await world.audits.AuditTrace(AuditTraceRequest(trace_id="long"))).audit
     assert (MODELS_MAX, True) == (len(audit.models), audit.truncated)
+
+
+async def test_facts_are_cut_at_their_limit(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit has at most so many facts, although one cited observation states many, and says that it is cut."""
+    monkeypatch.setattr(findings, "FACTS_MAX", 5)
+    world = world_with_rules
+    for count, expected in ((5, (5, False)), (6, (5, True))):
+        seen = observation(f"order/{count}", "order.n0", 0)
+        for number in range(1, count):
+            seen.observation.extracted_fields[f"order.n{number}"].number_value = number
+        cited = await world.publish(seen)
+        audit = await audit_decision(world, await world.propose(proposal(seen.subject, cites=[cited], trace_id=f"t{count}")))
+        assert expected == (len(audit.decisions[0].facts), audit.truncated)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_of_a_trace() -> None:
+    """Of large events an audit keeps what it shows: the memory of their contents is free again."""
+    proposed = Envelope(event_id="p", proposal={"params": {"text": "x" * 900_000}})  # type: ignore[arg-type]  # a dict will do
+    content = proposed.SerializeToString()
+    record = TraceRecord("t")
+    record.add([content] * 3)
+    before = resident_bytes()
+    record.add([content] * 100)
+    assert resident_bytes() - before < 30_000_000
+    assert 103 == len(record.events)
 
 
 async def test_counters_are_cut_at_their_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

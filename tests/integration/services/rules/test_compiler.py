@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from gavel.v1 import error_pb2
 from gavel.v1.arbitration_service_pb2 import PreflightRequest
 from gavel.v1.rule_set_service_pb2 import DeployRuleSetRequest, SimulateRuleSetRequest
 from gavel_server.compile import compiler
@@ -55,6 +56,14 @@ async def test_killed_child_is_a_limit_error(monkeypatch: pytest.MonkeyPatch, pr
         await Compiler().check(RULE_SET)
 
     assert error_info.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_compiler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that cannot start a process is asked again later: that is no fault of the document, and no bug."""
+    monkeypatch.setattr(compiler, "_COMMAND", ("/nowhere/python",))
+    with pytest.raises(ServiceError, match="cannot be started: No such file or directory; try again") as error_info:
+        await Compiler().check(RULE_SET)
+    assert error_pb2.ERROR_REASON_QUEUE_FULL == error_info.value.reason
 
 
 # The faults are injected into the child's engines; the canary and its answer are those of production.
@@ -130,9 +139,18 @@ async def wait_until_stopped(count: int = 1) -> list[int]:
     return processes
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGXCPU])
-async def test_deployment_whose_child_is_killed(world: World, monkeypatch: pytest.MonkeyPatch, signal_number: signal.Signals) -> None:
-    """A deployment whose compiler is killed is refused as COMPILE_LIMIT_EXCEEDED and leaves nothing; the server goes on."""
+@pytest.mark.parametrize(
+    ("signal_number", "reason", "problem_text"),
+    [
+        (signal.SIGKILL, "QUEUE_FULL", "lacks memory; try again"),  # by the kernel, which ends the compiler first
+        (signal.SIGSEGV, "COMPILE_LIMIT_EXCEEDED", "SIGSEGV"),
+        (signal.SIGXCPU, "COMPILE_LIMIT_EXCEEDED", "SIGXCPU"),
+    ],
+)
+async def test_deployment_whose_child_is_killed(
+    world: World, monkeypatch: pytest.MonkeyPatch, signal_number: signal.Signals, reason: str, problem_text: str
+) -> None:
+    """A deployment whose compiler is killed is refused, with a delay if the document is not at fault, and leaves nothing."""
     deployment = DeployRuleSetRequest(document=RULE_SET)
     with monkeypatch.context() as patched:
         stop_children(patched)
@@ -143,8 +161,9 @@ async def test_deployment_whose_child_is_killed(world: World, monkeypatch: pytes
             os.kill(child, signal.SIGCONT)
         problem = await deploying
 
-    assert (problem.code, problem.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_LIMIT_EXCEEDED")
-    assert signal_number.name in problem.message
+    assert (problem.code, problem.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+    assert problem_text in problem.message
+    assert (reason == "QUEUE_FULL") == bool(problem.retry_after_ms)
     assert await world.head() == 1
     assert (await world.rule_sets.DeployRuleSet(deployment)).sequence_number == 2
 

@@ -77,6 +77,22 @@ async def test_a_caller_that_finds_no_slot_is_refused_after_a_while() -> None:
 
 
 @virtually
+async def test_an_address_that_fills_the_waiting_room_makes_room_for_others() -> None:
+    """A newcomer is let in for the newest call of the address with the most waiting calls; that address itself is refused."""
+    work = Work(two_slots(wait_seconds_max=100, waiting_max=4))
+    greedy = [asyncio.create_task(work.do("a")) for _ in range(5)]
+    other = asyncio.create_task(work.do("b"))
+    await asyncio.sleep(0)
+    with pytest.raises(ServiceError, match="scans are limited"):
+        await work.do("a")
+    newcomers = [asyncio.create_task(work.do(caller)) for caller in "cd"]
+    ended = await asyncio.gather(*greedy, other, *newcomers, return_exceptions=True)
+    assert [False, False, False, True, True, False, False, False] == [isinstance(one, ServiceError) for one in ended]
+    assert {"c", "d"} <= {*work.order[:5]}
+    assert ["a", "a", "a", "b", "c", "d"] == sorted(work.order)
+
+
+@virtually
 async def test_a_caller_that_goes_away_leaves_no_slot_behind() -> None:
     """A caller that is cancelled while it waits, or just as it gets a slot, or while it runs, leaves both slots free."""
     slots = two_slots()

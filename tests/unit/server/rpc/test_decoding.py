@@ -11,7 +11,7 @@ from gavel.v1.common_pb2 import EventReference, Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventRequest, ListEventsRequest
 from gavel.v1.proposal_pb2 import Proposal
-from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX
+from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX
 from gavel_server.errors import ServiceError
 from gavel_server.process import time_slice
 from gavel_server.rpc import decoding
@@ -223,3 +223,13 @@ def test_reads_discard_unknown_fields() -> None:
     """A read with fields of a later contract is answered like one without them."""
     for request_class in (GetEventRequest, ListEventsRequest):
         assert request_class(bus="b") == RequestDecoder("gavel.v1.EventService/GetEvent", request_class).decode(b"\x0a\x01b\xc0\x3e\x05")
+
+
+def test_documents_have_room() -> None:
+    """A method that takes a document or a person's reason takes one of the largest size: its limit holds before the request is decoded."""
+    large = {"document": MESSAGE_BYTES_MAX, "reason": TEXT_BYTES_MAX + 1}
+    methods = [method for service in SERVICES for method in service.methods]
+    for method in methods:
+        for name in large.keys() & method.input_type.fields_by_name.keys():
+            limit = request_limit(f"{method.containing_service.full_name}/{method.name}")
+            assert limit.bytes_max > large[name], (method.full_name, name)
