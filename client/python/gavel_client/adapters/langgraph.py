@@ -6,14 +6,12 @@ A call that waits for a person interrupts the graph. The value with which the gr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from copy import deepcopy
 from typing import Any, cast
 
+from gavel_client.adapters.approved_tool import NO_TOOL, ApprovedTool, own
 from gavel_client.adapters.extras import extra
 from gavel_client.adapters.graph_events import name_events
 from gavel_client.gate import Allowed, Call, Gate, Pending, SyncAllowed, SyncGate
-from gavel_client.gate.results import success, unknown
-from gavel_client.handlers import HandlerResult
 from gavel_client.rpc.errors import HandlerError
 
 with extra("langgraph"):
@@ -28,7 +26,7 @@ Message = ToolMessage | Command[Any]
 class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
     """Asks `gate` before each call of a tool. The graph needs a checkpointer, and a `thread_id` in its configuration.
 
-    Name it last in the agent's list of middleware: one that comes after it may change the arguments after the approval.
+    Name it last in the agent's list of middleware: one that comes after it may answer in place of an approved tool.
     """
 
     def __init__(self, gate: Gate | SyncGate) -> None:
@@ -39,13 +37,18 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
         """Run a tool of a synchronous graph. Needs a SyncGate."""
         if not isinstance(self._gate, SyncGate):
             raise TypeError("this graph is synchronous; give GavelMiddleware a SyncGate in place of a Gate")
-        request = _own(request)
+        if request.tool is None:
+            return _message(request, NO_TOOL)
+        request = own(request)
         while isinstance(answer := self._gate(_call(request)), Pending):
             interrupt(answer.to_dict())
         if not isinstance(answer, SyncAllowed):
             return _message(request, answer.message(), answer.succeeded)
+        if answer.decision is None:
+            return handler(request)
+        approved = ApprovedTool(request)
         try:
-            return cast(Message, name_events(answer.run(lambda: handler(request), _result), answer.decision))
+            return cast(Message, name_events(answer.run(lambda: handler(approved.request), approved.result), answer.decision))
         except HandlerError as error:
             return _message(request, str(error))
 
@@ -53,20 +56,20 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
         """Run a tool of a graph in an event loop. Needs a Gate."""
         if not isinstance(self._gate, Gate):
             raise TypeError("this graph runs in an event loop; give GavelMiddleware a Gate in place of a SyncGate")
-        request = _own(request)
+        if request.tool is None:
+            return _message(request, NO_TOOL)
+        request = own(request)
         while isinstance(answer := await self._gate(_call(request)), Pending):
             interrupt(answer.to_dict())
         if not isinstance(answer, Allowed):
             return _message(request, answer.message(), answer.succeeded)
+        if answer.decision is None:
+            return await handler(request)
+        approved = ApprovedTool(request)
         try:
-            return cast(Message, name_events(await answer.run(lambda: handler(request), _result), answer.decision))
+            return cast(Message, name_events(await answer.run(lambda: handler(approved.request), approved.result), answer.decision))
         except HandlerError as error:
             return _message(request, str(error))
-
-
-def _own(request: ToolCallRequest) -> ToolCallRequest:
-    """Return the request with arguments that nobody changes while the call waits."""
-    return request.override(tool_call={**request.tool_call, "args": deepcopy(request.tool_call["args"])})
 
 
 def _call(request: ToolCallRequest) -> Call:
@@ -77,12 +80,6 @@ def _call(request: ToolCallRequest) -> Call:
     return Call(request.tool_call["name"], request.tool_call["args"], str(settings.get("thread_id", "")), turn)
 
 
-def _result(message: Message) -> HandlerResult:
-    if not isinstance(message, ToolMessage):
-        return success(None)
-    return unknown("the tool returned an error") if message.status == "error" else success(message.content)
-
-
 def _message(request: ToolCallRequest, text: str, succeeded: bool = False) -> ToolMessage:
-    name, call_id = request.tool_call["name"], request.tool_call["id"]
-    return ToolMessage(text, name=name, tool_call_id=call_id, status="success" if succeeded else "error")
+    call = request.tool_call
+    return ToolMessage(text, name=call["name"], tool_call_id=call["id"], status="success" if succeeded else "error")

@@ -1,24 +1,26 @@
 """Pydantic AI: a capability that lets a tool run only through the gate.
 
-A call that waits for a person ends the run with `DeferredToolRequests`. Approving it in the next run only asks the gate again, with the
-arguments that the tool is to get.
+The gate stands around the toolset, inside the hooks of other capabilities: it asks about what the tool gets, and reports what it did. A
+call that waits for a person ends the run with `DeferredToolRequests`. Approving it in the next run only asks the gate again.
 """
 
 from __future__ import annotations
 
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from gavel_client.adapters.extras import extra
-from gavel_client.gate import Allowed, Call, Gate, Pending
-from gavel_client.rpc.errors import HandlerError
+from gavel_client.adapters.pydantic_calls import Arguments, Run, run_call
+from gavel_client.gate import Gate
 
 with extra("pydantic-ai"):
     from pydantic_ai import RunContext, ToolDefinition
-    from pydantic_ai.capabilities import AbstractCapability, ValidatedToolArgs, WrapToolExecuteHandler
-    from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
-    from pydantic_ai.messages import ModelResponse, ToolCallPart
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+    from pydantic_ai.messages import ToolCallPart
+    from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
+
+# In the metadata of a tool whose calls go through the gated toolset.
+GATED: Final = "gavel_gated"
 
 
 @dataclass
@@ -30,33 +32,30 @@ class GavelCapability(AbstractCapability[Any]):
 
     gate: Gate
 
+    def get_ordering(self) -> CapabilityOrdering:
+        """Stand inside all other capabilities."""
+        return CapabilityOrdering(position="innermost")
+
+    def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        """Return the toolset behind the gate."""
+        return _GatedToolset(toolset, self.gate)
+
     async def wrap_tool_execute(
-        self,
-        ctx: RunContext[Any],
-        *,
-        call: ToolCallPart,
-        tool_def: ToolDefinition,
-        args: ValidatedToolArgs,
-        handler: WrapToolExecuteHandler,
+        self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Arguments, handler: Run
     ) -> Any:
-        """Run a tool, or tell the model why not."""
-        task = ctx.conversation_id or ctx.run_id or ""
-        args = deepcopy(args)  # nobody changes them while the call waits
-        answer = await self.gate(Call(tool_def.name, args, task, str(_turn(ctx, call))))
-        if isinstance(answer, Pending):
-            raise ApprovalRequired(answer.to_dict())
-        if not isinstance(answer, Allowed):
-            if answer.succeeded:
-                return answer.message()
-            raise ToolFailed(answer.message())
-        try:
-            return await answer.run(lambda: handler(args))
-        except HandlerError as error:
-            raise ToolFailed(str(error)) from error
+        """Run a tool that another capability has put around the toolset, or tell the model why not."""
+        has_gate = (tool_def.metadata or {}).get(GATED)
+        return await (handler(args) if has_gate else run_call(self.gate, tool_def.name, args, ctx, handler))
 
 
-def _turn(ctx: RunContext[Any], call: ToolCallPart) -> int:
-    """Return the number of the model's answer that has the call."""
-    answers = [message for message in ctx.messages if isinstance(message, ModelResponse)]
-    has_call = [any(isinstance(part, ToolCallPart) and part.tool_call_id == call.tool_call_id for part in one.parts) for one in answers]
-    return has_call.index(True) if True in has_call else len(answers)
+@dataclass
+class _GatedToolset(WrapperToolset[Any]):
+    gate: Gate
+
+    async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
+        tools = await super().get_tools(ctx)
+        marked = {name: replace(tool.tool_def, metadata={**(tool.tool_def.metadata or {}), GATED: True}) for name, tool in tools.items()}
+        return {name: replace(tool, tool_def=marked[name]) for name, tool in tools.items()}
+
+    async def call_tool(self, name: str, tool_args: Arguments, ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
+        return await run_call(self.gate, name, tool_args, ctx, lambda args: self.wrapped.call_tool(name, args, ctx, tool))

@@ -24,7 +24,7 @@ from gavel_client.executor.lease import STOP_FRACTION
 from gavel_client.executor.reports import now, report_envelope, strip_result
 from gavel_client.gate.results import LEASE_OVER, failure, success, unknown
 from gavel_client.handlers import ExecutionContext, HandlerResult
-from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.rpc.errors import GavelError, HandlerError, describe_error
 from gavel_client.timeouts import timeout
 from gavel_client.values import from_struct
 
@@ -32,6 +32,8 @@ from gavel_client.values import from_struct
 REPORT_MS: Final = 60_000
 
 _logger = logging.getLogger(__name__)
+# The reports whose callers were cancelled: the event loop itself keeps no task alive.
+_reports: Final[set[asyncio.Task[None]]] = set()
 Output = TypeVar("Output")
 
 
@@ -78,44 +80,66 @@ class Allowed:
     async def run(self, tool: Callable[[], Awaitable[Output]], output: Callable[[Output], HandlerResult] = success) -> Output:
         """Run the tool and report its end; return its output. `output` turns the tool's output into the report.
 
-        The tool is cancelled shortly before its lease ends. Raises what the tool raises.
+        The tool is cancelled shortly before its lease ends. Raises what the tool raises, and HandlerError if the lease is over before.
         """
         if self._attempt is None:
             return await tool()
         try:
+            self.check_time()
             async with timeout(self._attempt.seconds_left()):
                 value = await tool()
         except BaseException as error:
             is_overdue = isinstance(error, asyncio.TimeoutError) and self._attempt.seconds_left() <= 0
             result = unknown("the tool did not end within its lease", LEASE_OVER) if is_overdue else failure(error)
             is_cancelled = isinstance(error, asyncio.CancelledError)
-            await asyncio.shield(self.report(result, timeout_ms=LAST_RECORD_MS if is_cancelled else REPORT_MS))
+            await self.report(result, timeout_ms=LAST_RECORD_MS if is_cancelled else REPORT_MS)
             raise
-        await asyncio.shield(self.report(_result_of(value, output)))
+        await self.report(_result_of(value, output))
         return value
 
+    def check_time(self) -> None:
+        """Raise HandlerError if the lease leaves the tool no time. The tool must not run then."""
+        if self._attempt is not None and self._attempt.seconds_left() <= 0:
+            raise HandlerError(LEASE_OVER, "the tool did not run: its lease was over")
+
     async def report(self, result: HandlerResult, *, timeout_ms: int = REPORT_MS) -> None:
-        """Record how the attempt ended. A report that the server does not take is logged; the lease then lapses."""
+        """Record how the attempt ended. A report that the server does not take is logged; the lease then lapses.
+
+        A cancellation does not stop the report, and waits for it for LAST_RECORD_MS.
+        """
         if self._attempt is None:
             return
-        attempt = self._attempt
-        report = report_envelope(attempt.started, attempt.executor, result, attempt.began_at, now())
+        report = report_envelope(self._attempt.started, self._attempt.executor, result, self._attempt.began_at, now())
+        sending = asyncio.ensure_future(_send(self._attempt, report, timeout_ms))
+        _reports.add(sending)
+        sending.add_done_callback(_reports.discard)
         try:
-            try:
-                await attempt.client.report_execution(report, timeout_ms=timeout_ms)
-            except GavelError as error:
-                if not error.violations:
-                    raise
-                # The tool took effect all the same. The refused report is not in the log, so its event_id is free.
-                problem = "; ".join(": ".join(violation) for violation in error.violations)
-                await attempt.client.report_execution(strip_result(report, problem), timeout_ms=timeout_ms)
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            await asyncio.wait({sending}, timeout=LAST_RECORD_MS / 1000)
+            if not sending.done():
+                _logger.error("decision=%s the report of a cancelled call is not in the log yet", report.execution.decision_id)
+            raise
+
+
+async def _send(attempt: Attempt, report: Envelope, timeout_ms: int) -> None:
+    """Send a report, without its result if the server refuses that."""
+    try:
+        try:
+            await attempt.client.report_execution(report, timeout_ms=timeout_ms)
         except GavelError as error:
-            _logger.error(
-                "decision=%s execution=%s could not be reported: %s",
-                report.execution.decision_id,
-                report.execution.execution_id,
-                describe_error(error),
-            )
+            if not error.violations:
+                raise
+            # The tool took effect all the same. The refused report is not in the log, so its event_id is free.
+            problem = "; ".join(": ".join(violation) for violation in error.violations)
+            await attempt.client.report_execution(strip_result(report, problem), timeout_ms=timeout_ms)
+    except GavelError as error:
+        _logger.error(
+            "decision=%s execution=%s could not be reported: %s",
+            report.execution.decision_id,
+            report.execution.execution_id,
+            describe_error(error),
+        )
 
 
 def _result_of(value: Output, output: Callable[[Output], HandlerResult]) -> HandlerResult:
@@ -139,13 +163,19 @@ class SyncAllowed:
         return self._allowed.decision
 
     @property
+    def execution(self) -> ExecutionContext:
+        """The attempt; see `Allowed.execution`."""
+        return self._allowed.execution
+
+    @property
     def idempotency_key(self) -> str:
         """The decision_id; see `Allowed.idempotency_key`."""
         return self._allowed.idempotency_key
 
     def run(self, tool: Callable[[], Output], output: Callable[[Any], HandlerResult] = success) -> Output:
-        """Run the tool and report its end; return its output. Raises the exceptions of the tool."""
+        """Run the tool and report its end; return its output. Raises what the tool raises, and HandlerError if the lease is over before."""
         try:
+            self._allowed.check_time()
             value = tool()
         except BaseException as error:
             self.report(failure(error))

@@ -114,4 +114,5 @@ class Finished:
         error = f" {execution.error.code} {execution.error.message}".rstrip()
         if self.lapsed_decision_id:
             return f"The tool was not called: decision {execution.decision_id} ended before it began:{error}."
-        return f"The tool was called before, for decision {execution.decision_id}, and is not called again: {status}{error}."
+        reason = f" {execution.reason_code}".rstrip()
+        return f"The tool was called before, for decision {execution.decision_id}, and is not called again: {status}{reason}{error}."

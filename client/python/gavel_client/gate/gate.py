@@ -135,7 +135,7 @@ class Gate:
         """Return the approved decision on a call, or the answer if it is not approved. Raises LoopStoppedError."""
         citations = list(action.based_on_events) or await self._citations(deadline, action.subject)
         proposal = self._proposal(call, action, citations)
-        result = await self._loop.run(proposal, run_key=_run_key(call, action), deadline_ms=max(int(deadline.ms_left()), 1))
+        result = await self._loop.run(proposal, run_key=run_key(call, action), deadline_ms=max(int(deadline.ms_left()), 1))
         decision = result.decision
         if decision is None:
             return Refused(result.reason.name, result.detail)
@@ -286,7 +286,7 @@ def _unknown_tool(call: Call) -> Refused:
     return Refused("UNKNOWN_TOOL", f"the tool {call.tool} is not registered with the gate; register its action, or name it in reads")
 
 
-def _run_key(call: Call, action: Action) -> str:
+def run_key(call: Call, action: Action) -> str:
     """Return the key of the proposal's run: equal calls of one task and turn have the same, and calls with one idempotency key."""
     if call.idempotency_key:
         return content_hash([call.idempotency_key])

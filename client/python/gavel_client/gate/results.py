@@ -22,6 +22,7 @@ from gavel_client.values import from_struct, to_struct
 OUTPUT_BYTES_MAX: Final = 32 * 1024
 TOOL_ERROR: Final = "TOOL_ERROR"
 TOOL_CANCELLED: Final = "TOOL_CANCELLED"
+TOOL_PAUSED: Final = "TOOL_PAUSED"
 LEASE_OVER: Final = "LEASE_OVER"
 OUTPUT: Final = "output"
 OUTPUT_HASH: Final = "output_hash"
@@ -56,6 +57,11 @@ def failure(error: BaseException) -> HandlerResult:
 def unknown(reason: str, error_code: str = TOOL_ERROR) -> HandlerResult:
     """Return the result of a tool that ended without an output, for a reason that is recorded."""
     return HandlerResult.partial((), error_code, f"{reason}; the effect is unknown")
+
+
+def paused() -> HandlerResult:
+    """Return the result of a tool that asked its framework for a confirmation or for credentials in place of acting."""
+    return HandlerResult.aborted(TOOL_PAUSED)
 
 
 def output_of(execution: Execution) -> Any:

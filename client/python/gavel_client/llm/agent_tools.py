@@ -24,7 +24,7 @@ from gavel_client.llm.agent_results import ToolExecutionResult
 from gavel_client.llm.models import LLMToolCall
 from gavel_client.llm.requests import LLMTool
 from gavel_client.rpc.client import GavelClient
-from gavel_client.rpc.errors import describe_error
+from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.tools.errors import ARGS
 from gavel_client.tools.invocation import TIMEOUT_MS_DEFAULT, ToolContext, ToolOutcome
 from gavel_client.tools.runtime import ToolRuntime
@@ -99,7 +99,10 @@ class RuntimeTool:
         self.definition: Final = LLMTool(model_name(contract.name), description, _object_schema(from_struct(contract.argument_schema)))
 
     async def run(self, call: LLMToolCall, arguments: Arguments, run: AgentRun) -> ToolExecutionResult:
-        """Call the tool; record the observed values of its result as an observation."""
+        """Call the tool; record the observed values of its result as an observation.
+
+        The tool has acted by then: an observation that cannot be recorded is a note in the output, not a failure of the call.
+        """
         try:
             subject = self._subject(arguments) if self._subject else run.subject
         except Exception as error:  # noqa: BLE001  # the model chose the arguments
@@ -118,8 +121,12 @@ class RuntimeTool:
         if outcome.error is not None:
             output = _json({"error": {"code": outcome.error.code, "message": outcome.error.message, "details": outcome.error.details}})
             return ToolExecutionResult(call, output, outcome.error.code, event_ids, outcome)
-        event_ids += await self._record_observation(subject, outcome, run)
-        return ToolExecutionResult(call, _json(outcome.data), None, event_ids, outcome)
+        note = ""
+        try:
+            event_ids += await self._record_observation(subject, outcome, run)
+        except GavelError as error:
+            note = f"\n[the observation of this result is not recorded, and no proposal can cite it: {describe_error(error)}]"
+        return ToolExecutionResult(call, _json(outcome.data) + note, None, event_ids, outcome)
 
     async def _record_observation(self, subject: str, outcome: ToolOutcome, run: AgentRun) -> tuple[str, ...]:
         fields = self._observe(outcome.data or {}) if self._observe else {}

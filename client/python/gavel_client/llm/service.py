@@ -12,11 +12,13 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
+
+from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_client.llm.attempts import Attempts, RetryPolicy
 from gavel_client.llm.errors import InvalidOutputError, LLMFailedError, LLMProviderError
@@ -178,8 +180,7 @@ class LLMService:
     async def _record(self, request: LLMRequest, attempts: Attempts, response: LLMResponse, context: LLMContext | None) -> LLMResponse:
         if self._recorder is None:
             return response
-        # A caller that leaves meanwhile does not stop the recording, here and below.
-        event = await asyncio.shield(self._recorder.record(self._invocation(request, attempts, response), context))
+        event = await _to_its_end(self._recorder.record(self._invocation(request, attempts, response), context))
         entry = {"event_id": event.event_id, "sequence_number": event.sequence_number, "trace_id": event.trace_id}
         return dataclasses.replace(response, extras={**response.extras, INVOCATION: entry})
 
@@ -187,19 +188,34 @@ class LLMService:
         attempts.abandon(error)
         if self._recorder is None:
             return
-        recording = asyncio.ensure_future(self._recorder.record(self._invocation(request, attempts, None), context))
+        recording = self._recorder.record(self._invocation(request, attempts, None), context)
         if isinstance(error, Exception):
-            await asyncio.shield(recording)
-            return
-        # The caller goes: it waits for the record for a moment, and learns of no other error than its own.
-        await asyncio.wait({recording}, timeout=LAST_RECORD_SECONDS)
-        if not recording.done():
-            recording.cancel()
-            return
-        problem = None if recording.cancelled() else recording.exception()
-        if problem is not None:
-            _logger.warning("a cancelled call of a model is not recorded: %s", describe_error(problem))
+            await _to_its_end(recording)
+        else:
+            await _wait_for_last_record(asyncio.ensure_future(recording))
 
     def _invocation(self, request: LLMRequest, attempts: Attempts, response: LLMResponse | None) -> Invocation:
         provider = attempts.provider
         return Invocation(request, provider.settings(request), provider.model, attempts.provider_meta, attempts.duration_ms, response)
+
+
+async def _to_its_end(recording: Coroutine[Any, Any, Envelope]) -> Envelope:
+    """Return the recorded event. A caller that leaves meanwhile does not stop the recording."""
+    task = asyncio.ensure_future(recording)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _wait_for_last_record(task)
+        raise
+
+
+async def _wait_for_last_record(recording: asyncio.Future[Envelope]) -> None:
+    """Wait for a record for a moment; the caller, which goes, learns of no other error than its own."""
+    await asyncio.wait({recording}, timeout=LAST_RECORD_SECONDS)
+    if not recording.done():
+        recording.cancel()
+        _logger.warning("a cancelled call of a model is not recorded within %.0f s", LAST_RECORD_SECONDS)
+        return
+    problem = None if recording.cancelled() else recording.exception()
+    if problem is not None:
+        _logger.warning("a cancelled call of a model is not recorded: %s", describe_error(problem))

@@ -46,6 +46,12 @@ def unknown(error: GavelError) -> CallToolResult:
     return failed(f"{text} A person has to look at it.")
 
 
+def unobserved(error: GavelError) -> CallToolResult:
+    """Return the answer to a read that was made, and whose observation could not be recorded."""
+    text = f"The call was made, but the observation of its result could not be recorded ({describe_error(error)})"
+    return failed(f"{text}, so no proposal can cite it. It only reads: make the same call again.")
+
+
 def closed(reason: str) -> CallToolResult:
     """Return the answer to a call of a closed tool."""
     return failed(f"The call was not made: {reason}.")

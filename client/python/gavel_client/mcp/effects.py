@@ -18,13 +18,16 @@ from weakref import WeakValueDictionary
 import grpc
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_CLOSED
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
+from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 from mcp_types import CallToolResult
 
 from gavel_client.agents.deadline import Deadline
+from gavel_client.agents.run_ids import first_event_id
 from gavel_client.envelopes import content_hash
 from gavel_client.evidence.store import EvidenceError, EvidenceStore
 from gavel_client.gate import Action, Allowed, Answer, Call, Finished, Gate, Pending, Refused, ToolActions
+from gavel_client.gate.gate import run_key
 from gavel_client.handlers import HandlerResult
 from gavel_client.mcp import answers
 from gavel_client.mcp.caller import Caller
@@ -34,7 +37,7 @@ from gavel_client.mcp.upstreams.definitions import ToolDefinition
 from gavel_client.mcp.upstreams.provider import MAY_HAVE_ACTED, REPORTED, result_of
 from gavel_client.mcp.witness import MARGIN_MS, Agent, Witness, failure_result, read_fields, subject_of
 from gavel_client.rpc.backoff import Backoff
-from gavel_client.rpc.errors import GavelError
+from gavel_client.rpc.errors import GavelError, HandlerError
 from gavel_client.timeouts import timeout
 from gavel_client.tools import ToolContext, ToolOutcome, ToolRuntime
 from gavel_client.tools.errors import ARGS, PERMISSION
@@ -53,6 +56,10 @@ PROPOSALS_MAX: Final = 3
 _SUPERSEDED: Final = frozenset({"FACT_SUPERSEDED", "STALE_FACT"})
 TOOL_ERROR: Final = "TOOL_ERROR"
 CANCELLED: Final = "CANCELLED"
+# The reason of a call that was not made because it could not be recorded before.
+NOT_RECORDED: Final = "CALL_NOT_RECORDED"
+# Refusals without a decision that stay as they are.
+_FINAL_REFUSALS: Final = frozenset({"CALL_DIFFERS", "UNKNOWN_TOOL"})
 
 CallAnswer = CallToolResult | Pending | Refused
 
@@ -115,13 +122,24 @@ class Effects:
                 break
         return answer
 
-    async def resume(self, decision_id: str, call: EffectCall) -> CallAnswer:
+    async def resume(self, decision: Envelope, call: EffectCall) -> CallAnswer:
         """Make the call that a decision has approved meanwhile, or return its result if it was made. Raises GavelError."""
-        return await self._to_its_end(self._begin_and_make(decision_id, call), call)
+        return await self._to_its_end(self._begin_and_make(decision, call), call)
 
-    def forget(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> None:
-        """Forget an open call whose answer its client has, or does not want: the next equal call is another one. Raises OSError."""
-        self._open_calls.close(agent, tool, arguments)
+    async def forget(self, decision: Envelope, agent: Agent) -> None:
+        """Forget the open call about which a decision was made, so that the next equal call is another one.
+
+        An equal call that has led to another decision stays open: a call with an idempotency key, for instance, is in no file. Raises
+        GavelError and OSError.
+        """
+        content = decision.decision
+        tool, arguments = content.action_type, from_struct(content.params)
+        turn = self._open_calls.find(agent.id, tool, arguments)
+        if turn is None:
+            return
+        key = run_key(Call(tool, arguments, turn.task, turn.turn), Action(tool, decision.subject, arguments))
+        if await _first_proposal_id(agent, content.proposal_id) == first_event_id(agent.producer, key):
+            self._open_calls.close(agent.id, tool, arguments, turn)
 
     async def close(self, grace_ms: int) -> None:
         """Wait for the calls under way. Stop and report calls that take longer than `grace_ms`."""
@@ -198,17 +216,20 @@ class Effects:
             if is_held:
                 lock.release()
 
-    async def _begin_and_make(self, decision_id: str, call: EffectCall) -> CallAnswer:
-        gate_call = Call(call.definition.name, call.arguments, decision_id)
-        begun = await self._gate(call, Deadline(DECISION_MS_MAX, Backoff())).begin(decision_id, gate_call)
+    async def _begin_and_make(self, decision: Envelope, call: EffectCall) -> CallAnswer:
+        gate_call = Call(call.definition.name, call.arguments, decision.event_id)
+        begun = await self._gate(call, Deadline(DECISION_MS_MAX, Backoff())).begin(decision.event_id, gate_call)
+        if isinstance(begun, Refused) and begun.decision is None and begun.reason not in _FINAL_REFUSALS:
+            return Pending(decision.event_id, begun.reason)  # Gavel has not answered: the call may still be made
         if isinstance(begun, Allowed) and call.cancelled.is_set():
             await begun.report(HandlerResult.aborted(CANCELLED))
-            self.forget(call.agent.id, call.definition.name, call.arguments)
-            return answers.CANCELLED
-        answer = await self._make(begun, call)
+            answer: CallAnswer = answers.CANCELLED
+        else:
+            answer = await self._make(begun, call)
         # After a call that has ended before, an equal one may be open, which is another call.
         if not isinstance(answer, Pending) and not isinstance(begun, Finished):
-            self.forget(call.agent.id, call.definition.name, call.arguments)
+            with suppress(GavelError):  # the call has its answer; if it stays open, the next equal call gets the same one
+                await self.forget(decision, call.agent)
         return answer
 
     async def _decide_and_make(self, call: EffectCall, caller: Caller, turn: Turn, deadline: Deadline) -> CallAnswer:
@@ -279,12 +300,19 @@ class Effects:
             timeout_ms=call.timeout_ms + MARGIN_MS,
             execution=execution,
         )
+
+        async def invoke() -> ToolOutcome | GavelError:
+            try:
+                return await self._runtime.invoke(call.definition.name, execution.params, context)
+            except GavelError as error:
+                return error  # the runtime raises it only before anything is carried out
+
         try:
-            outcome = await allowed.run(
-                lambda: self._runtime.invoke(call.definition.name, execution.params, context), lambda result: _report(result, call)
-            )
-        except GavelError as error:
-            return answers.unknown(error)
+            outcome = await allowed.run(invoke, lambda result: _report(result, call))
+        except HandlerError as error:
+            return answers.closed(error.message)
+        if isinstance(outcome, GavelError):
+            return answers.unreachable(outcome)
         # Until then the decision holds its conflict key, and the agent may read what was true before the call.
         with suppress(GavelError):
             await call.agent.client.wait_decision(allowed.idempotency_key, phase=DECISION_PHASE_CLOSED, timeout_ms=FACTS_MS_MAX)
@@ -307,8 +335,19 @@ class Effects:
         return None
 
 
-def _report(outcome: ToolOutcome, call: EffectCall) -> HandlerResult:
+async def _first_proposal_id(agent: Agent, proposal_id: str) -> str:
+    """Return the id of the proposal with which a run began: a later one of a run is caused by the rejection of the one before it."""
+    while True:
+        rejection_id = (await agent.client.get_event(event_id=proposal_id)).envelope.causation_id
+        if not rejection_id:
+            return proposal_id
+        proposal_id = (await agent.client.get_event(event_id=rejection_id)).envelope.decision.proposal_id
+
+
+def _report(outcome: ToolOutcome | GavelError, call: EffectCall) -> HandlerResult:
     """Return the report of a call: what the tool returned, by its hashes and the configured fields, or how it failed."""
+    if isinstance(outcome, GavelError):
+        return HandlerResult.aborted(NOT_RECORDED)
     if outcome.data is not None:
         fields = read_fields(call.definition, call.settings, call.arguments, outcome.data)
         return HandlerResult.success(

@@ -16,10 +16,12 @@ from mcp_types import CallToolResult
 from gavel_client.envelopes import new_execution_id
 from gavel_client.evidence.store import EvidenceStore
 from gavel_client.gate import Pending, Refused
+from gavel_client.mcp import answers
 from gavel_client.mcp.effects import EffectCall
 from gavel_client.mcp.upstreams.provider import UpstreamProvider, result_of
 from gavel_client.mcp.witness import MARGIN_MS, failure_result
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelError
 from gavel_client.tools import ToolContext, ToolFailure
 from gavel_client.tools.errors import ToolError
 from gavel_client.tools.invocation import ToolData, ToolInvocation
@@ -35,7 +37,7 @@ class Observation:
         self._providers: Final = providers
 
     async def make(self, call: EffectCall, answer: Pending | Refused) -> CallToolResult:
-        """Make a call that `answer` refuses; `answer.decision` is set. Raises GavelError."""
+        """Make a call that `answer` refuses; `answer.decision` is set. Raises GavelError if the call was not made."""
         resolution = await self._client.resolve_tool(call.definition.name, canonical_only=True)
         decision = answer.decision
         invocation = ToolInvocation(
@@ -59,6 +61,9 @@ class Observation:
         except ToolError as error:
             result = ToolFailure(error.code, error.message, error.details)
         duration_ms = int((time.monotonic() - began_at) * 1000)
-        outcome = await self._recorder.record_result(invocation, recorded, result, duration_ms)
+        try:
+            outcome = await self._recorder.record_result(invocation, recorded, result, duration_ms)
+        except GavelError as error:
+            return answers.unknown(error)
         data: Any = outcome.data
         return failure_result(outcome) if data is None else result_of(data)

@@ -45,19 +45,23 @@ class OpenCalls:
         """
         path = self._path(agent, tool, arguments)
         while True:
-            with suppress(FileNotFoundError):
-                return Turn(**json.loads(path.read_text(encoding="utf-8")))
+            if (found := self.find(agent, tool, arguments)) is not None:
+                return found
             turn = Turn(task, new_event_id())
             with suppress(FileExistsError):
                 self._write(path, turn)
                 return turn
 
-    def close(self, agent: str, tool: str, arguments: Mapping[str, Any], turn: Turn | None = None) -> None:
-        """Forget a call that has its final answer, if its turn is `turn`. With None the turn does not matter. Raises OSError."""
-        path = self._path(agent, tool, arguments)
+    def find(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> Turn | None:
+        """Return the turn of an open call; None if no equal call is open. Raises OSError."""
         with suppress(FileNotFoundError):
-            if turn is None or Turn(**json.loads(path.read_text(encoding="utf-8"))) == turn:
-                path.unlink()
+            return Turn(**json.loads(self._path(agent, tool, arguments).read_text(encoding="utf-8")))
+        return None
+
+    def close(self, agent: str, tool: str, arguments: Mapping[str, Any], turn: Turn) -> None:
+        """Forget a call that has its final answer, if its turn is `turn`. Raises OSError."""
+        if self.find(agent, tool, arguments) == turn:
+            self._path(agent, tool, arguments).unlink(missing_ok=True)
 
     def _path(self, agent: str, tool: str, arguments: Mapping[str, Any]) -> Path:
         name = content_hash([agent, tool, dict(arguments)]).removeprefix("sha256:")

@@ -181,12 +181,11 @@ class Proxy:
         call = self._effect_call(definition, from_struct(content.params), caller)
         if cancelled:
             call.cancelled.set()
-        return await self._effects.resume(decision.event_id, call)
+        return await self._effects.resume(decision, call)
 
-    def cancel(self, state: WaitDecisionResponse, caller: Caller) -> None:
-        """Forget the call of a decision: the next equal call is another one. Raises OSError."""
-        content = state.decision.decision
-        self._effects.forget(caller.agent, content.action_type, from_struct(content.params))
+    async def cancel(self, state: WaitDecisionResponse, caller: Caller) -> None:
+        """Forget the call of a decision: the next equal call is another one. Raises GavelError and OSError."""
+        await self._effects.forget(state.decision, self._agents[caller.agent])
 
     async def _answer_errors(self, call: Callable[[], Awaitable[CallToolResult | Pending]]) -> CallToolResult | Pending:
         """Return the answer of a call; what prevents it becomes a tool error."""
@@ -226,8 +225,8 @@ class Proxy:
         except (TypeError, ValueError) as error:
             return answers.failed(f"The call was not made: {error}.")
         answer = await self._effects.call(call, caller)
-        if self._observation is not None and isinstance(answer, Pending | Refused) and _denies(answer):
-            self._effects.forget(call.agent.id, call.definition.name, call.arguments)
+        if self._observation is not None and isinstance(answer, Pending | Refused) and answer.decision is not None and _denies(answer):
+            await self._effects.forget(answer.decision, call.agent)
             return await self._observation.make(call, answer)
         return answers.refused(answer) if isinstance(answer, Refused) else answer
 

@@ -153,7 +153,7 @@ class _Handlers:
             return {}
         try:
             await self._proxy.tasks.cancel(caller.agent, params.task_id, lambda task_id: self._proxy.decision(task_id, caller))
-            self._proxy.cancel(state, caller)
+            await self._proxy.cancel(state, caller)
         except GavelError as error:
             raise _unreachable(error) from None
         except OSError as error:

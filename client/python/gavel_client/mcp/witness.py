@@ -72,7 +72,10 @@ class Witness:
         agent: Agent,
         timeout_ms: int,
     ) -> CallToolResult:
-        """Call a tool that only reads, and return its result. Raises GavelError, ExpressionError for a call without a subject."""
+        """Call a tool that only reads, and return its result.
+
+        Raises GavelError if the call was not made, and ExpressionError for a call without a subject.
+        """
         subject = subject_of(definition, settings, arguments)
         context = ToolContext(
             subject,
@@ -85,8 +88,11 @@ class Witness:
         if outcome.data is None:
             return failure_result(outcome)
         fields = read_fields(definition, settings, arguments, outcome.data)
-        if fields:
-            await self._observe(agent, outcome, fields)
+        try:
+            if fields:
+                await self._observe(agent, outcome, fields)
+        except GavelError as error:
+            return answers.unobserved(error)
         return result_of(outcome.data)
 
     async def state_digest(self, definition: ToolDefinition, subject: str, trace_id: str, agent: Agent, timeout_ms: int) -> str:

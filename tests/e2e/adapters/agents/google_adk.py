@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from gavel_client.adapters.google_adk import GavelPlugin
 from google.adk.agents import LlmAgent
@@ -12,6 +12,7 @@ from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.function_tool import FunctionTool
@@ -38,7 +39,11 @@ class ScriptedModel(BaseLlm):
 
 
 class AdkAgent(Agent):
-    """A session that has the name of the task."""
+    """A session that has the name of the task. `before` and `after` are the plugins around that of Gavel, `options` the agent's own."""
+
+    before: ClassVar[Sequence[BasePlugin]] = ()
+    after: ClassVar[Sequence[BasePlugin]] = ()
+    options: ClassVar[Mapping[str, Any]] = {}
 
     async def start(self, calls: Sequence[Arguments], tool: str = TOOL) -> Turn:
         """Send a message of a person."""
@@ -49,13 +54,16 @@ class AdkAgent(Agent):
 
         act.__name__ = tool
         model = ScriptedModel(model="scripted", tool=tool, calls=[dict(arguments) for arguments in calls])
-        agent = LlmAgent(name="sender", model=model, tools=[FunctionTool(act)])
-        self._app = App(
-            name="parcels", root_agent=agent, plugins=[GavelPlugin(self.gate)], resumability_config=ResumabilityConfig(is_resumable=True)
-        )
+        agent = LlmAgent(name="sender", model=model, tools=[self.tool(act)], **self.options)
+        plugins = [*self.before, GavelPlugin(self.gate), *self.after]
+        self._app = App(name="parcels", root_agent=agent, plugins=plugins, resumability_config=ResumabilityConfig(is_resumable=True))
         self._sessions = InMemorySessionService()
         await self._sessions.create_session(app_name="parcels", user_id=USER, session_id=self.task)
         return await self._run(new_message=types.Content(role=USER, parts=[types.Part(text="send it")]))
+
+    def tool(self, act: Callable[..., Any]) -> FunctionTool:
+        """Return the tool that calls `act`."""
+        return FunctionTool(act)
 
     async def resume(self) -> Turn:
         """Confirm every call that waits."""

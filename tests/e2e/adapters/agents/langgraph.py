@@ -8,6 +8,7 @@ from typing import Any
 
 from gavel_client.adapters.langgraph import GavelMiddleware
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
@@ -27,9 +28,10 @@ class ScriptedModel(GenericFakeChatModel):
 
 
 class LangGraphAgent(Agent):
-    """An agent whose graph runs in the event loop. `callbacks` are the graph's."""
+    """An agent whose graph runs in the event loop. `callbacks` are the graph's, `others` middleware that comes after that of Gavel."""
 
     callbacks: Sequence[BaseCallbackHandler] = ()
+    others: Sequence[AgentMiddleware[Any, Any, Any]] = ()
 
     async def start(self, calls: Sequence[Arguments], tool: str = TOOL) -> Turn:
         """Run the graph from a message of a person."""
@@ -38,7 +40,7 @@ class LangGraphAgent(Agent):
         self._graph = create_agent(
             ScriptedModel(messages=answers),
             tools=[self._tool(tool)],
-            middleware=[GavelMiddleware(self.gate)],
+            middleware=[GavelMiddleware(self.gate), *self.others],
             checkpointer=InMemorySaver(),
         )
         self._config: Any = {"configurable": {"thread_id": self.task}, "callbacks": self.callbacks}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from gavel_client.adapters.pydantic_ai import GavelCapability
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai import DeferredToolRequests, DeferredToolResults, Tool, capture_run_messages
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -15,7 +16,9 @@ from tests.e2e.adapters.agents.agent import TOOL, Agent, Arguments, Turn
 
 
 class PydanticAIAgent(Agent):
-    """A run of an agent, in the conversation that has the name of the task."""
+    """A run of an agent, in the conversation that has the name of the task. `others` are capabilities after that of Gavel."""
+
+    others: ClassVar[Sequence[AbstractCapability[Any]]] = ()
 
     async def start(self, calls: Sequence[Arguments], tool: str = TOOL) -> Turn:
         """Run the agent."""
@@ -31,11 +34,15 @@ class PydanticAIAgent(Agent):
 
         self._agent: Any = PydanticAgent(
             FunctionModel(answer),
-            tools=[Tool(act, name=tool)],
-            capabilities=[GavelCapability(self.gate)],
+            tools=[self.tool(act, tool)],
+            capabilities=[GavelCapability(self.gate), *self.others],
             output_type=[str, DeferredToolRequests],
         )
         return await self._run("send it")
+
+    def tool(self, act: Callable[..., Any], name: str) -> Tool[Any]:
+        """Return the tool that calls `act`."""
+        return Tool(act, name=name)
 
     async def resume(self) -> Turn:
         """Run the agent with an approval of every call that waits."""

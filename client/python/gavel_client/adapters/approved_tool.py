@@ -1,0 +1,89 @@
+"""The tool of one approved call in LangChain, as other middleware gets it: it runs once, with the approved arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import copy, deepcopy
+from typing import Any, Final
+
+from gavel_client.adapters.extras import extra
+from gavel_client.gate.results import failure, success, unknown
+from gavel_client.handlers import HandlerResult
+from gavel_client.rpc.errors import HandlerError
+
+with extra("langgraph"):
+    from langchain.agents.middleware.types import ToolCallRequest
+    from langchain.messages import ToolMessage
+
+CALL_DIFFERS: Final = "CALL_DIFFERS"
+NO_TOOL: Final = "The tool was not called: the agent does not have it. Name GavelMiddleware after the middleware that adds it."
+
+
+class ApprovedTool:
+    """Runs the tool of an approved request once. `request` is the one to hand on: its tool is a copy that asks here before it runs."""
+
+    def __init__(self, request: ToolCallRequest) -> None:
+        if request.tool is None:
+            raise ValueError(f"the agent has no tool {request.tool_call['name']}")
+        self._original = request.tool
+        self._arguments = request.tool_call["args"]
+        self._has_run = False
+        self._error: BaseException | None = None
+        tool = copy(request.tool)
+        object.__setattr__(tool, "invoke", self._invoke)  # of the copy alone: they are methods of its class
+        object.__setattr__(tool, "ainvoke", self._ainvoke)
+        self.request = request.override(tool=tool)
+
+    def result(self, message: object) -> HandlerResult:
+        """Return the report of a call for which other middleware has returned `message`."""
+        if self._error is not None:
+            return failure(self._error)
+        if not self._has_run:
+            return unknown("another middleware answered in place of the tool")
+        if not isinstance(message, ToolMessage):
+            return success(None)
+        return unknown("the tool returned an error") if message.status == "error" else success(message.content)
+
+    def _invoke(self, call: Any, *rest: Any, **options: Any) -> Any:
+        if (refusal := self._refuse(call)) is not None:
+            return refusal
+        try:
+            return self._original.invoke(call, *rest, **options)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    async def _ainvoke(self, call: Any, *rest: Any, **options: Any) -> Any:
+        if (refusal := self._refuse(call)) is not None:
+            return refusal
+        try:
+            return await self._original.ainvoke(call, *rest, **options)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _refuse(self, call: Any) -> ToolMessage | None:
+        """Return what the model gets in place of a call that was not approved; None for the approved one, which begins."""
+        if self._has_run:
+            problem = "it has run already, and an approval is for one run"
+        elif self._chosen(call["args"]) != self._arguments:
+            problem = "a middleware has changed its arguments after the approval; name GavelMiddleware last"
+            self._error = HandlerError(CALL_DIFFERS, problem)
+        else:
+            self._has_run, self._error = True, None
+            return None
+        text = f"The tool {self._original.name} was not called: {problem}."
+        return ToolMessage(text, name=self._original.name, tool_call_id=call["id"], status="error")
+
+    def _chosen(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments without those that LangGraph injects, which no schema names for the model."""
+        names = set(self._arguments)
+        with suppress(KeyError):  # a JSON Schema without properties
+            names.update(self._original.args)
+        return {name: value for name, value in arguments.items() if name in names}
+
+
+def own(request: ToolCallRequest) -> ToolCallRequest:
+    """Return a request with arguments that nobody changes while the call waits."""
+    return request.override(tool_call={**request.tool_call, "args": deepcopy(request.tool_call["args"])})
