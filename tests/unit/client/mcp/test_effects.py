@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse, ExecutionStarted
+from gavel.v1.tool_service_pb2 import ResolveToolResponse
 from gavel_client import GavelError, proposal_envelope
 from gavel_client.agents.run_ids import first_event_id, next_event_id
 from gavel_client.envelopes import new_event_id
@@ -24,6 +26,7 @@ from gavel_client.evidence.store import EvidenceStore
 from gavel_client.gate import Action, Call, Pending, Refused
 from gavel_client.gate.gate import run_key
 from gavel_client.mcp import effects as effects_module
+from gavel_client.mcp import observation as observation_module
 from gavel_client.mcp import witness as witness_module
 from gavel_client.mcp.caller import Caller
 from gavel_client.mcp.configuration import ToolSettings
@@ -221,3 +224,29 @@ async def test_a_read_whose_observation_is_lost_was_made(tmp_path: Path, monkeyp
     answer: Any = await read
     assert answer.is_error
     assert "The call was made, but the observation of its result could not be recorded" in answer.content[0].text
+
+
+class Recorder:
+    """A recorder of tool calls that Gavel leaves before the result."""
+
+    def __init__(self, *_: object) -> None:
+        """Nothing is recorded."""
+
+    async def record_call(self, *_: object, carries_out: bool) -> Envelope:
+        """Record a call."""
+        return Envelope()
+
+    async def record_result(self, *_: object) -> None:
+        """Fail."""
+        raise AWAY
+
+
+async def test_an_observed_call_whose_result_is_lost_may_have_been_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to a refused call that was made all the same, and whose result Gavel did not take, does not say that it was not made."""
+    monkeypatch.setattr(observation_module, "ToolRecorder", Recorder)
+    client: Any = AsyncMock()
+    client.resolve_tool.return_value = ResolveToolResponse()
+    providers: Any = {"ledger": AsyncMock()}
+    observation = observation_module.Observation(client, "mcp-proxy", providers, EvidenceStore(str(tmp_path)))
+    answer: Any = await observation.make(call(Gavel()), Refused("CAREFUL", "careful", Envelope()))
+    assert "The call may have been made" in answer.content[0].text
