@@ -28,6 +28,8 @@ STATES_MAX: Final = 1_000  # more may not fit into the library's cache
 _NODES_MAX: Final = 5_000
 _DEPTH_MAX: Final = 50
 _WORK_MAX: Final = 30_000  # nodes visited: to make them, and then to find the states
+_COPIES_MAX: Final = 1_000_000  # nodes written into states, one for each state and character
+_STATES_PRICED_MAX: Final = 20_000  # states inside of characters included
 
 # Characters beyond ASCII are one character here, which an atom reads always, never, or perhaps.
 _ASCII: Final = 128
@@ -37,7 +39,8 @@ _UNCERTAIN_MAX: Final = 4
 # States inside the bytes of such characters, for each state between characters: for a few ranges, and for a category of Unicode.
 _WIDE_STATES: Final = 8
 _CATEGORY_STATES: Final = 100
-_LINE_ENDS: Final = 1 << 10 | 1 << 13
+_LINE_END: Final = 1 << 10
+_CONTROLS: Final = {r"\t": 1 << 9, r"\n": 1 << 10, r"\v": 1 << 11, r"\f": 1 << 12, r"\r": 1 << 13}
 
 
 def search_steps(pattern: str, text_bytes: float, searches: float) -> float:
@@ -51,16 +54,26 @@ def search_steps(pattern: str, text_bytes: float, searches: float) -> float:
     state_steps = STATE_STEPS + STATE_POSITION_STEPS * positions
     steps = text_bytes * state_steps
     if automaton is not None and automaton.states <= STATES_MAX:
-        steps = min(steps, automaton.states * state_steps)
+        priced = automaton.states * automaton.states_inside
+        if priced <= _STATES_PRICED_MAX:
+            steps = min(steps, priced * state_steps)
     return searches * SEARCH_STEPS + text_bytes * BYTE_STEPS + steps
 
 
 class _Automaton(NamedTuple):
-    """The number of states, and of positions in the largest one. `is_ascii`: no atom reads a character beyond ASCII."""
+    """The number of states between characters, and of positions in the largest one.
+
+    `states_inside` are those inside the bytes of characters, for each of these; 1: no atom reads a character beyond ASCII.
+    """
 
     states: int
     positions: int
-    is_ascii: bool
+    states_inside: int
+
+    @property
+    def is_ascii(self) -> bool:
+        """Whether no atom reads a character beyond ASCII."""
+        return self.states_inside == 1
 
 
 class _Atom(NamedTuple):
@@ -116,7 +129,9 @@ def _parse(pattern: str) -> _Choice:
             case "repeat" if sequence:
                 sequence.append(_Repetition(sequence.pop(), *repetition_bounds(token)))
             case "any" | "plain" | "escape" | "negated" | "many" | "category" | "code":
-                if token.group() != "^":  # also matches behind the start here: more states, never fewer
+                if token.group() == "^":  # also matches behind the start here: more states, never fewer
+                    sequence.append(_Choice([[]]))  # a repetition behind it repeats nothing
+                else:
                     sequence.append(_NEVER if token.group() == "$" else _atom(token))
             case _:
                 raise _UnknownPatternError
@@ -129,7 +144,7 @@ def _atom(token: re.Match[str]) -> _Atom:
     text = token.group()
     match token.lastgroup:
         case "any":
-            return _Atom(_EVERY & ~_LINE_ENDS)
+            return _Atom(_EVERY & ~_LINE_END)
         case "plain":
             return _Atom(1 << ord(text)) if text.isascii() else _Atom(0, text)
         case "category" | "code":
@@ -138,7 +153,7 @@ def _atom(token: re.Match[str]) -> _Atom:
             positive = escape_characters(text.lower())
             return _Atom(_EVERY if positive is None else _EVERY & ~positive)
         case "escape":
-            characters = escape_characters(text)
+            characters = _CONTROLS.get(text, escape_characters(text))
             if characters is None:
                 raise _UnknownPatternError
             return _Atom(characters, text if text == r"\s" else "")
@@ -149,7 +164,7 @@ def _class_atom(text: str) -> _Atom:
     """Return the atom of a character class."""
     negated = text.startswith("[^")
     inside = text[2 if negated else 1 : -1]
-    if not _CLASS.fullmatch(inside):
+    if not _CLASS.fullmatch(inside) or _ESCAPED_RANGE.search(inside):
         return _Atom(0, text)
     characters, uncertain = 0, ""
     for part in _CLASS_PART.findall(inside):
@@ -166,6 +181,8 @@ def _class_atom(text: str) -> _Atom:
 
 # Without classes inside and operations on classes.
 _CLASS: Final = re.compile(r"(?:\\[^pP]|(?!&&|--|~~)[^\\\[])*")
+# Ranges that begin or end with an escape: what they read is not known here.
+_ESCAPED_RANGE: Final = re.compile(r".-\\|\\.-.", re.DOTALL)
 _CLASS_PART: Final = re.compile(r"\\.|[^\\](?:-[^\\])?", re.DOTALL)
 
 
@@ -218,8 +235,8 @@ class _Network:
         again = () if anchored else start
         states = {start}
         queue = [start] if _MATCH not in start else []
-        self._work = 0
-        while queue and len(states) <= STATES_MAX and self._work <= _WORK_MAX:
+        self._work = copies = 0
+        while queue and len(states) <= STATES_MAX and self._work <= _WORK_MAX and copies <= _COPIES_MAX:
             reached: list[list[tuple[int, ...]]] = [[] for _ in symbols]
             for node in queue.pop():
                 atom = self._atoms[node]
@@ -228,13 +245,16 @@ class _Network:
                     reached[index].append(after)
                     self._work += 1 + len(after)
             for one in reached:
+                copies += 1 + len(again) + sum(map(len, one))
+                if copies > _COPIES_MAX:
+                    break
                 state = tuple(dict.fromkeys(chain(*one, again)))
                 if state not in states and _MATCH not in state:  # the first match ends the search
                     states.add(state)
                     queue.append(state)
-        if queue or self._work > _WORK_MAX:
-            return _Automaton(STATES_MAX + 1, len(self._atoms), factor == 1)
-        return _Automaton(len(states) * factor, max(map(len, states)), factor == 1)
+        if queue or self._work > _WORK_MAX or copies > _COPIES_MAX:
+            return _Automaton(STATES_MAX + 1, len(self._atoms), factor)
+        return _Automaton(len(states), max(map(len, states)), factor)
 
     def _add(self, atom: _Atom | None, following: list[int]) -> int:
         if len(self._atoms) >= _NODES_MAX:

@@ -10,8 +10,17 @@ from gavel_rules.language.document.fact_schema import compile_fact_schema
 from gavel_rules.language.document.params_schema import ParamsSchema, compile_schema
 from gavel_rules.limits import MESSAGE_BYTES_MAX, TEXT_BYTES_MAX
 
-# The library takes 26 ms, 197 ms, 0.2 s and 1.1 s to search 64 KiB.
-COSTLY = ["(a|b)*a(a|b){20}x", ".{0,200}foo.{0,200}bar", "(a|b)*a(a|b){200}x", "1[01]{4000}x"]
+# The library takes 26 ms, 197 ms, 0.2 s and 1.1 s to search 64 KiB; then ranges that end in an escape, repetitions of `^`, and `.` that
+# reads a carriage return, with 307 ms, 333 ms and 103 ms.
+COSTLY = [
+    "(a|b)*a(a|b){20}x",
+    ".{0,200}foo.{0,200}bar",
+    "(a|b)*a(a|b){200}x",
+    "1[01]{4000}x",
+    "a[ -\\~]{900}\n",
+    "a" + "[ab]^{0}" * 900 + "x",
+    "\r.{110}\n",
+]
 ORDINARY = [
     r"^[A-Z]{3}$",
     r"^[a-z0-9-]{1,64}$",
@@ -28,6 +37,8 @@ ORDINARY = [
     r"^[^\x00-\x1f]*$",
     r"\.pdf$",
     r"EUR|USD",
+    r"\r\n",
+    r"^[^\n]+\n.*$",
     r"^",
 ]
 
@@ -57,6 +68,22 @@ def test_costly_patterns_need_a_length(pattern: str) -> None:
 def test_ordinary_patterns_need_no_length(pattern: str) -> None:
     """Ordinary patterns stay far below the limit of a decision for texts of any length."""
     assert steps_of(compiled(t={"type": "string", "pattern": pattern})) < DECISION_STEPS_MAX / 8
+
+
+@pytest.mark.parametrize("pattern", [r"^[^\s@]{1,64}@[^\s@]+\.[a-z]+$", r"^\S{1,100}( \S{1,100})*$"])
+def test_characters_of_several_bytes_do_not_multiply_the_states_kept(pattern: str) -> None:
+    """Patterns of characters beyond ASCII whose states fit into the library's cache do not count as building one for each byte."""
+    assert steps_of(compiled(t={"type": "string", "pattern": pattern})) < DECISION_STEPS_MAX
+
+
+def test_the_analysis_is_bounded() -> None:
+    """The analysis gives up on a short pattern for which it would copy large states for each of a thousand symbols.
+
+    The pattern has 125 states, and would cost 13 million steps. It counts as one that builds a state for each byte.
+    """
+    every = "".join(f"\\{chr(code)}" if not chr(code).isalnum() else chr(code) for code in range(32, 127))
+    pattern = "(?:$?){500}a{20}" + every + "[é][ü][ß][ñ]"
+    assert steps_of(compiled(t={"type": "string", "pattern": pattern})) >= 1_000_000_000
 
 
 @pytest.mark.parametrize("pattern", [r"(?i)^abc.*$", r"\bword\b", "((a|b)?c){900}", "(|a){2,}" * 40, "a" * 2000])
