@@ -144,10 +144,18 @@ def _of_call(function: str, operands: tuple[Node, ...], types: Types) -> ValueTy
         case "-_":
             return kinds[0]
         case "min" | "max" | "sum":
-            element = kinds[0].element or DYN
-            # CEL takes the first overload for a list that has no elements, nor a type of them.
-            return INT if element.kind == "dyn" and kinds[0].size_max == 0 else element
+            # CEL takes the first overload for a literal list without elements; a declared list has a type, known here or not.
+            return INT if _is_empty_literal(operands[0]) else kinds[0].element or DYN
     return DYN
+
+
+def _is_empty_literal(node: Node) -> bool:
+    match node:
+        case ListLiteral(elements):
+            return not elements
+        case Call("_+_", None, (left, right)):
+            return _is_empty_literal(left) and _is_empty_literal(right)
+    return False
 
 
 def _joined(left: ValueType, right: ValueType) -> ValueType:

@@ -129,6 +129,8 @@ def _parse(pattern: str) -> _Choice:
             case "repeat" if sequence:
                 sequence.append(_Repetition(sequence.pop(), *repetition_bounds(token)))
             case "any" | "plain" | "escape" | "negated" | "many" | "category" | "code":
+                if token.group() in ("{", "}"):  # a repetition with blanks inside, which Rust reads as one
+                    raise _UnknownPatternError
                 if token.group() == "^":  # also matches behind the start here: more states, never fewer
                     sequence.append(_Choice([[]]))  # a repetition behind it repeats nothing
                 else:

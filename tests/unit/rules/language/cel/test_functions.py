@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from gavel_rules.language.cel.checker import Environment
+from gavel_rules.language.cel.inference import infer_type
+from gavel_rules.language.cel.library import parse
 from gavel_rules.language.cel.vocabulary import DOUBLE, INT, Field, ValueType
 from gavel_rules.language.engines.cel import Program, condition_source
 from hypothesis import given, settings
@@ -158,6 +160,12 @@ def test_networks_contain_addresses(network: Any, prefix: int, other: Any, is_ne
         narrow = f"{other}/{32 if other.version == 4 else 128}"
         assert (other in whole) == value("cidr(s).containsCIDR(t)", s=text, t=narrow)
         assert prefix == value("cidr(s).prefixLength()", s=text)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[].sum()", "int"), ("([] + []).sum()", "int"), ("e.sum()", "dyn"), ("([] + e).sum()", "dyn")])
+def test_the_sum_of_a_declared_list_without_elements_is_no_literal(text: str, kind: str) -> None:
+    """Only a literal list without elements adds up to an int: a list that is declared empty is one of doubles, as it always was."""
+    assert kind == infer_type(parse(text, 2), {"e": ValueType("list", size_max=0)}).kind
 
 
 EXPRESSIONS: list[tuple[str, dict[str, Any], Any]] = [
