@@ -20,7 +20,7 @@ from gavel.v1.fact_pb2 import Fact
 from google.protobuf.struct_pb2 import Value
 
 from gavel_rules.events.ids import derived_event_id
-from gavel_rules.events.kinds import EXECUTION_PREFIX, FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION
+from gavel_rules.events.kinds import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION, execution_status_key
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
 from gavel_rules.language.derivation_rules import DerivationRule, DerivedValue
 from gavel_rules.language.report_expressions import STATUS_PREFIX
@@ -46,7 +46,7 @@ def derive(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | 
     status = _fact(
         execution,
         decision,
-        key=f"{EXECUTION_PREFIX}{decision.decision.action_type}.status",
+        key=execution_status_key(decision.decision.action_type),
         value=Value(string_value=ExecutionStatus.Name(report.status).removeprefix(STATUS_PREFIX)),
         rule_id=STATUS_RULE_ID,
         rule_version=STATUS_RULE_VERSION,

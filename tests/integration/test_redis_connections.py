@@ -9,9 +9,12 @@ import pytest
 import uvloop
 from gavel_server.log import LogUnavailableError
 from gavel_server.log.redis.connection import ConnectionPool, NetworkPath
+from gavel_server.log.redis.durability import COMMANDS
 from gavel_server.log.redis.embedded import EmbeddedRedis
+from gavel_server.log.redis.replies import is_read_only
+from gavel_server.log.redis.resp import Command
 from redis.asyncio.connection import UnixDomainSocketConnection
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 TIMEOUT_MS = 5_000
 
@@ -67,19 +70,32 @@ async def test_connection_lost_before_a_command_means_that_the_log_is_unavailabl
         raise second  # type: ignore[misc]
 
 
-async def test_connections_to_a_former_primary_are_left(tmp_path: Path) -> None:
+WRITING_SCRIPT = ("EVAL", "return redis.call('SET', KEYS[1], 'value')", "1", "key")
+
+
+@pytest.mark.parametrize("commands", [(("SET", "key", "value"),), (WRITING_SCRIPT,), COMMANDS])
+async def test_connections_to_a_former_primary_are_left(tmp_path: Path, commands: tuple[Command, ...]) -> None:
     """Once a Redis has said that it is a replica, every call opens a new connection: the URL may lead to the new primary."""
     async with EmbeddedRedis(tmp_path) as redis:
         link = NetworkPath()
         pool, other = (ConnectionPool(redis.url, TIMEOUT_MS, 1, link) for _ in range(2))
         client = ("CLIENT", "ID")
         before = [*await pool.read(client), *await other.read(client)]
+        await pool.read(*commands)
         assert before == [*await pool.read(client), *await other.read(client)]
         await pool.read(("REPLICAOF", "127.0.0.1", "1"))
-        (refusal,) = await pool.write(("SET", "key", "value"))
-        assert "READONLY" in str(refusal) or isinstance(refusal, ReadOnlyError)
+        await pool.read(*commands)
         await pool.read(("REPLICAOF", "NO", "ONE"))
         after = [*await pool.read(client), *await other.read(client)]
         assert not {*before} & {*after}
         await pool.close()
         await other.close()
+
+
+def test_refusals_of_replicas() -> None:
+    """Redis 6 wraps what a replica answers to a script that writes; other errors of scripts are no such refusal."""
+    of_redis_6 = (
+        "Error running script (call to f_1): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica."
+    )
+    assert all(map(is_read_only, (ReadOnlyError("You can't write against a read only replica."), ResponseError(of_redis_6))))
+    assert not any(map(is_read_only, (ResponseError("Error running script: -OOM"), b"-READONLY", None, 1)))

@@ -261,7 +261,11 @@ class CoreLayer:
     async def reviews(self) -> list[PendingReview]:
         """See Layer."""
         state = self.core.state
-        return list(views.pending_reviews(sorted(state.reviews.values(), key=lambda one: one.sequence_number), state))
+        return list(
+            views.pending_reviews(
+                sorted(state.reviews.values(), key=lambda one: one.sequence_number), views.compensated_decisions(state), state.bus
+            )
+        )
 
     async def prove(self, *, engines_agree: bool) -> None:
         """See Layer."""

@@ -46,7 +46,7 @@ from gavel_rules.arbitration.verdict import (
 from gavel_rules.codec.rule_set_fragments import encode_rule_match
 from gavel_rules.events.citation import CitedEvent, resolve_citations
 from gavel_rules.events.fingerprint import fingerprint
-from gavel_rules.events.kinds import EXECUTION_PREFIX
+from gavel_rules.events.kinds import FACT_DERIVATION_REACTOR, execution_status_key
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.language.engines.case import Case
@@ -260,11 +260,12 @@ def check_projection_version(context: Context) -> bool:
     if holder is not None and state.decisions[holder].last_sequence_number > version:
         return _refuse(context, reason_codes.PROJECTION_CHANGED)
     if state.semantics.sees_executions:
-        for key, candidates in state.evidence_of(context.proposal.subject).items():
-            if key.startswith(EXECUTION_PREFIX):
-                for candidate in candidates:
-                    if candidate.sequence_number > version and candidate.sequence_number not in cited_numbers:
-                        return _refuse(context, reason_codes.PROJECTION_CHANGED)
+        evidence = state.evidence_of(context.proposal.subject)
+        for action_type in state.active_actions:  # a subject may have more keys than a bus has actions
+            for candidate in evidence.get(execution_status_key(action_type), ()):
+                is_derived = candidate.source == FACT_DERIVATION_REACTOR  # others may state facts and observations of any key
+                if is_derived and candidate.sequence_number > version and candidate.sequence_number not in cited_numbers:
+                    return _refuse(context, reason_codes.PROJECTION_CHANGED)
     return False
 
 

@@ -14,8 +14,6 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 SCHEMA_VERSION: Final = "gavel.v1"
 GAVEL: Final = "gavel"
 FACT_DERIVATION_REACTOR: Final = "fact-derivation-reactor"
-# The keys of the facts that say how executions ended begin so.
-EXECUTION_PREFIX: Final = "execution."
 
 FACT: Final = common_pb2.EVENT_CATEGORY_FACT_EVENT
 PROPOSAL: Final = common_pb2.EVENT_CATEGORY_PROPOSAL_EVENT
@@ -113,3 +111,8 @@ def fact_keys(envelope: Envelope) -> tuple[str, ...]:
         case "observation":
             return tuple(sorted(envelope.observation.extracted_fields))
     return ()
+
+
+def execution_status_key(action_type: str) -> str:
+    """Return the key of the derived facts that say how executions of an action ended."""
+    return f"execution.{action_type}.status"

@@ -88,7 +88,7 @@ class Archives:
 async def join_archive(log: EventLog, url: str) -> EventLog:
     """Return a log with the events of its archive; `url` "": the log alone. Raises LogUnavailableError.
 
-    An archive that cannot be reached is asked again when an event is read that only it may have.
+    A directory or object store that does not answer is asked again when an event is read that only it may have.
     """
     if not url:
         return log

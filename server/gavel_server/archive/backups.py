@@ -15,6 +15,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+import structlog
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.hash_chain import chain
@@ -29,6 +30,8 @@ from gavel_server.log.entries import Work
 from gavel_server.log.protocol import DAY_MS, PAGE_EVENTS_MAX
 from gavel_server.log.stores import StoredLog
 from gavel_server.log.work.protocol import REQUEST_KINDS
+
+_LOG: Final = structlog.get_logger(__name__)
 
 # Events in one append of a restore.
 APPENDED_EVENTS_MAX: Final = 256
@@ -96,9 +99,17 @@ async def read_backup(archive: Archive) -> Backup:
     """
     await archive.refresh()
     names = await asyncio.to_thread(archive.storage.names, BACKUPS_FOLDER)
-    backups = [await _read_backup(archive, f"{BACKUPS_FOLDER}/{name}") for name in names if _NAME.fullmatch(name)]
+    backups: list[tuple[int, Backup]] = []
+    unreadable = ""
+    for name in names:
+        if _NAME.fullmatch(name):
+            try:
+                backups.append(await _read_backup(archive, f"{BACKUPS_FOLDER}/{name}"))
+            except ArchiveError as error:
+                unreadable = str(error)
+                _LOG.warning("backup.unreadable", problem=unreadable, note="an earlier or later one is taken")
     if not backups:
-        raise ArchiveError(f"{archive.storage.place} has no backup of bus {archive.bus}; make one with gavel backup")
+        raise ArchiveError(unreadable or f"{archive.storage.place} has no backup of bus {archive.bus}; make one with gavel backup")
     _, backup = max(backups, key=lambda one: (one[0], one[1].head.sequence_number))
     return backup
 
@@ -109,11 +120,11 @@ async def _read_backup(archive: Archive, name: str) -> tuple[int, Backup]:
     try:
         document = json.loads(content or b"")
         if document["format"] != FORMAT or document["bus"] != archive.bus:
-            raise ArchiveError(f"{name} is of format {document['format']} and bus {document['bus']}")
+            raise ArchiveError(f"{archive.storage.place}/{name} is of format {document['format']} and bus {document['bus']}")
         tail = None if document["tail"] is None else decode_manifest(json.dumps(document["tail"]).encode(), name)
         return int(document.get("written_at_ms", 0)), Backup(Head(int(document["head"]), bytes.fromhex(document["chain_hash"])), tail)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArchiveError(f"{archive.storage.place}/{name} is damaged: {error}; restore it from a copy, or delete this backup") from error
+        raise ArchiveError(f"{archive.storage.place}/{name} is damaged: {error}; restore it from a copy") from error
 
 
 async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Callable[[int], None]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -52,31 +54,56 @@ def read_document(name: str) -> str:
         raise InvalidInputError(f"{display_name(name)} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
+# A file can be written, but not a new one beside it, or the new one not be put in its place.
+_NOT_REPLACEABLE: Final = frozenset({errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS, errno.EXDEV})
+
+
 def write_document(path: Path, text: str) -> None:
-    """Write a file. One that exists is replaced as a whole and keeps its mode, and a link to it stays. Raises CommandError."""
+    """Write a file. Raises CommandError.
+
+    One that exists is replaced as a whole and keeps its owner and mode, and a symbolic link to it stays. Where that cannot be, as for a
+    device, a file that is mounted, or one with several names, it is written in place.
+    """
     try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a device or a pipe
-        else:
-            _replace(path.resolve(), text)
+        if not _replace(path.resolve(), text):
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _replace(path: Path, text: str) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with new.open("x", encoding="utf-8") as file:
+def _replace(path: Path, text: str) -> bool:
+    """Write a file beside `path` and rename it; return False if that cannot be. Raises OSError if the text cannot be written."""
+    present = path.stat() if path.exists() else None
+    if present is not None and (not stat.S_ISREG(present.st_mode) or present.st_nlink > 1):
+        return False
+    if present is not None:
+        path.open("r+b").close()  # raises if it may not be written
+    new = path.with_name(f".{secrets.token_hex(8)}.new")
+    try:
+        file = new.open("x", encoding="utf-8")
+    except OSError as error:
+        if error.errno in _NOT_REPLACEABLE:
+            return False
+        raise
+    with file:
         try:
-            if path.exists():
-                with path.open("r+b") as present:  # raises if it may not be written
-                    os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(present.fileno()).st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(new, path)
+            try:
+                if present is not None:
+                    os.fchown(file.fileno(), present.st_uid, present.st_gid)
+                    os.fchmod(file.fileno(), stat.S_IMODE(present.st_mode))
+                os.replace(new, path)
+            except OSError as error:
+                if error.errno not in _NOT_REPLACEABLE:
+                    raise
+                new.unlink()
+                return False
         except BaseException:
-            new.unlink()
+            new.unlink(missing_ok=True)
             raise
+    return True
 
 
 def read_rule_set(name: str) -> str:

@@ -10,6 +10,7 @@ document and then deploying it runs one child.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import signal
 import subprocess
@@ -38,6 +39,8 @@ TIME_LIMIT_MS: Final = 60_000
 COMPILES_MAX: Final = 2
 COMPILES_WAITING_MAX: Final = 16
 RETRY_AFTER_MS: Final = 2_000
+# Why a process cannot be started now, and perhaps later.
+_SHORTAGES: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 # Size of the cache of children's answers, and the largest answer that it holds.
 ANSWERS_MAX: Final = 256
 ANSWER_BYTES_MAX: Final = 16 * 1024
@@ -117,6 +120,8 @@ class Compiler:
         except subprocess.TimeoutExpired:
             raise _limit_exceeded(f"took longer than {self._time_limit_ms} ms to compile") from None
         except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise  # the installation is broken
             raise _lack_of_resources(f"the compiler cannot be started: {error.strerror}") from error
         return _answer(child.returncode, child.stdout, child.stderr)
 
@@ -164,6 +169,7 @@ def _limit_exceeded(problem: str) -> ServiceError:
 
 
 def _lack_of_resources(problem: str) -> ServiceError:
+    _LOG.warning("compiler.lacks_resources", problem=problem)
     return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{problem}; try again", retry_after_ms=RETRY_AFTER_MS)
 
 

@@ -32,19 +32,23 @@ class ExportError(GavelServerError):
 class Cursor(NamedTuple):
     """How far an export has come: its bus and format, the bus's incarnation, the last event, and the size of the file in bytes.
 
-    `chain_hash` is that of the last event, in hexadecimal; empty if nothing has been exported.
+    `kind` is that of the target; "" in cursors of earlier builds. `chain_hash` is that of the last event, in hexadecimal; empty if nothing
+    has been exported.
     """
 
     bus: str
     format: str
     incarnation: str
+    kind: str = ""
     sequence_number: int = 0
     chain_hash: str = ""
     size_bytes: int = 0
 
 
 class Target(Protocol):
-    """Takes events in their order."""
+    """Takes events in their order. `kind` says what it is."""
+
+    kind: str
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
         """Remove the events after the cursor. If the cursor is new, the target must be empty. Raises ExportError, OSError."""
@@ -59,6 +63,8 @@ class Target(Protocol):
 class LineFile:
     """A file of lines."""
 
+    kind = "file"
+
     def __init__(self, format_name: str, path: Path) -> None:
         self._format = format_name
         self._path = path
@@ -66,13 +72,11 @@ class LineFile:
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
         """See Target."""
-        if cursor.chain_hash and not cursor.size_bytes:
-            raise ExportError("the cursor is of an export to standard output; export to another file and cursor")
         self._file = self._path.open("ab")
         size = self._file.tell()
         if size < cursor.size_bytes:
             raise ExportError(f"{self._path} has {size} bytes, the cursor expects {cursor.size_bytes}; export to another file and cursor")
-        if size and is_new:
+        if size and (is_new or (not cursor.size_bytes and cursor.kind != self.kind)):
             raise ExportError(f"{self._path} exists and the cursor is new; export to another file, or give the cursor of this one")
         self._file.truncate(cursor.size_bytes)
 
@@ -92,13 +96,13 @@ class LineFile:
 class StandardOutput:
     """Lines on standard output. A run that was killed may repeat the events since the cursor."""
 
+    kind = "output"
+
     def __init__(self, format_name: str) -> None:
         self._format = format_name
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
         """See Target."""
-        if cursor.size_bytes:
-            raise ExportError("the cursor is of an export to a file; give this file with --to, or another cursor")
 
     def add(self, envelope: Envelope) -> None:
         """See Target."""
@@ -112,6 +116,8 @@ class StandardOutput:
 
 class ParquetDirectory:
     """A directory of Parquet files, one a commit, named by their first and last event."""
+
+    kind = "directory"
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -210,6 +216,8 @@ def read_cursor(path: Path, new: Cursor) -> Cursor | None:
     if cursor[:3] != new[:3]:
         what = f"{cursor.format} of bus {cursor.bus} with incarnation {cursor.incarnation}"
         raise ExportError(f"the cursor {path} belongs to an export of {what}; give another cursor to export {new.format} of bus {new.bus}")
+    if cursor.kind not in ("", new.kind):
+        raise ExportError(f"the cursor {path} belongs to an export to a target of kind {cursor.kind}, not {new.kind}; give another cursor")
     return cursor
 
 

@@ -303,8 +303,7 @@ class Interceptor:
                     await announce_wait()
                 streams = self.quotas.stream(address, is_subscription=False, principal=principal) if is_stream else nullcontext()
                 with streams, self._observed(call_context, context, is_traced=False):
-                    if not method.client_streaming:
-                        self.quotas.charge(address, len(data), principal)
+                    # A health check is not charged: who watches the server must not take one noisy caller for its end.
                     request = decoded(requests, address, principal) if method.client_streaming else decode(data)
                     if guard is not None and not method.client_streaming:
                         await guard(request, call_context.principal)

@@ -232,8 +232,7 @@ class EventServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         if request.HasField("last_read"):
-            async with self._reads.occupy(context.caller):
-                await check_history(sequencer, Head(request.last_read.sequence_number, request.last_read.chain_hash))
+            await check_history(sequencer, Head(request.last_read.sequence_number, request.last_read.chain_hash))
         await context.send_headers()  # the caller learns that it is subscribed before there is an event
         event_filter = EventFilter(
             frozenset(request.categories),

@@ -119,9 +119,9 @@ class ProjectionServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         page = page_of(request.page_size, request.page_token, ("pending reviews", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
-        covered, in_force = state.head, state.grants_in_force
+        covered, in_force, compensated = state.head, state.grants_in_force, views.compensated_decisions(state)
         ordered = await sort_in_turns(state.reviews.values(), lambda one: one.sequence_number, _after(page), context.caller)
-        pending = views.pending_reviews(ordered, state, in_force, context.principal)
+        pending = views.pending_reviews(ordered, compensated, sequencer.bus, in_force, context.principal)
         reviews, token = await fill(page, pending, _place, context.caller)
         return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=covered)
 

@@ -6,6 +6,7 @@ log once in the tree's life. The work is done in slices, one bus at a time, and 
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -43,6 +44,7 @@ class ProofServicer:
         """`directory` holds the trees, one folder a bus; None: a temporary one."""
         self._buses = buses
         self._slots = slots
+        self._publishing = asyncio.Lock()
         self._temporary: Final = TemporaryDirectory(prefix="gavel-proofs-") if directory is None else None
         self._directory: Final = Path(self._temporary.name) if self._temporary is not None else directory or Path()
         self._trees: dict[str, LogTree] = {}
@@ -122,8 +124,9 @@ class ProofServicer:
             root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.caller)
         if root != checkpoint.root:
             raise _refusal(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
-        _check_not_older(checkpoint, await _read_published(sequencer))  # others may have published meanwhile
-        await sequencer.log.publish_checkpoint(str(checkpoint).encode())
+        async with self._publishing:  # others may have published meanwhile
+            _check_not_older(checkpoint, await _read_published(sequencer))
+            await sequencer.log.publish_checkpoint(str(checkpoint).encode())
         return PublishCheckpointResponse()
 
     def _tree(self, bus: str) -> LogTree:

@@ -14,9 +14,9 @@ import pytest
 from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, Producer
 from gavel_client import Firing, GavelError, PositionFile, Trigger, TriggerSubscription
 
-from tests.e2e.faults.test_restarts import accept_loss, copy_log, write
+from tests.e2e.faults.test_restarts import accept_loss, return_to_the_copy, write, write_beyond_a_copy
 from tests.e2e.runs import forker, run_gavel
-from tests.e2e.world import Server, open_bus, poll, run_servers
+from tests.e2e.world import Server, poll, run_servers
 
 AGENT = Producer(type=PRODUCER_TYPE_AGENT, id="agent")
 # Only a hanging program takes longer.
@@ -91,14 +91,8 @@ async def test_what_was_read_and_is_lost(tmp_path: Path) -> None:
         return readers.lines("followed") == head or None
 
     with run_servers(server):
+        await write_beyond_a_copy(server, tmp_path)
         async with server.client() as client:
-            await open_bus(client)
-            await write(client, 1)
-        assert 0 == await asyncio.to_thread(server.terminate)
-        copy_log(server.data, tmp_path / "older")
-        await asyncio.to_thread(server.start)
-        async with server.client() as client:
-            await write(client, 5)
             head = (await client.get_status()).head_sequence_number
         assert 0 == (await asyncio.to_thread(readers.export)).returncode
         await readers.wake_until(head)
@@ -108,8 +102,7 @@ async def test_what_was_read_and_is_lost(tmp_path: Path) -> None:
         woken = list(readers.woken)
         with readers.follow() as follower:
             await poll(followed)
-            assert 0 == await asyncio.to_thread(server.terminate)
-            copy_log(tmp_path / "older", server.data)
+            await return_to_the_copy(server, tmp_path)
             await asyncio.to_thread(server.start)
 
             unaccepted = await asyncio.to_thread(readers.export)

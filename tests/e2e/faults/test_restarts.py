@@ -195,8 +195,8 @@ async def refuses_to_write(server: Server, client: GavelClient) -> None:
     assert before == await Ledger.read(server.redis_url, BUS)
 
 
-async def lose_events(server: Server, tmp_path: Path) -> None:
-    """Stop `server` and replace its log by a copy without the last events."""
+async def write_beyond_a_copy(server: Server, tmp_path: Path) -> None:
+    """Open the bus, copy its log, and write more events."""
     async with server.client() as client:
         await open_bus(client)
         await approve(client, "parcel/approved")
@@ -206,8 +206,18 @@ async def lose_events(server: Server, tmp_path: Path) -> None:
     await asyncio.to_thread(server.start)
     async with server.client() as client:
         await write(client, 5)
+
+
+async def return_to_the_copy(server: Server, tmp_path: Path) -> None:
+    """Stop `server`, and replace its log by the copy, without the events after it."""
     assert 0 == await asyncio.to_thread(server.terminate)
     copy_log(tmp_path / "older", server.data)
+
+
+async def lose_events(server: Server, tmp_path: Path) -> None:
+    """Stop `server` and replace its log by a copy without the last events."""
+    await write_beyond_a_copy(server, tmp_path)
+    await return_to_the_copy(server, tmp_path)
 
 
 async def test_a_log_that_lost_events_is_not_written_to(server: Server, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ STATE_STEPS: Final = 500  # building one state of the automaton
 STATE_POSITION_STEPS: Final = 24  # for each position in the state
 
 STATES_MAX: Final = 1_000  # more may not fit into the library's cache
+_STATES_BUILT_MAX: Final = 4_000  # to find out how many positions the largest one has
 _NODES_MAX: Final = 5_000
 _DEPTH_MAX: Final = 50
 _WORK_MAX: Final = 30_000  # nodes visited: to make them, and then to find the states
@@ -36,6 +37,7 @@ _ASCII: Final = 128
 _WIDE: Final = 1 << _ASCII
 _EVERY: Final = (_WIDE << 1) - 1
 _UNCERTAIN_MAX: Final = 4
+_LITERALS_MAX: Final = 100
 # States inside the bytes of such characters, for each state between characters: for a few ranges, and for a category of Unicode.
 _WIDE_STATES: Final = 8
 _CATEGORY_STATES: Final = 100
@@ -104,7 +106,7 @@ class _UnknownPatternError(GavelRulesError):
 
 @lru_cache(maxsize=1_000)
 def _build_automaton(pattern: str, anchored: bool) -> _Automaton | None:
-    """Return the automaton of a search; None if it is not known. Unbounded ones have more than STATES_MAX states."""
+    """Return the automaton of a search; None if it is not known. Those with too many states have _STATES_BUILT_MAX + 1."""
     try:
         network = _Network()
         entry = network.enter(_parse(pattern), _MATCH)
@@ -238,7 +240,7 @@ class _Network:
         states = {start}
         queue = [start] if _MATCH not in start else []
         self._work = copies = 0
-        while queue and len(states) <= STATES_MAX and self._work <= _WORK_MAX and copies <= _COPIES_MAX:
+        while queue and len(states) <= _STATES_BUILT_MAX and self._work <= _WORK_MAX and copies <= _COPIES_MAX:
             reached: list[list[tuple[int, ...]]] = [[] for _ in symbols]
             for node in queue.pop():
                 atom = self._atoms[node]
@@ -255,7 +257,7 @@ class _Network:
                     states.add(state)
                     queue.append(state)
         if queue or self._work > _WORK_MAX or copies > _COPIES_MAX:
-            return _Automaton(STATES_MAX + 1, len(self._atoms), factor)
+            return _Automaton(_STATES_BUILT_MAX + 1, len(self._atoms), factor)
         return _Automaton(len(states), max(map(len, states)), factor)
 
     def _add(self, atom: _Atom | None, following: list[int]) -> int:
@@ -289,14 +291,16 @@ class _Network:
 
 def _symbols(atoms: set[_Atom]) -> set[frozenset[_Atom]]:
     """Return the different characters, as the atoms that read them. Raises _UnknownPatternError if they are too many."""
-    names = sorted({atom.uncertain for atom in atoms if atom.uncertain})
-    if len(names) > _UNCERTAIN_MAX:
+    literals = {atom.uncertain for atom in atoms if len(atom.uncertain) == 1}  # each another character
+    names = sorted({atom.uncertain for atom in atoms if atom.uncertain} - literals)
+    if len(names) > _UNCERTAIN_MAX or len(literals) > _LITERALS_MAX:
         raise _UnknownPatternError
     read_together = [set(some) for count in range(len(names) + 1) for some in combinations(names, count)]
+    of_ascii = [(character, some) for character in range(_ASCII) for some in read_together]
+    beyond = [(_ASCII, {*some, literal}) for literal in (*literals, "") for some in read_together]
     return {
-        frozenset(atom for atom in atoms if atom.characters >> character & 1 or atom.uncertain in some)
-        for character in range(_ASCII + 1)
-        for some in read_together
+        frozenset(atom for atom in atoms if atom.characters >> character & 1 or (atom.uncertain and atom.uncertain in some))
+        for character, some in (*of_ascii, *beyond)
     }
 
 

@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol, cast
 
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
-from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gavel_server.log.protocol import LogUnavailableError, LogUnreachableError, LogVolatileError, OutcomeUnknownError
-from gavel_server.log.redis.durability import COMMANDS, volatility
-from gavel_server.log.redis.replies import reason
+from gavel_server.log.redis.durability import COMMANDS, is_replica, volatility
+from gavel_server.log.redis.replies import is_read_only, reason
 from gavel_server.log.redis.resp import Command, pack
 from gavel_server.log.redis.topology.urls import Endpoint, endpoint
 
@@ -195,7 +195,7 @@ class ConnectionPool:
                 # Cancelled between request and reply: the next reply on this connection would answer the wrong call.
                 await connection.disconnect(nowait=True)
                 raise
-            if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            if any(map(is_read_only, replies)) or _is_of_replica(commands, replies):
                 # A former primary. Its name may lead to the new one by now, but old connections do not.
                 self._link.leave()
                 await connection.disconnect(nowait=True)
@@ -297,6 +297,11 @@ async def _is_usable(connection: AbstractConnection) -> bool:
         return not await cast("Callable[[], Awaitable[bool]]", connection.can_read)()
     except _CONNECTION_ERRORS:
         return False
+
+
+def _is_of_replica(commands: Sequence[Command], replies: Sequence[Any]) -> bool:
+    """Return whether the replies to COMMANDS are those of a replica. The server then sends no write that could tell it."""
+    return commands == COMMANDS and is_replica(replies)
 
 
 async def _reply(connection: AbstractConnection) -> Any:

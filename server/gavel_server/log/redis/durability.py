@@ -28,6 +28,11 @@ def judge(replies: Sequence[Any]) -> list[str]:
     return volatility_reasons(values, info_fields(info))
 
 
+def is_replica(replies: Sequence[Any]) -> bool:
+    """Return whether the Redis that gave these replies to COMMANDS is a replica."""
+    return isinstance(replies[-1], bytes) and info_fields(replies[-1]).get("role") == "slave"
+
+
 def volatility(replies: Sequence[Any]) -> str:
     """Return the message about a Redis whose replies to COMMANDS show that it may lose acknowledged events, or ""."""
     return volatility_message(judge(replies))

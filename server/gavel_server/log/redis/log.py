@@ -46,7 +46,7 @@ from gavel_server.log.protocol import (
 from gavel_server.log.redis.acknowledgement import shortfall, version_problem, wait_commands
 from gavel_server.log.redis.connection import REDIS_VERSION_MIN, TIMEOUT_MS_DEFAULT
 from gavel_server.log.redis.durability import COMMANDS, judge
-from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
+from gavel_server.log.redis.replies import chunks, info_fields, is_read_only, pairs, reason
 from gavel_server.log.redis.resp import Argument, flags_and_arguments, record_of
 from gavel_server.log.redis.script import Script
 from gavel_server.log.redis.topology.protocol import BusConnections, Topology
@@ -351,7 +351,7 @@ class RedisLog:
         if "OOM command not allowed" in text:
             remedy = "give it more memory (maxmemory; redis_memory_mib of the embedded one)"
             return LogUnavailableError(f"Redis at {self._reads.address} is full, so nothing is written: {remedy}. It answers: {text}")
-        kind = LogUnreachableError if text.startswith(_TRANSIENT_REFUSALS) else LogUnavailableError
+        kind = LogUnreachableError if text.startswith(_TRANSIENT_REFUSALS) or is_read_only(reply) else LogUnavailableError
         return kind(f"Redis at {self._reads.address} refuses: {text}")
 
     def _head_of(self, fields: list[bytes | None]) -> Head:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+from redis.exceptions import ReadOnlyError, ResponseError
+
 # The most keys or ids in one call to Redis.
 LOOKUPS_MAX: Final = 1000
 
@@ -25,6 +27,11 @@ def reason(reply: Exception) -> str:
     """Return an error reply as Redis sent it, with its code in front."""
     code = getattr(reply, "status_code", None)
     return f"{code} {reply}" if code else str(reply)
+
+
+def is_read_only(reply: object) -> bool:
+    """Return whether a reply says that this Redis is a replica. Redis 6 wraps the refusal of a script in another error."""
+    return isinstance(reply, ReadOnlyError) or (isinstance(reply, ResponseError) and "-READONLY" in str(reply))
 
 
 def info_fields(text: bytes) -> dict[str, str]:

@@ -7,7 +7,7 @@ from records that never change. A subject's own view is in `subject_projection`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from gavel.v1 import fact_pb2, projection_service_pb2
 from gavel.v1.fact_pb2 import ReviewResolved
@@ -47,15 +47,24 @@ def pending_decision(live: LiveDecision) -> PendingDecision:
     )
 
 
+def compensated_decisions(state: State) -> dict[str, str]:
+    """Return which decision each live compensation under review undoes, by the id of the compensation."""
+    approvals = [review.approved_decision_id for review in state.reviews.values() if review.approved_decision_id]
+    return {
+        approval: live.compensates for approval in approvals if (live := state.decisions.get(approval)) is not None and live.compensates
+    }
+
+
 def pending_reviews(
-    reviews: Iterable[Review], state: State, in_force: GrantsInForce | None = None, caller: Principal = ANONYMOUS
+    reviews: Iterable[Review],
+    compensated: Mapping[str, str],
+    bus: str,
+    in_force: GrantsInForce | None = None,
+    caller: Principal = ANONYMOUS,
 ) -> Iterator[PendingReview]:
-    """Yield open reviews as `caller` sees them under the grants of its bus."""
-    bus = state.bus
+    """Yield open reviews as `caller` sees them under the grants of its bus. `compensated` is `compensated_decisions` of the state."""
     for review in reviews:
-        # Looked up one by one: there may be 100,000 reviews, of which a page shows a few.
-        approval = state.decisions.get(review.approved_decision_id)
-        compensates = "" if approval is None else approval.compensates
+        compensates = compensated.get(review.approved_decision_id, "")
         yield _review(review, compensates, _may_vote(review, bus, in_force, caller))
 
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.event_service_pb2 import Checkpoint, SubscribeEventsRequest
-from gavel_server.log import Record
+from gavel_server.log import Head, Record
 
 from tests.integration.services.world import (
     World,
@@ -107,6 +107,27 @@ async def test_a_subscription_continues_only_after_an_event_of_the_log(world: Wo
             assert f"has lost event {last_read.sequence_number} (" in refused.message
     for invalid in (Checkpoint(), Checkpoint(sequence_number=3), Checkpoint(chain_hash=checkpoint.chain_hash)):
         assert "INVALID_REQUEST" == (await refusal(_take(world, 1, last_read=invalid))).reason
+
+
+async def test_a_trimmed_event_is_not_a_lost_one(world: World) -> None:
+    """A reader goes on at the first event that the log still has; one that is farther back hears that the archive is missing."""
+    events = [await world.publish(fact(f"order/{number}", "order.status", "paid")) for number in range(4)]
+    positions = [Checkpoint(sequence_number=event.sequence_number, chain_hash=event.chain_hash) for event in events]
+    await (await world.buses.open("")).log.trim(events[2].sequence_number)
+    assert [4, 5] == await _take(world, 2, from_sequence_number=4, last_read=positions[1])
+    refused = await refusal(_take(world, 1, from_sequence_number=4, last_read=positions[0]))
+    assert (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND") == (refused.code, refused.reason)
+    other = Checkpoint(sequence_number=3, chain_hash=events[0].chain_hash)
+    assert "HISTORY_REPLACED" == (await refusal(_take(world, 1, from_sequence_number=4, last_read=other))).reason
+
+
+async def test_a_reported_loss_is_not_accepted_yet(world: World) -> None:
+    """As long as a loss that some server has reported is not accepted, the log may be restored, and a reader of lost events waits."""
+    event = await world.publish(fact("order/1", "order.status", "paid"))
+    log = (await world.buses.open("")).log
+    await log.report_loss(Head(9, event.chain_hash))
+    last_read = Checkpoint(sequence_number=9, chain_hash=event.chain_hash)
+    assert "LOG_REGRESSED" == (await refusal(_take(world, 1, last_read=last_read))).reason
 
 
 async def test_subscription_filters_by_action_and_outcome(world_with_rules: World) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -58,10 +60,15 @@ async def test_killed_child_is_a_limit_error(monkeypatch: pytest.MonkeyPatch, pr
     assert error_info.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_compiler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that cannot start a process is asked again later: that is no fault of the document, and no bug."""
-    monkeypatch.setattr(compiler, "_COMMAND", ("/nowhere/python",))
-    with pytest.raises(ServiceError, match="cannot be started: No such file or directory; try again") as error_info:
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+async def test_a_compiler_that_cannot_be_started_now(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A machine that is short of processes, memory or files is asked again later: that is no fault of the document, and no bug."""
+
+    def run(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ServiceError, match=f"cannot be started: {os.strerror(number)}; try again") as error_info:
         await Compiler().check(RULE_SET)
     assert error_pb2.ERROR_REASON_QUEUE_FULL == error_info.value.reason
 

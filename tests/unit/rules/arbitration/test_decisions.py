@@ -319,6 +319,15 @@ def test_an_execution_that_has_ended_since_refuses(arbiter_version: int) -> None
     core.prove()
 
 
+def test_what_others_say_of_executions_refuses_nothing() -> None:
+    """Only derived facts say that an execution has ended; a fact of somebody else with such a key hinders no proposal."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    version = core.state.head
+    core.fact(f"execution.{ACTION}.status", "SUCCESS")
+    assert APPROVED == core.decide([status], projection_version=version).outcome
+
+
 def test_projection_version_ahead_of_the_log_is_invalid() -> None:
     """A `projection_version` ahead of the log is INVALID_REQUEST, and nothing is recorded."""
     core = Core(document())

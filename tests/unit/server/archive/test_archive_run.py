@@ -351,6 +351,12 @@ async def test_the_newest_backup_after_a_loss(tmp_path: Path) -> None:
     await extend(log, 2, "after the loss")
     await write_backup(log, archive_in(tmp_path), NOW_MS + 1)
     assert await log.head() == (await read_backup(archive_in(tmp_path))).head
+    (tmp_path / "backups" / f"{EVENTS:012}.json").write_bytes(b"{")  # an old one, which is not needed
+    assert await log.head() == (await read_backup(archive_in(tmp_path))).head
+    for path in (tmp_path / "backups").glob("*.json"):
+        path.write_bytes(b"{")
+    with pytest.raises(ArchiveError, match="is damaged"):
+        await read_backup(archive_in(tmp_path))
 
 
 async def test_an_archive_that_cannot_be_reached(tmp_path: Path) -> None:

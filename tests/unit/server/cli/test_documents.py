@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -163,7 +164,31 @@ def test_file_that_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def fail(*_: object) -> None:
     """Raise OSError."""
-    raise OSError(1, "full")
+    raise OSError(errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EPERM])
+def test_file_that_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A file in whose place no other can be put is written as it is."""
+    file = tmp_path / "a.yaml"
+    file.write_text("old, and longer\n")
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        write_document(file, "new\n")
+    assert (["a.yaml"], "new\n") == (os.listdir(tmp_path), file.read_text())
+
+
+def test_file_with_several_names(tmp_path: Path) -> None:
+    """A hard link keeps both names."""
+    file, other = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    file.write_text("old\n")
+    os.link(file, other)
+    write_document(file, "new\n")
+    assert "new\n" == other.read_text()
 
 
 def test_device() -> None:

@@ -11,7 +11,7 @@ from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_server.export.targets import Cursor, ExportError, LineFile, ParquetDirectory, StandardOutput, Target, read_cursor, write_cursor
+from gavel_server.export.targets import Cursor, ExportError, LineFile, ParquetDirectory, Target, read_cursor, write_cursor
 from google.protobuf.timestamp_pb2 import Timestamp
 
 NEW = Cursor("default", "jsonl", "0-0")
@@ -92,15 +92,16 @@ def test_truncated_file(tmp_path: Path) -> None:
         LineFile("jsonl", tmp_path / "export").resume(NEW._replace(sequence_number=1, size_bytes=9), is_new=False)
 
 
-def test_cursors_of_other_targets(tmp_path: Path) -> None:
-    """A file is not continued by the cursor of an export to standard output, which knows nothing of it, nor the other way round."""
+@pytest.mark.parametrize("other", ["output", ""])
+def test_a_file_is_not_emptied_by_a_foreign_cursor(tmp_path: Path, other: str) -> None:
+    """A file that this export has not written is kept, also if the cursor is of another target or of a run killed at its start."""
     path = tmp_path / "export"
     path.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(ExportError, match="is of an export to standard output"):
-        LineFile("jsonl", path).resume(NEW._replace(sequence_number=9, chain_hash="ab" * 32), is_new=False)
+    for cursor in (NEW._replace(kind=other), NEW._replace(kind=other, sequence_number=9, chain_hash="ab" * 32)):
+        with pytest.raises(ExportError, match="exists and the cursor is new"):
+            LineFile("jsonl", path).resume(cursor, is_new=False)
     assert "{}\n" == path.read_text(encoding="utf-8")
-    with pytest.raises(ExportError, match="is of an export to a file"):
-        StandardOutput("jsonl").resume(NEW._replace(sequence_number=9, chain_hash="ab" * 32, size_bytes=3), is_new=False)
+    LineFile("jsonl", path).resume(NEW._replace(kind="file"), is_new=False)  # a run of its own that was killed before its first commit
 
 
 def test_cursor(tmp_path: Path) -> None:
@@ -110,6 +111,9 @@ def test_cursor(tmp_path: Path) -> None:
     cursor = NEW._replace(sequence_number=7, chain_hash="ab" * 32, size_bytes=70)
     write_cursor(path, cursor)
     assert cursor == read_cursor(path, NEW)
+    write_cursor(path, cursor._replace(kind="output"))
+    with pytest.raises(ExportError, match="to a target of kind output, not file"):
+        read_cursor(path, NEW._replace(kind="file"))
     for other in (NEW._replace(bus="other"), NEW._replace(format="ocsf"), NEW._replace(incarnation="1-1")):
         with pytest.raises(ExportError, match="belongs to an export of jsonl of bus default"):
             read_cursor(path, other)

@@ -89,7 +89,7 @@ def _run(target: Target, format_name: str, cursor_path: Path | None, first: int,
         stop_on_signal(stop.set)
         async with open_client(server, bus) as client:
             status = await client.get_status()
-            new = Cursor(bus, format_name, status.bus_incarnation, max(first - 1, 0))
+            new = Cursor(bus, format_name, status.bus_incarnation, target.kind, max(first - 1, 0))
             known = None if cursor_path is None else read_cursor(cursor_path, new)
             target.resume(known or new, is_new=known is None)
             if known is None and cursor_path is not None:
@@ -172,7 +172,9 @@ class _Export:
         if self._reached <= self._cursor.sequence_number:
             return
         size = self._target.commit()
-        self._cursor = self._cursor._replace(sequence_number=self._reached, chain_hash=self._last_read.chain_hash.hex(), size_bytes=size)
+        self._cursor = self._cursor._replace(
+            kind=self._target.kind, sequence_number=self._reached, chain_hash=self._last_read.chain_hash.hex(), size_bytes=size
+        )
         if self._cursor_path is not None:
             write_cursor(self._cursor_path, self._cursor)
 
@@ -181,7 +183,7 @@ class _Export:
         import asyncio
 
         from gavel_client import GavelError
-        from grpc import StatusCode
+        from gavel_client.rpc.backoff import is_transient
 
         while True:
             try:
@@ -189,7 +191,7 @@ class _Export:
                 async for response in self._client.subscribe_events(from_sequence_number=self._reached + 1, last_read=last_read):
                     yield response
             except GavelError as error:
-                if not is_endless or error.code != StatusCode.UNAVAILABLE:
+                if not is_endless or not is_transient(error):
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -71,7 +71,17 @@ def test_ordinary_patterns_need_no_length(pattern: str) -> None:
     assert steps_of(compiled(t={"type": "string", "pattern": pattern})) < DECISION_STEPS_MAX / 8
 
 
-@pytest.mark.parametrize("pattern", [r"^[^\s@]{1,64}@[^\s@]+\.[a-z]+$", r"^\S{1,100}( \S{1,100})*$"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^[^\s@]{1,64}@[^\s@]+\.[a-z]+$",
+        r"^\S{1,100}( \S{1,100})*$",
+        r"^Заказ №\d+$",
+        "(Größe|Änderung|Öl|Übung)",
+        r"^.{0,1000}$",
+        r"^[\w -]{1,999}$",
+    ],
+)
 def test_characters_of_several_bytes_do_not_multiply_the_states_kept(pattern: str) -> None:
     """Patterns of characters beyond ASCII whose states fit into the library's cache do not count as building one for each byte."""
     assert steps_of(compiled(t={"type": "string", "pattern": pattern})) < DECISION_STEPS_MAX
