@@ -46,7 +46,7 @@ from gavel_rules.arbitration.verdict import (
 from gavel_rules.codec.rule_set_fragments import encode_rule_match
 from gavel_rules.events.citation import CitedEvent, resolve_citations
 from gavel_rules.events.fingerprint import fingerprint
-from gavel_rules.events.kinds import FACT_DERIVATION_REACTOR, execution_status_key
+from gavel_rules.events.kinds import FACT, FACT_DERIVATION_REACTOR, execution_status_key
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.language.engines.case import Case
@@ -139,8 +139,8 @@ def check_policy(context: Context) -> bool:
 
 def check_params(context: Context) -> bool:
     """Refuse params that violate a schema of the action."""
-    params = context.proposal.params
-    violations = {violation for action in context.actions for violation in action.violations(params)}
+    params, in_long_texts = context.proposal.params, context.state.semantics.searches_long_texts
+    violations = {violation for action in context.actions for violation in action.violations(params, in_long_texts=in_long_texts)}
     if not violations:
         return False
     refuse(context.decision, reason_codes.INVALID_PARAMS)
@@ -263,7 +263,8 @@ def check_projection_version(context: Context) -> bool:
         evidence = state.evidence_of(context.proposal.subject)
         for action_type in state.active_actions:  # a subject may have more keys than a bus has actions
             for candidate in evidence.get(execution_status_key(action_type), ()):
-                is_derived = candidate.source == FACT_DERIVATION_REACTOR  # others may state facts and observations of any key
+                # Others may state facts of any key, and agents observations of any key and tool.
+                is_derived = candidate.category == FACT and candidate.source == FACT_DERIVATION_REACTOR
                 if is_derived and candidate.sequence_number > version and candidate.sequence_number not in cited_numbers:
                     return _refuse(context, reason_codes.PROJECTION_CHANGED)
     return False

@@ -38,7 +38,8 @@ CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
         "derivations read facts and counters, and name subjects",
         "rule sets that share an action and read counters in its score agree on the definitions and keys of these counters",
         "counters and facts of many subjects read integers as declared, and retractions do not count",
-        "a proposal with a projection_version is refused if an execution on its subject has ended since",
+        "a proposal with a projection_version is refused if an execution of a governed action on its subject has ended since",
+        "a pattern is not searched in a text that is longer than the maxLength beside it, and is no further violation of such a text",
     ),
 }
 
@@ -66,6 +67,7 @@ class Semantics:
         compares_counters: bool,
         reads_as_declared: bool,
         sees_executions: bool,
+        searches_long_texts: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -98,6 +100,8 @@ class Semantics:
         self.reads_as_declared: Final = reads_as_declared
         # Whether the end of an execution on a proposal's subject is a change of the projection that the proposal was made on.
         self.sees_executions: Final = sees_executions
+        # Whether a text that is longer than its maxLength also violates a pattern beside that.
+        self.searches_long_texts: Final = searches_long_texts
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -130,6 +134,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         compares_counters=False,
         reads_as_declared=False,
         sees_executions=False,
+        searches_long_texts=True,
     ),
     3: Semantics(
         3,
@@ -149,6 +154,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         compares_counters=True,
         reads_as_declared=True,
         sees_executions=True,
+        searches_long_texts=False,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

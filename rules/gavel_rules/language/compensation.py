@@ -67,8 +67,8 @@ class Compensation:
         self.expressions = tuple(sorted(expressions.items()))
         self._target = target
 
-    def params(self, report: Envelope, decision: Envelope) -> CompensationParams:
-        """Return the params for a PARTIAL report on a decision."""
+    def params(self, report: Envelope, decision: Envelope, *, in_long_texts: bool = False) -> CompensationParams:
+        """Return the params for a PARTIAL report on a decision, with their violations; see `ParamsSchema.violations`."""
         params = Struct()
         failures = []
         for name, expression in self.expressions:
@@ -84,7 +84,9 @@ class Compensation:
                 params.fields[name].CopyFrom(python_to_value(value))
         if not failures and params.ByteSize() > COMPENSATION_PARAMS_BYTES_MAX:
             failures.append(f"the params are {params.ByteSize()} bytes; the limit is {COMPENSATION_PARAMS_BYTES_MAX}")
-        violations = () if failures or self._target is None else self._target.violations(struct_to_dict(params))
+        violations: tuple[tuple[str, str], ...] = ()
+        if not failures and self._target is not None:
+            violations = self._target.violations(struct_to_dict(params), in_long_texts=in_long_texts)
         return CompensationParams(params, tuple(failures), violations)
 
 

@@ -26,6 +26,7 @@ from gavel_server.bus.snapshot_writer import write_forever
 from gavel_server.config import Settings, is_local
 from gavel_server.endpoint import Endpoint, EndpointSecurity, listen
 from gavel_server.fairness.quotas import Quotas
+from gavel_server.fairness.turns import take_turn
 from gavel_server.front.programs import select_program
 from gavel_server.history.replay_process import ReplayProcesses
 from gavel_server.identity.identity import Identity, IdentityError
@@ -182,7 +183,7 @@ def _heads(buses: BusRegistry) -> list[BusHead]:
 
 def _security(settings: Settings) -> EndpointSecurity:
     try:
-        return EndpointSecurity(Identity(settings.identity), select_program(settings.front), settings.listen)
+        return EndpointSecurity(Identity(settings.identity, take_turn), select_program(settings.front), settings.listen)
     except (OSError, IdentityError) as error:
         raise ServeError(str(error)) from error
 

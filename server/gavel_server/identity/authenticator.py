@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gavel_server.errors import ServiceError
@@ -36,22 +37,27 @@ class Authenticator:
         json_web_tokens: JwtAuthenticator | None = None,
         tokens: TokenAuthenticator | None = None,
         users: UserAuthenticator | None = None,
+        *,
+        take_turn: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`take_turn` is awaited with the peer before credentials are verified, so that many of one peer do not hold up all calls."""
         self.certificates: Final = certificates
         self.json_web_tokens: Final = json_web_tokens
         self.tokens: Final = tokens
         self.users: Final = users
+        self._take_turn: Final = take_turn
         self._kept: OrderedDict[bytes, Session] = OrderedDict()
         self._all: weakref.WeakSet[Session] = weakref.WeakSet()
 
     async def authenticate(self, credentials: Credentials) -> Session:
         """Return the session of a caller. Raises ServiceError UNAUTHENTICATED, which names the check that failed."""
         digest = credentials.digest()
-        session = self._kept.get(digest)
-        if session is not None and session.error() is None:
-            self._kept.move_to_end(digest)
+        session = self._find(digest)
+        if session is None and self._take_turn is not None:
+            await self._take_turn(credentials.peer)
+            session = self._find(digest)  # calls may come together
+        if session is not None:
             return session
-        self._kept.pop(digest, None)
         session = await self._verify(credentials)
         self._kept[digest] = session
         self._all.add(session)
@@ -78,6 +84,17 @@ class Authenticator:
         for session in list(self._all):
             if session.expires_at <= now:
                 session.end(EXPIRED)
+
+    def _find(self, digest: bytes) -> Session | None:
+        """Return the session of credentials that were verified before, unless it is over."""
+        session = self._kept.get(digest)
+        if session is None:
+            return None
+        if session.error() is not None:
+            del self._kept[digest]
+            return None
+        self._kept.move_to_end(digest)
+        return session
 
     async def _verify(self, credentials: Credentials) -> Session:
         token = credentials.bearer()

@@ -7,7 +7,7 @@ Other files are loaded all the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,7 +41,9 @@ class IdentityError(GavelServerError):
 class Identity:
     """How a server knows its callers. `authenticator` is None without authentication, `tls` without TLS. Raises IdentityError."""
 
-    def __init__(self, settings: IdentitySettings) -> None:
+    def __init__(self, settings: IdentitySettings, take_turn: Callable[[str], Awaitable[None]] | None = None) -> None:
+        """`take_turn` is awaited before credentials are verified; see `Authenticator`."""
+        self._take_turn: Final = take_turn
         self._settings: Final = settings
         self._stamps = self._look()
         self._reload: Final = asyncio.Event()
@@ -117,6 +119,7 @@ class Identity:
             JwtAuthenticator(settings.issuers) if settings.issuers else None,
             TokenAuthenticator(read_token_file(settings.token_file)) if settings.token_file is not None else None,
             UserAuthenticator(settings.unix_users),
+            take_turn=self._take_turn,
         )
 
     async def _load(self) -> None:

@@ -1,8 +1,9 @@
 """The keys of one issuer of JWTs: a JSON Web Key Set (RFC 7517) from a URL or a file, cached.
 
-The set is read again after REFRESH_SECONDS. It is read at once when a token names a key that is not in it, but at most every RETRY_SECONDS,
-so that callers cannot make the server flood an issuer. While an issuer cannot be reached its keys serve for STALE_SECONDS, then none of its
-tokens is accepted. Each URL is fetched in a thread of its own: a name server that does not answer holds this thread and nothing else.
+The set is read again after REFRESH_SECONDS, if `refresh` is called regularly. It is read at once when a token names a key that is not in
+it, but at most every RETRY_SECONDS, so that callers cannot make the server flood an issuer. While an issuer cannot be reached its keys
+serve for STALE_SECONDS, then none of its tokens is accepted. Each URL is fetched in a thread of its own: a name server that does not answer
+holds this thread and nothing else.
 """
 
 from __future__ import annotations
@@ -70,9 +71,8 @@ class KeySet:
         return self._version
 
     async def key(self, key_id: str) -> Key:
-        """Return a key. Raises ServiceError UNAUTHENTICATED."""
-        await self.refresh()
-        if key_id not in self._keys:
+        """Return a key: at once if it is known, also while the issuer is asked again. Raises ServiceError UNAUTHENTICATED."""
+        if key_id not in self._keys or time.monotonic() - self._read_at >= STALE_SECONDS:
             await self._read(RETRY_SECONDS)
         if not self._keys:
             problem = "the key set of issuer {} has no key that can verify its tokens"
@@ -133,7 +133,6 @@ class KeySet:
             raise KeySetError(f"{_place(url)} cannot be fetched: the previous try has not ended; its name server may not answer")
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[bytes | KeySetError] = loop.create_future()
-        self._fetching = outcome
 
         def run() -> None:
             result: bytes | KeySetError
@@ -141,10 +140,16 @@ class KeySet:
                 result = _fetch(url)
             except KeySetError as error:
                 result = error
+            except BaseException as error:  # noqa: BLE001  without an outcome no later fetch would begin
+                result = KeySetError(f"{_place(url)} cannot be fetched: {type(error).__name__}")
             with suppress(RuntimeError):  # the server has stopped
                 loop.call_soon_threadsafe(outcome.set_result, result)
 
-        threading.Thread(target=run, name="keys of an issuer", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="keys of an issuer", daemon=True).start()
+        except RuntimeError as error:
+            raise KeySetError(f"{_place(url)} cannot be fetched: {error}") from None
+        self._fetching = outcome
         await asyncio.wait([outcome], timeout=FETCH_SECONDS_MAX)
         if not outcome.done():  # it hangs where its deadline does not reach
             raise _too_slow(url, FETCH_SECONDS_MAX)

@@ -201,6 +201,17 @@ def test_a_conflict_key_without_a_value_is_invalid_params(key: str) -> None:
     core.prove()
 
 
+@pytest.mark.parametrize("arbiter_version", [2, 3])
+def test_patterns_of_texts_that_are_too_long(arbiter_version: int) -> None:
+    """A text that is too long for its maxLength violates the pattern beside it only on a bus of version 2."""
+    note = {"type": "string", "maxLength": 3, "pattern": "^[a-z]*$"}
+    core = Core(document(params={"type": "object", "properties": {"note": note}}), arbiter_version=arbiter_version)
+    decision = core.decide([core.fact("order.status", "delivered")], params={"note": "TOO LONG"})
+    expected = ["/note: maxLength", "/note: pattern"][: 2 if arbiter_version == 2 else 1]
+    assert expected == [warning.message for warning in decision.warnings]
+    core.prove()
+
+
 def test_schema_violation_has_pointer_and_keyword() -> None:
     """Violations are named by pointer and keyword, sorted, never in the words of a library."""
     core = Core(document())
@@ -320,12 +331,14 @@ def test_an_execution_that_has_ended_since_refuses(arbiter_version: int) -> None
 
 
 def test_what_others_say_of_executions_refuses_nothing() -> None:
-    """Only derived facts say that an execution has ended; a fact of somebody else with such a key hinders no proposal."""
+    """Only derived facts say that an execution has ended; what somebody else states with such a key hinders no proposal."""
     core = Core(document())
     status = core.fact("order.status", "delivered")
     version = core.state.head
     core.fact(f"execution.{ACTION}.status", "SUCCESS")
+    core.observe(f"execution.{ACTION}.status", "SUCCESS", tool="fact-derivation-reactor")
     assert APPROVED == core.decide([status], projection_version=version).outcome
+    core.prove()
 
 
 def test_projection_version_ahead_of_the_log_is_invalid() -> None:

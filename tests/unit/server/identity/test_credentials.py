@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from gavel_server.errors import ServiceError
 from gavel_server.identity.authenticator import SESSIONS_MAX, Authenticator
@@ -101,6 +103,29 @@ async def test_an_invalid_credential_is_not_replaced_by_another() -> None:
     both = Credentials("unix:", authorizations=("Bearer gvl_bad",), user_id=7)
     assert "is unknown or was revoked" in await refusal(authenticator, both)
     assert "it has no issuers" in await refusal(authenticator, bearer("a.b.c"))
+
+
+async def test_a_verification_waits_for_its_turn() -> None:
+    """Each verification waits for a turn of its peer; credentials that are verified already, or meanwhile, take none more."""
+    peers: list[str] = []
+    has_come, is_free = asyncio.Semaphore(0), asyncio.Event()
+
+    async def take_turn(peer: str) -> None:
+        peers.append(peer)
+        has_come.release()
+        await is_free.wait()
+
+    authenticator = Authenticator(tokens=TokenAuthenticator((ENTRY,)), take_turn=take_turn)
+    calls = [asyncio.create_task(authenticator.authenticate(bearer(token))) for token in ("gvl_good", "gvl_good", "gvl_bad")]
+    for _ in calls:
+        await has_come.acquire()
+    assert not any(call.done() for call in calls)
+    is_free.set()
+    first, second, refused = await asyncio.gather(*calls, return_exceptions=True)
+    assert first is second
+    assert isinstance(refused, ServiceError)
+    assert first is await authenticator.authenticate(bearer("gvl_good"))
+    assert 3 == len(peers)
 
 
 async def test_sessions_are_kept_and_ended() -> None:

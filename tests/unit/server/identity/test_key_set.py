@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -48,11 +49,14 @@ async def test_keys_are_fetched_once(web: KeyServer) -> None:
 
 
 async def test_old_keys_are_fetched_again(web: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that are older than REFRESH_SECONDS are fetched again, so that a withdrawn key is no longer accepted."""
+    """`refresh` fetches keys that are older than REFRESH_SECONDS, so that a withdrawn key is no longer accepted."""
     keys = KeySet("issuer", url=web.url)
     first = await keys.key("one")
     web.content = Issuer("two").key_set().encode()
+    await keys.refresh()
+    assert first == await keys.key("one")
     monkeypatch.setattr(key_set, "REFRESH_SECONDS", 0.0)
+    await keys.refresh()
     assert "is not among the keys of issuer issuer" in await refusal(keys, "one")
     assert not keys.has("one", first)
 
@@ -94,6 +98,48 @@ async def test_an_issuer_that_is_away(web: KeyServer, monkeypatch: pytest.Monkey
     monkeypatch.setattr(key_set, "STALE_SECONDS", 0.0)
     assert "cannot be read now" in await refusal(keys, "one")
     assert not keys.has("one", first)
+
+
+async def test_known_keys_do_not_wait_for_the_issuer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an issuer is asked again and does not answer, tokens with keys that are known do not wait for it."""
+    begins, answers = asyncio.Event(), threading.Event()
+    content = Issuer("one").key_set().encode()
+    loop = asyncio.get_running_loop()
+
+    def hang(_: str) -> bytes:
+        loop.call_soon_threadsafe(begins.set)
+        answers.wait()
+        return content
+
+    monkeypatch.setattr(key_set, "_fetch", lambda _: content)
+    keys = KeySet("issuer", url="https://issuer.example/keys")
+    first = await keys.key("one")
+    monkeypatch.setattr(key_set, "_fetch", hang)
+    reloading = asyncio.create_task(keys.reload())
+    try:
+        await begins.wait()
+        assert first == await keys.key("one")
+        assert not reloading.done()
+    finally:
+        answers.set()
+        await reloading
+
+
+@pytest.mark.parametrize("place", ["_fetch", "threading.Thread.start"])
+async def test_a_fetch_that_fails_unexpectedly(web: KeyServer, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Whatever a fetch raises counts as an issuer that is away, and the next fetch begins."""
+    error = RuntimeError("can't start new thread")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    keys = KeySet("issuer", url=web.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail) if place != "_fetch" else patch.setattr(key_set, "_fetch", fail)
+        with capture_logs() as logs:
+            await keys.reload()
+    assert ["identity.keys_unavailable"] == [line["event"] for line in logs]
+    assert "ES256" == (await keys.key("one")).algorithm
 
 
 @pytest.mark.parametrize("response", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\n{"])

@@ -401,8 +401,9 @@ class SubscribeEventsRequest(_message.Message):
 
     @_builtins.property
     def last_read(self) -> Global___Checkpoint:
-        """The last event or checkpoint that the caller has read of this bus, whatever the filters. If the log does not have this
-        event, it has lost events since, and the call fails with HISTORY_REPLACED. Unset: not checked.
+        """The last event or checkpoint that the caller has read of this bus, whatever the filters. If the log has another event in its
+        place, or ends before it, it has lost events since, and the call fails with HISTORY_REPLACED. If the event was trimmed and is
+        in no archive of the server, the call may fail with EVENT_NOT_FOUND. Unset: not checked.
         """
 
     def __init__(
