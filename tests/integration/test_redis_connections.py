@@ -92,6 +92,24 @@ async def test_connections_to_a_former_primary_are_left(tmp_path: Path, commands
         await other.close()
 
 
+async def test_calls_go_on_when_a_replica_is_checked(tmp_path: Path) -> None:
+    """A check that finds a replica ends no call: the replica may be accepted. A connection that was open before is not used again."""
+    async with EmbeddedRedis(tmp_path) as redis:
+        link = NetworkPath()
+        pool, other = (ConnectionPool(redis.url, TIMEOUT_MS, 1, link) for _ in range(2))
+        await pool.read(("REPLICAOF", "127.0.0.1", "1"))
+        (client,) = await other.read(("CLIENT", "ID"))
+        reading = asyncio.create_task(other.read(("XREAD", "BLOCK", "0", "STREAMS", "none", "$")))
+        while b"cmd=xread" not in (await pool.read(("CLIENT", "LIST")))[0]:  # noqa: ASYNC110  # Redis has no other way to tell
+            await asyncio.sleep(0.01)
+        await pool.read(*COMMANDS)
+        await pool.read(("CLIENT", "UNBLOCK", str(client)))
+        assert [None] == await reading
+        assert [client] != await other.read(("CLIENT", "ID"))
+        await pool.close()
+        await other.close()
+
+
 def test_refusals_of_replicas() -> None:
     """Redis 6 wraps what a replica answers to a script that writes; other errors of scripts are no such refusal."""
     of_redis_6 = (

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.process.private_files import PRIVATE_MODE
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
@@ -54,8 +55,8 @@ def read_document(name: str) -> str:
         raise InvalidInputError(f"{display_name(name)} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
-# A file can be written, but not a new one beside it, or the new one not be put in its place.
-_NOT_REPLACEABLE: Final = frozenset({errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS, errno.EXDEV})
+# A file can be written, but not a new one beside it, whose name is longer, or the new one not be put in its place.
+_NOT_REPLACEABLE: Final = frozenset({errno.EACCES, errno.EBUSY, errno.ENAMETOOLONG, errno.EPERM, errno.EROFS, errno.EXDEV})
 
 
 def write_document(path: Path, text: str) -> None:
@@ -78,14 +79,15 @@ def _replace(path: Path, text: str) -> bool:
         return False
     if present is not None:
         path.open("r+b").close()  # raises if it may not be written
-    new = path.with_name(f".{secrets.token_hex(8)}.new")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
-        file = new.open("x", encoding="utf-8")
+        # Private until it has the owner and mode of the present file.
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if present is None else PRIVATE_MODE)
     except OSError as error:
         if error.errno in _NOT_REPLACEABLE:
             return False
         raise
-    with file:
+    with open(descriptor, "w", encoding="utf-8") as file:
         try:
             file.write(text)
             file.flush()

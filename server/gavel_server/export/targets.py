@@ -1,7 +1,8 @@
 """The targets of an export (a file of lines, standard output, a directory of Parquet files), and its cursor.
 
 A target takes events, and `commit` makes them durable. The cursor is written after that; a run that resumes first removes the events after
-the cursor from the target. So a target that is a file or a directory has every event once, whenever a run was killed.
+the cursor from the target. So a target that is a file or a directory has every event once, whenever a run was killed. The cursor names its
+target, and nothing is ever removed from a target that the cursor does not name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from gavel_server.errors import GavelServerError
 from gavel_server.export.formats import jsonl, line
 from gavel_server.process.private_files import sync_directory
 
+# The name of a target that is no path; the paths in cursors are absolute.
+STANDARD_OUTPUT: Final = "standard output"
 _PARQUET_NAME: Final = re.compile(r"events-(\d{19})-(\d{19})\.parquet")
 
 
@@ -30,28 +33,32 @@ class ExportError(GavelServerError):
 
 
 class Cursor(NamedTuple):
-    """How far an export has come: its bus and format, the bus's incarnation, the last event, and the size of the file in bytes.
+    """How far an export has come: its bus and format, the bus's incarnation, its target, the last event, and the size of the file in bytes.
 
-    `kind` is that of the target; "" in cursors of earlier builds. `chain_hash` is that of the last event, in hexadecimal; empty if nothing
-    has been exported.
+    `target` is the name of the target; "" in cursors of earlier builds. `chain_hash` is that of the last event, in hexadecimal; empty if
+    nothing has been exported.
     """
 
     bus: str
     format: str
     incarnation: str
-    kind: str = ""
+    target: str = ""
     sequence_number: int = 0
     chain_hash: str = ""
     size_bytes: int = 0
 
 
 class Target(Protocol):
-    """Takes events in their order. `kind` says what it is."""
+    """Takes events in their order. `name` is the path of a file or directory without symbolic links, or STANDARD_OUTPUT."""
 
-    kind: str
+    name: str
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
-        """Remove the events after the cursor. If the cursor is new, the target must be empty. Raises ExportError, OSError."""
+        """Remove the events after the cursor. Raises OSError.
+
+        Raises ExportError if the cursor is of another target, if it is new and the target is not empty, and if there are events to remove
+        and the cursor names no target.
+        """
 
     def add(self, envelope: Envelope) -> None:
         """Take an event."""
@@ -63,21 +70,24 @@ class Target(Protocol):
 class LineFile:
     """A file of lines."""
 
-    kind = "file"
-
     def __init__(self, format_name: str, path: Path) -> None:
+        self.name = os.path.realpath(path)
         self._format = format_name
         self._path = path
         self._file: BinaryIO | None = None
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
         """See Target."""
+        if cursor.chain_hash and not cursor.size_bytes:
+            raise ExportError(f"the cursor belongs to an export to {STANDARD_OUTPUT}; export to another file and cursor")
         self._file = self._path.open("ab")
         size = self._file.tell()
         if size < cursor.size_bytes:
             raise ExportError(f"{self._path} has {size} bytes, the cursor expects {cursor.size_bytes}; export to another file and cursor")
-        if size and (is_new or (not cursor.size_bytes and cursor.kind != self.kind)):
+        if size and is_new:
             raise ExportError(f"{self._path} exists and the cursor is new; export to another file, or give the cursor of this one")
+        if size > cursor.size_bytes and not cursor.target:
+            raise _unnamed_target(self.name)
         self._file.truncate(cursor.size_bytes)
 
     def add(self, envelope: Envelope) -> None:
@@ -96,13 +106,15 @@ class LineFile:
 class StandardOutput:
     """Lines on standard output. A run that was killed may repeat the events since the cursor."""
 
-    kind = "output"
+    name = STANDARD_OUTPUT
 
     def __init__(self, format_name: str) -> None:
         self._format = format_name
 
     def resume(self, cursor: Cursor, *, is_new: bool) -> None:
-        """See Target."""
+        """See Target. Nothing can be removed, and events may be repeated."""
+        if cursor.size_bytes:
+            raise ExportError("the cursor belongs to an export to a file; name the file with --to, or give another cursor")
 
     def add(self, envelope: Envelope) -> None:
         """See Target."""
@@ -117,9 +129,8 @@ class StandardOutput:
 class ParquetDirectory:
     """A directory of Parquet files, one a commit, named by their first and last event."""
 
-    kind = "directory"
-
     def __init__(self, directory: Path) -> None:
+        self.name = os.path.realpath(directory)
         self._directory = directory
         self._rows: list[dict[str, Any]] = []
 
@@ -128,10 +139,12 @@ class ParquetDirectory:
         self._directory.mkdir(parents=True, exist_ok=True)
         for path in self._directory.iterdir():
             match = _PARQUET_NAME.fullmatch(path.name)
-            if match is not None and (is_new or int(match[2]) > cursor.sequence_number):
-                if is_new:
-                    message = f"{self._directory} holds an export and the cursor is new; export to another directory, or give its cursor"
-                    raise ExportError(message)
+            if match is not None and is_new:
+                message = f"{self._directory} holds an export and the cursor is new; export to another directory, or give its cursor"
+                raise ExportError(message)
+            if match is not None and int(match[2]) > cursor.sequence_number:
+                if not cursor.target:
+                    raise _unnamed_target(self.name)
                 path.unlink()
 
     def add(self, envelope: Envelope) -> None:
@@ -205,7 +218,9 @@ def parquet_row(envelope: Envelope) -> dict[str, Any]:
 def read_cursor(path: Path, new: Cursor) -> Cursor | None:
     """Return the cursor of a file; None if there is no file. Raises ExportError if it is damaged, or not of the same export as `new`."""
     try:
-        cursor = Cursor(**json.loads(path.read_bytes()))
+        fields = dict(json.loads(path.read_bytes()))
+        fields.pop("kind", None)  # of an earlier build
+        cursor = Cursor(**fields)
         bytes.fromhex(cursor.chain_hash)
         if min(cursor.sequence_number, cursor.size_bytes) < 0:
             raise ValueError("a number is negative")
@@ -216,9 +231,20 @@ def read_cursor(path: Path, new: Cursor) -> Cursor | None:
     if cursor[:3] != new[:3]:
         what = f"{cursor.format} of bus {cursor.bus} with incarnation {cursor.incarnation}"
         raise ExportError(f"the cursor {path} belongs to an export of {what}; give another cursor to export {new.format} of bus {new.bus}")
-    if cursor.kind not in ("", new.kind):
-        raise ExportError(f"the cursor {path} belongs to an export to a target of kind {cursor.kind}, not {new.kind}; give another cursor")
+    if cursor.target not in ("", new.target):
+        raise ExportError(
+            f"the cursor {path} belongs to an export to {cursor.target}, not to {new.target}; export to its target or give another cursor. "
+            'If you have moved the export, change "target" in the cursor to its new path'
+        )
     return cursor
+
+
+def _unnamed_target(name: str) -> ExportError:
+    """Return the error for events to remove from a target that the cursor, of an earlier build, does not name."""
+    return ExportError(
+        f"{name} has more events than the cursor, which does not name its target. If this is the cursor of {name}, add "
+        f'"target": {json.dumps(name)} to it, and the next run removes these events; if not, export to another target'
+    )
 
 
 def write_cursor(path: Path, cursor: Cursor) -> None:

@@ -71,6 +71,8 @@ from gavel_server.services.reads.log_reader import (
     category_violations,
     committed_envelope,
     envelope_of,
+    lost_event,
+    missing_event,
     outcome_violations,
     range_violations,
     reason_code_violations,
@@ -170,10 +172,11 @@ class EventServicer:
         if record is None and number > sequencer.head.sequence_number:
             message = f"bus {sequencer.bus} has no event {number}; its last is {sequencer.head.sequence_number}"
             raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-        if record is None or (key == "event_id" and envelope_of(record).event_id != request.event_id):
-            event = f"event {number}" + (f" ({request.event_id})" if key == "event_id" else "")
-            message = f"the log of bus {sequencer.bus} has lost {event}; restore the log"
-            raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
+        name = f"event {number}" + (f" ({request.event_id})" if key == "event_id" else "")
+        if record is None:
+            raise await missing_event(sequencer.log, number, name)
+        if key == "event_id" and envelope_of(record).event_id != request.event_id:
+            raise lost_event(sequencer.bus, name)
         await sequencer.confirm(number)
         return EncodedResponse(FOUND.content(with_chain_hash(record.envelope, record.chain_hash)))
 
@@ -232,7 +235,8 @@ class EventServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         if request.HasField("last_read"):
-            await check_history(sequencer, Head(request.last_read.sequence_number, request.last_read.chain_hash))
+            last_read = Head(request.last_read.sequence_number, request.last_read.chain_hash)
+            await check_history(sequencer, last_read, self._reads.occupy(context.caller))
         await context.send_headers()  # the caller learns that it is subscribed before there is an event
         event_filter = EventFilter(
             frozenset(request.categories),

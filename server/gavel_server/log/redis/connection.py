@@ -51,7 +51,7 @@ class NetworkPath:
 
     def __init__(self) -> None:
         self.is_silent = False
-        # Idle connections that answered last before this moment, by the loop's clock, are closed instead of used.
+        # Connections whose last call did not begin after this moment, by the loop's clock, are closed instead of used.
         self.trusted_since = 0.0
         self._waits: dict[asyncio.Timeout, float] = {}
         self._peer: object = None
@@ -80,9 +80,12 @@ class NetworkPath:
 
     def leave(self) -> None:
         """End the calls that wait, and use no connection again that was open before: a failover has moved the data."""
-        now = asyncio.get_running_loop().time()
-        self.trusted_since = now
-        self._end_waits(now)
+        self.distrust()
+        self._end_waits(self.trusted_since)
+
+    def distrust(self) -> None:
+        """Use no connection again that was open before. The calls that wait go on."""
+        self.trusted_since = asyncio.get_running_loop().time()
 
     def _end_waits(self, sent_at: float) -> None:
         now = asyncio.get_running_loop().time()
@@ -130,7 +133,7 @@ class ConnectionPool:
         self._new_connection = where.new_connection
         self._connections_max = connections_max
         self._free = asyncio.Semaphore(connections_max)
-        # Each with the time of its last answer.
+        # Each with the time at which its last call began.
         self._idle: list[tuple[AbstractConnection, float]] = []
         self._closed = False
 
@@ -186,6 +189,7 @@ class ConnectionPool:
         await self._acquire()
         try:
             connection = await self._open_connection(min(seconds, self._timeout_seconds))
+            began_at = asyncio.get_running_loop().time()
             try:
                 await self._send(connection, commands, replies, seconds)
             except _CONNECTION_ERRORS as error:
@@ -195,14 +199,15 @@ class ConnectionPool:
                 # Cancelled between request and reply: the next reply on this connection would answer the wrong call.
                 await connection.disconnect(nowait=True)
                 raise
-            if any(map(is_read_only, replies)) or _is_of_replica(commands, replies):
-                # A former primary. Its name may lead to the new one by now, but old connections do not.
+            # A former primary. Its name may lead to the new one by now, but old connections do not.
+            if any(map(is_read_only, replies)):
                 self._link.leave()
-                await connection.disconnect(nowait=True)
-            elif self._closed:
+            elif _is_of_replica(commands, replies):
+                self._link.distrust()  # ends no calls: with --accept-volatile a replica is used, and checked often
+            if self._closed or began_at <= self._link.trusted_since:
                 await connection.disconnect(nowait=True)
             else:
-                self._idle.append((connection, asyncio.get_running_loop().time()))
+                self._idle.append((connection, began_at))
             return replies, ""
         finally:
             self._free.release()
@@ -232,8 +237,8 @@ class ConnectionPool:
         if self._closed:
             raise LogUnavailableError(f"the connection to Redis at {self.address} was closed")
         while self._idle:
-            connection, answered_at = self._idle.pop()
-            if answered_at >= self._link.trusted_since and await _is_usable(connection):
+            connection, began_at = self._idle.pop()
+            if await _is_usable(connection) and began_at > self._link.trusted_since:
                 return connection
             await connection.disconnect(nowait=True)
         connection = self._new_connection()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from gavel.v1 import error_pb2
@@ -26,17 +27,19 @@ def last_read_violations(request: SubscribeEventsRequest) -> list[tuple[str, str
     return violations
 
 
-async def check_history(sequencer: Sequencer, last_read: Head) -> None:
+async def check_history(sequencer: Sequencer, last_read: Head, place: AbstractAsyncContextManager[None]) -> None:
     """Raise ServiceError HISTORY_REPLACED if the log has lost the last event that a caller has read.
 
     LOG_REGRESSED as long as the loss is not accepted: the log may be restored. EVENT_NOT_FOUND if the event was trimmed and this server
-    does not have the archive. Raises LogError if the log cannot be read.
+    does not have the archive. Raises LogError if the log cannot be read. Occupies `place` while it reads the log, and not while the server
+    reads on.
     """
     log, number = sequencer.log, last_read.sequence_number
-    head = await log.head()
-    # An archive may have more than the log, which has lost it then.
-    if number <= head.sequence_number and (await has_event(log, last_read) or await _is_trimmed(log, last_read)):
-        return
+    async with place:
+        head = await log.head()
+        # An archive may have more than the log, which has lost it then.
+        if number <= head.sequence_number and (await has_event(log, last_read) or await _is_trimmed(log, last_read)):
+            return
     await sequencer.read_on()  # the server may not have noticed the loss yet
     if sequencer.replica.lost_head is not None and sequencer.replica.write_block is not None:
         raise sequencer.replica.write_block.copy()

@@ -25,6 +25,7 @@ from gavel_server.history.replay import ReplayRangeError
 from gavel_server.index.event_filter import undecodable_error
 from gavel_server.intake.formats import is_dotted_name
 from gavel_server.log import EventLog, Record
+from gavel_server.log.protocol import SEQUENCE_NUMBER_MAX
 
 # Events per read at most, however small they are. A chunk is held in memory whole, and other tasks wait while it is filtered.
 CHUNK_EVENTS_MAX: Final = 128
@@ -54,11 +55,33 @@ async def read_chunk(log: EventLog, number: int, last: int) -> list[Record]:
     """Return events from `number` on, at most up to `last`, at least one. Raises the errors of `read_chunks`."""
     records = await log.read(number, last, CHUNK_EVENTS_MAX)
     if not records:
-        raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"the log of bus {log.bus} has lost event {number}; restore the log")
+        raise lost_event(log.bus, f"event {number}")
     if records[0].sequence_number != number:
         message = f"bus {log.bus} has no events before {records[0].sequence_number}; read from that number"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
     return records
+
+
+async def missing_event(log: EventLog, number: int, name: str = "") -> ServiceError:
+    """Return the error for an event up to the head that the log does not have. Raises LogError.
+
+    It is EVENT_NOT_FOUND if the event was trimmed, and LOG_REGRESSED if it is lost.
+    """
+    event = name or f"event {number}"
+    first = await log.read(1, number, 1)
+    if not first:
+        first = await log.read(number, SEQUENCE_NUMBER_MAX, 1)
+        if first:
+            message = f"the log of bus {log.bus} begins with event {first[0].sequence_number}, after {event}"
+            return ServiceError(
+                error_pb2.ERROR_REASON_EVENT_NOT_FOUND, f"{message}; start the server with the archive of the log (--archive)"
+            )
+    return lost_event(log.bus, event)
+
+
+def lost_event(bus: str, event: str) -> ServiceError:
+    """Return the error LOG_REGRESSED for an event that the log of a bus has lost."""
+    return ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"the log of bus {bus} has lost {event}; restore the log")
 
 
 def envelope_of(record: Record) -> Envelope:

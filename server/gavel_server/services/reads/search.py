@@ -9,14 +9,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
-from gavel.v1 import error_pb2
-
-from gavel_server.errors import ServiceError
 from gavel_server.fairness.turns import take_turn
 from gavel_server.index.event_filter import EventFilter, SelectedEvent
 from gavel_server.index.event_index import EventIndex
 from gavel_server.log import EventLog, Record
-from gavel_server.services.reads.log_reader import read_chunks
+from gavel_server.services.reads.log_reader import missing_event, read_chunks
 
 # Events that one query of the index names at most, and those that are read from the log at once.
 QUERY_EVENTS_MAX: Final = 1_000
@@ -73,5 +70,5 @@ async def _read(log: EventLog, numbers: list[int]) -> list[Record]:
     records = await log.read_many(numbers)
     missing = [number for number in numbers if number not in records]
     if missing:
-        raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"the log of bus {log.bus} has lost event {missing[0]}; restore the log")
+        raise await missing_event(log, missing[0])
     return [records[number] for number in numbers]

@@ -76,6 +76,34 @@ def test_resumed(shop: Server, tmp_path: Path) -> None:
     assert logged(shop, bus) == exported
 
 
+@pytest.mark.parametrize("format_name", ["jsonl", "parquet"])
+def test_a_cursor_removes_nothing_of_another_export(shop: Server, tmp_path: Path, format_name: str) -> None:
+    """The cursor of a run that found no events is that of its target: no other target loses anything, nor does a file get a gap."""
+    mine, other, cursor = tmp_path / "mine", tmp_path / "other", tmp_path / "cursor"
+    options = ("export", "--format", format_name, "--to")
+    assert 0 == gavel(*options, mine, server=shop).returncode
+    before = {path.name: path.read_bytes() for path in ([*mine.iterdir()] if mine.is_dir() else [mine])}
+    assert 0 == gavel(*options, other, "--cursor", cursor, "--from", "1000", server=shop).returncode
+    refused = gavel(*options, mine, "--cursor", cursor, server=shop)
+    assert (1, True) == (refused.returncode, f"belongs to an export to {other}, not to {mine}" in refused.stderr), refused
+    assert before == {path.name: path.read_bytes() for path in ([*mine.iterdir()] if mine.is_dir() else [mine])}
+    assert 0 == gavel(*options, other, "--cursor", cursor, server=shop).returncode
+
+
+def test_a_cursor_of_an_earlier_build_gets_the_name_of_its_target(shop: Server, tmp_path: Path) -> None:
+    """A cursor that names no target belongs to the first one that it is used with, even if there are no new events."""
+    path, cursor = tmp_path / "log.jsonl", tmp_path / "cursor"
+    options = ("export", "--to", path, "--cursor", cursor)
+    assert 0 == gavel(*options, server=shop).returncode
+    fields = json.loads(cursor.read_text(encoding="utf-8"))
+    assert str(path) == fields.pop("target")
+    cursor.write_text(json.dumps({**fields, "kind": ""}), encoding="utf-8")
+    forgotten = gavel("export", "--cursor", cursor, server=shop)
+    assert (1, "", True) == (forgotten.returncode, forgotten.stdout, "name the file with --to" in forgotten.stderr), forgotten
+    assert 0 == gavel(*options, server=shop).returncode
+    assert {**fields, "target": str(path)} == json.loads(cursor.read_text(encoding="utf-8"))
+
+
 def test_followed_and_killed(tmp_path: Path) -> None:
     """A following export writes what comes, survives a restart of the server, and, killed and started again, has each event once."""
     server = Server(tmp_path / "data", listen=f"unix:{tmp_path}/gavel.sock")

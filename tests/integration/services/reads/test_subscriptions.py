@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import pytest
 from gavel.v1 import common_pb2, decision_pb2
-from gavel.v1.event_service_pb2 import Checkpoint, SubscribeEventsRequest
+from gavel.v1.event_service_pb2 import Checkpoint, GetEventRequest, SubscribeEventsRequest
 from gavel_server.log import Head, Record
+from gavel_server.process.polling import wait_until
+from gavel_server.services.event import READS_MAX
 
 from tests.integration.services.world import (
     World,
@@ -17,6 +20,8 @@ from tests.integration.services.world import (
     proposal,
     refusal,
 )
+
+WAIT_MS_MAX = 60_000
 
 
 async def _take(world: World, count: int, **fields: object) -> list[int | tuple[str, int]]:
@@ -119,6 +124,34 @@ async def test_a_trimmed_event_is_not_a_lost_one(world: World) -> None:
     assert (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND") == (refused.code, refused.reason)
     other = Checkpoint(sequence_number=3, chain_hash=events[0].chain_hash)
     assert "HISTORY_REPLACED" == (await refusal(_take(world, 1, from_sequence_number=4, last_read=other))).reason
+    refused = await refusal(world.events.GetEvent(GetEventRequest(sequence_number=2)))
+    assert (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND") == (refused.code, refused.reason)
+    assert "begins with event 4, after event 2; start the server with the archive" in refused.message
+
+
+async def test_few_callers_look_for_their_last_event_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller occupies a place for reads while the log is read for its last event, and not while it waits for the server to read on."""
+    event = await world.publish(fact("order/1", "order.status", "paid"))
+    sequencer = await world.buses.open("")
+    read_many, may_read, has_read_on = sequencer.log.read_many, asyncio.Event(), asyncio.Event()
+    reads = 0
+
+    async def count_reads(numbers: Sequence[int]) -> dict[int, Record]:
+        nonlocal reads
+        reads += 1
+        await may_read.wait()
+        return await read_many(numbers)
+
+    monkeypatch.setattr(sequencer.log, "read_many", count_reads)
+    monkeypatch.setattr(sequencer, "read_on", has_read_on.wait)
+    lost = Checkpoint(sequence_number=event.sequence_number, chain_hash=bytes(32))
+    readers = [asyncio.create_task(refusal(_take(world, 1, last_read=lost))) for _ in range(3 * READS_MAX)]
+    assert not await wait_until(lambda: reads > READS_MAX, 200)
+    assert READS_MAX == reads
+    may_read.set()
+    assert await wait_until(lambda: reads == len(readers), WAIT_MS_MAX)
+    has_read_on.set()
+    assert {"HISTORY_REPLACED"} == {(await reader).reason for reader in readers}
 
 
 async def test_a_reported_loss_is_not_accepted_yet(world: World) -> None:

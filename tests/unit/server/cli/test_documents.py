@@ -150,6 +150,33 @@ def test_replaced_file(tmp_path: Path) -> None:
     assert [file] == [*file.parent.iterdir()]
 
 
+def test_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary file of a private file is private from its start, that of a new file obeys the umask, and both have the file's name."""
+    file = tmp_path / "a.yaml"
+    modes: list[tuple[bool, int]] = []
+
+    def note_modes(_: int) -> None:
+        modes.extend((path.name.startswith(".a.yaml."), path.stat().st_mode & 0o777) for path in tmp_path.iterdir() if path != file)
+
+    monkeypatch.setattr(os, "fsync", note_modes)
+    before = os.umask(0o022)
+    try:
+        write_document(file, "new\n")
+        file.chmod(0o600)
+        write_document(file, "newer\n")
+    finally:
+        os.umask(before)
+    assert [(True, 0o644), (True, 0o600)] == modes
+
+
+def test_long_name(tmp_path: Path) -> None:
+    """A file whose name leaves no room for a longer one is written."""
+    file = tmp_path / ("a" * 255)
+    for text in ("old\n", "new\n"):
+        write_document(file, text)
+        assert text == file.read_text()
+
+
 def test_file_that_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure leaves the file and its folder as they were."""
     file = tmp_path / "a.yaml"

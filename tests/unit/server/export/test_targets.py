@@ -11,7 +11,17 @@ from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_server.export.targets import Cursor, ExportError, LineFile, ParquetDirectory, Target, read_cursor, write_cursor
+from gavel_server.export.targets import (
+    STANDARD_OUTPUT,
+    Cursor,
+    ExportError,
+    LineFile,
+    ParquetDirectory,
+    StandardOutput,
+    Target,
+    read_cursor,
+    write_cursor,
+)
 from google.protobuf.timestamp_pb2 import Timestamp
 
 NEW = Cursor("default", "jsonl", "0-0")
@@ -53,9 +63,14 @@ def open_target(kind: str, path: Path) -> Target:
 
 def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
     """Whether a run ends before or after its commit, or before its cursor, the next one leaves each event once."""
-    path, cursor = tmp_path / "export", NEW
+    path = tmp_path / "export"
     target = open_target(kind, path)
+    cursor = NEW._replace(target=target.name)
     target.resume(cursor, is_new=True)
+    target.add(event(1))
+    target.commit()  # and is killed before its first cursor
+    target = open_target(kind, path)
+    target.resume(cursor, is_new=False)
     for number in (1, 2, 3):
         target.add(event(number))
     cursor = cursor._replace(sequence_number=3, size_bytes=target.commit())
@@ -92,33 +107,80 @@ def test_truncated_file(tmp_path: Path) -> None:
         LineFile("jsonl", tmp_path / "export").resume(NEW._replace(sequence_number=1, size_bytes=9), is_new=False)
 
 
-@pytest.mark.parametrize("other", ["output", ""])
-def test_a_file_is_not_emptied_by_a_foreign_cursor(tmp_path: Path, other: str) -> None:
-    """A file that this export has not written is kept, also if the cursor is of another target or of a run killed at its start."""
-    path = tmp_path / "export"
-    path.write_text("{}\n", encoding="utf-8")
-    for cursor in (NEW._replace(kind=other), NEW._replace(kind=other, sequence_number=9, chain_hash="ab" * 32)):
-        with pytest.raises(ExportError, match="exists and the cursor is new"):
-            LineFile("jsonl", path).resume(cursor, is_new=False)
-    assert "{}\n" == path.read_text(encoding="utf-8")
-    LineFile("jsonl", path).resume(NEW._replace(kind="file"), is_new=False)  # a run of its own that was killed before its first commit
+def test_a_cursor_belongs_to_one_target(kind: str, tmp_path: Path) -> None:
+    """The cursor of one target is refused for every other one, also if nothing has been exported; a link leads to the same target."""
+    path, link = tmp_path / "cursor", tmp_path / "link"
+    own, others = open_target(kind, tmp_path / "own").name, (open_target(kind, tmp_path / "other").name, STANDARD_OUTPUT)
+    link.symlink_to(own)
+    assert own == open_target(kind, link).name
+    for cursor in (NEW._replace(target=own), NEW._replace(target=own, sequence_number=9, chain_hash="ab" * 32, size_bytes=3)):
+        write_cursor(path, cursor)
+        assert cursor == read_cursor(path, NEW._replace(target=own))
+        for other in others:
+            with pytest.raises(ExportError, match=f"to {own}, not to {other}; .* If you have moved the export"):
+                read_cursor(path, NEW._replace(target=other))
+    write_cursor(path, NEW._replace(target=STANDARD_OUTPUT))
+    with pytest.raises(ExportError, match=f"to {STANDARD_OUTPUT}, not to {own}"):
+        read_cursor(path, NEW._replace(target=own))
+
+
+def test_a_cursor_without_a_target_removes_nothing(kind: str, tmp_path: Path) -> None:
+    """With a cursor of an earlier build, which names no target, nothing is removed until the user says that it is of this one."""
+    path, cursor_path = tmp_path / "export", tmp_path / "cursor"
+    target = open_target(kind, path)
+    target.resume(NEW, is_new=True)
+    sizes = []
+    for number in (1, 2):
+        target.add(event(number))
+        sizes.append(target.commit())
+    exported = NEW._replace(sequence_number=1, chain_hash="ab" * 32, size_bytes=sizes[0])
+    for cursor in (NEW, exported):
+        fields = {**cursor._asdict(), "kind": "file"}
+        del fields["target"]
+        cursor_path.write_text(json.dumps(fields), encoding="utf-8")
+        assert cursor == read_cursor(cursor_path, NEW._replace(target=target.name))
+        with pytest.raises(ExportError, match="has more events than the cursor") as refusal:
+            open_target(kind, path).resume(cursor, is_new=False)
+        assert f'"target": "{target.name}"' in str(refusal.value)
+    assert [1, 2] == numbers(path)
+    open_target(kind, path).resume(exported._replace(target=target.name), is_new=False)
+    assert [1] == numbers(path)
+    open_target(kind, path).resume(exported, is_new=False)
+    assert [1] == numbers(path)
+
+
+def test_standard_output_and_files_of_earlier_cursors(tmp_path: Path) -> None:
+    """A cursor that names no target, and whose size shows that it is of a file, is refused for standard output, and vice versa."""
+    of_file, of_output = (NEW._replace(sequence_number=9, chain_hash="ab" * 32, size_bytes=size) for size in (3, 0))
+    with pytest.raises(ExportError, match="to a file; name the file with --to"):
+        StandardOutput("jsonl").resume(of_file, is_new=False)
+    with pytest.raises(ExportError, match="to standard output; export to another file"):
+        LineFile("jsonl", tmp_path / "export").resume(of_output, is_new=False)
+    StandardOutput("jsonl").resume(of_output, is_new=False)
+    assert [] == [*tmp_path.iterdir()]
 
 
 def test_cursor(tmp_path: Path) -> None:
-    """A cursor is read as it was written, and is that of one bus, incarnation and format."""
+    """A cursor is read as it was written, and is that of one bus, incarnation and format; one of another form is damaged."""
     path = tmp_path / "cursor"
     assert read_cursor(path, NEW) is None
     cursor = NEW._replace(sequence_number=7, chain_hash="ab" * 32, size_bytes=70)
     write_cursor(path, cursor)
     assert cursor == read_cursor(path, NEW)
-    write_cursor(path, cursor._replace(kind="output"))
-    with pytest.raises(ExportError, match="to a target of kind output, not file"):
-        read_cursor(path, NEW._replace(kind="file"))
     for other in (NEW._replace(bus="other"), NEW._replace(format="ocsf"), NEW._replace(incarnation="1-1")):
         with pytest.raises(ExportError, match="belongs to an export of jsonl of bus default"):
             read_cursor(path, other)
     whole = path.read_text(encoding="utf-8")
-    for damaged in ("{", "[]", whole.replace("abab", "xx", 1), whole.replace("70", "-1", 1), whole.replace("70", '"70"', 1)):
+    for damaged in (
+        "{",
+        "[]",
+        "[1]",
+        "7",
+        '"ab"',
+        whole.replace("abab", "xx", 1),
+        whole.replace("70", "-1", 1),
+        whole.replace("70", '"70"', 1),
+    ):
         path.write_text(damaged, encoding="utf-8")
         with pytest.raises(ExportError, match="is damaged"):
             read_cursor(path, NEW)

@@ -89,12 +89,12 @@ def _run(target: Target, format_name: str, cursor_path: Path | None, first: int,
         stop_on_signal(stop.set)
         async with open_client(server, bus) as client:
             status = await client.get_status()
-            new = Cursor(bus, format_name, status.bus_incarnation, target.kind, max(first - 1, 0))
+            new = Cursor(bus, format_name, status.bus_incarnation, target.name, max(first - 1, 0))
             known = None if cursor_path is None else read_cursor(cursor_path, new)
             target.resume(known or new, is_new=known is None)
-            if known is None and cursor_path is not None:
-                write_cursor(cursor_path, new)  # a run that is killed before its first commit can be repeated
-            begin = known or new
+            begin = (known or new)._replace(target=target.name)
+            if begin != known and cursor_path is not None:
+                write_cursor(cursor_path, begin)  # a run that is killed before its first commit can be repeated
             last = None if interval is not None else max(status.head_sequence_number, begin.sequence_number)
             await _Export(client, target, begin, cursor_path, stop).run(last, interval or INTERVAL_SECONDS_DEFAULT)
 
@@ -121,8 +121,7 @@ class _Export:
         self._cursor = cursor
         self._cursor_path = cursor_path
         self._stop = stop
-        # A resumed export reads its last event again: that it comes proves that the log still has it.
-        self._reached = cursor.sequence_number - (1 if cursor.chain_hash else 0)
+        self._reached = cursor.sequence_number
         self._last_read = Checkpoint(sequence_number=cursor.sequence_number, chain_hash=bytes.fromhex(cursor.chain_hash))
 
     async def run(self, last: int | None, interval: float) -> None:
@@ -132,6 +131,10 @@ class _Export:
         """
         import asyncio
 
+        if last == self._reached and self._cursor.chain_hash:
+            # Without new events, the last one is read again: that it comes proves that the log still has it. New events prove it, too: the
+            # server looks for `last_read` before it sends them. The log may begin with the first of them, so the last one is not read then.
+            self._reached -= 1
         committed_at = time.monotonic()
         stopped = asyncio.ensure_future(self._stop.wait())
         responses = self._responses(last is None)
@@ -172,9 +175,7 @@ class _Export:
         if self._reached <= self._cursor.sequence_number:
             return
         size = self._target.commit()
-        self._cursor = self._cursor._replace(
-            kind=self._target.kind, sequence_number=self._reached, chain_hash=self._last_read.chain_hash.hex(), size_bytes=size
-        )
+        self._cursor = self._cursor._replace(sequence_number=self._reached, chain_hash=self._last_read.chain_hash.hex(), size_bytes=size)
         if self._cursor_path is not None:
             write_cursor(self._cursor_path, self._cursor)
 

@@ -1,13 +1,14 @@
-"""`gavel export` that is interrupted."""
+"""`gavel export` that is interrupted, and that goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.event_service_pb2 import SubscribeEventsResponse
+from gavel.v1.event_service_pb2 import SubscribeEventsRequest, SubscribeEventsResponse
 from gavel_client import GavelClient
 from gavel_server.cli.commands.operations.export import _Export
 from gavel_server.cli.errors import EXIT_INTERRUPTED, CommandError
@@ -48,6 +49,32 @@ async def test_interrupted(tmp_path: Path, last: int | None) -> None:
             with pytest.raises(CommandError, match="interrupted after event 3 of 5") as interrupted:
                 await running
             assert EXIT_INTERRUPTED == interrupted.value.exit_status
-    cursor = read_cursor(tmp_path / "cursor", NEW._replace(kind=target.kind))
+    cursor = read_cursor(tmp_path / "cursor", NEW._replace(target=target.name))
     assert cursor is not None
     assert (3, "03") == (cursor.sequence_number, cursor.chain_hash)
+
+
+@pytest.mark.parametrize(("last", "first", "numbers"), [(4, 3, [3, 4]), (2, 2, []), (None, 3, [3, 4])])
+async def test_resumed(tmp_path: Path, last: int | None, first: int, numbers: list[int]) -> None:
+    """A resumed export asks for new events only, since its last one may be trimmed; without new ones, it reads the last one again."""
+    stop = asyncio.Event()
+    target = LineFile("jsonl", tmp_path / "log")
+    cursor = NEW._replace(target=target.name, sequence_number=2, chain_hash="02", size_bytes=3)
+    (tmp_path / "log").write_text("{}\n", encoding="utf-8")
+    target.resume(cursor, is_new=False)
+    requests: list[SubscribeEventsRequest] = []
+
+    def answer(request: SubscribeEventsRequest) -> list[SubscribeEventsResponse]:
+        requests.append(request)
+        if len(requests) == 2:
+            stop.set()
+        sent = range(request.from_sequence_number, 5) if len(requests) == 1 else ()
+        return [SubscribeEventsResponse(envelope=Envelope(sequence_number=number, chain_hash=bytes([number]))) for number in sent]
+
+    async with FakeServer() as server, GavelClient(server.target) as client:
+        server.answers["SubscribeEvents"] = answer
+        await _Export(client, target, cursor, None, stop).run(last, 10.0)
+    last_read = requests[0].last_read
+    assert (first, 2, b"\x02") == (requests[0].from_sequence_number, last_read.sequence_number, last_read.chain_hash)
+    lines = (tmp_path / "log").read_text(encoding="utf-8").splitlines()[1:]
+    assert numbers == [int(json.loads(line)["sequence_number"]) for line in lines]
