@@ -35,6 +35,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.replay.counter_fills import RecordedFill
 from gavel_rules.replay.differences import field_differences
+from gavel_rules.replay.duplicate_fields import find_duplicate_field
 from gavel_rules.replay.errors import DivergedError
 from gavel_rules.replay.inputs import command_of, is_consequence, unjudged_candidates
 from gavel_rules.replay.integrity import decode
@@ -228,11 +229,18 @@ class Recomputation:
         self._expected.extend(handled.events)
 
     def _compare(self, sequence_number: int, envelope_bytes: bytes, expected: Envelope) -> None:
-        """Compare an event with the expected one: their bytes, and if these differ their fields, because one message has many encodings."""
+        """Compare an event with the expected one: their bytes, and if these differ their fields, because one message has many encodings.
+
+        An encoding with a duplicate field is refused: another reader may read another message in it.
+        """
         if expected.SerializeToString(deterministic=True) == envelope_bytes:
             return
         envelope = decode(sequence_number, envelope_bytes)
         if envelope == expected:
+            duplicate = find_duplicate_field(envelope_bytes, Envelope.DESCRIPTOR)
+            if duplicate:
+                message = f"event {sequence_number} ({envelope.event_name}) has the field {duplicate} twice in its bytes"
+                raise self._divergence(envelope, "duplicate-field", message, [])
             return
         differences = list(field_differences(envelope, expected))
         summary = ", ".join(difference.path for difference in differences[:5]) or "its encoding"

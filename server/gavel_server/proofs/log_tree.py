@@ -51,7 +51,10 @@ class InclusionProof(NamedTuple):
 
 
 class LogTree:
-    """The tree of one bus's log, in a directory. Every method raises the errors of EventLog.read, and OSError of the directory."""
+    """The tree of one bus's log, in a directory.
+
+    Every method raises the errors of EventLog.read, OSError of the directory, and ValueError for sizes that no tree has.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._tiles: Final = Tiles(LocalTiles(directory))
@@ -71,6 +74,8 @@ class LogTree:
     async def inclusion_proof(self, log: LogSource, record: Record, size: int, caller: str) -> InclusionProof:
         """Return the proof that an event is in the tree of the first `size` events."""
         index = record.sequence_number - 1
+        if not 0 <= index < size:
+            raise ValueError(f"event {record.sequence_number} is not in a tree of {size} events")
         async with self._lock:
             for _ in range(2):
                 try:
@@ -86,6 +91,8 @@ class LogTree:
 
     async def consistency_proof(self, log: LogSource, from_size: int, to_size: int, caller: str) -> ConsistencyProof:
         """Return the proof that the tree of `to_size` events begins with that of `from_size` events."""
+        if not 0 <= from_size <= to_size:
+            raise ValueError(f"a tree of {to_size} events does not begin with one of {from_size}")
         async with self._lock:
             for _ in range(2):
                 try:

@@ -31,8 +31,19 @@ from gavel_server.proofs.keys import NotaryKey
 from gavel_server.proofs.log_tree import LogSource, read_on
 from gavel_server.proofs.tiles import DamagedTilesError, LocalTiles, Tiles
 from gavel_server.proofs.tree import CompactRange
-from gavel_server.proofs.verifier import ORIGIN_PREFIX, Checkpoint, UnreadableError, entry_of, is_signed, leaf_hash, parse_checkpoint
-from gavel_server.proofs.witnesses import ForkError, Witness, WitnessError, request_cosignature
+from gavel_server.proofs.verifier import (
+    ED25519,
+    ORIGIN_PREFIX,
+    Checkpoint,
+    Key,
+    NotVerifiedError,
+    UnreadableError,
+    entry_of,
+    is_signed,
+    leaf_hash,
+    parse_checkpoint,
+)
+from gavel_server.proofs.witnesses import OtherHistoryError, Witness, WitnessError, request_cosignature
 
 # Events whose entries are added to the tiles at once.
 APPENDED_EVENTS_MAX: Final = 2048
@@ -44,8 +55,16 @@ class NotaryError(GavelServerError):
     """Nothing is signed; the message says why and what to do."""
 
 
+class ForkError(GavelServerError):
+    """The log is not a continuation of what was signed before; nothing more may be signed."""
+
+
 class QuorumError(GavelServerError):
     """Too few witnesses cosigned, so that the checkpoint must not be published; a later attempt may succeed."""
+
+
+class LaggingServerError(GavelServerError):
+    """A server confirms fewer events than are signed already; a later attempt may succeed."""
 
 
 class ConfirmedTree(NamedTuple):
@@ -65,13 +84,18 @@ class Notary:
         directory: Path,
         *,
         replays: bool,
+        old_keys: Sequence[Key] = (),
         witnesses: Sequence[Witness] = (),
         quorum: int = 0,
     ) -> None:
-        """`replays`: recompute the decisions. `quorum` witnesses must cosign before a checkpoint is published."""
+        """`replays`: recompute the decisions. `quorum` witnesses must cosign before a checkpoint is published.
+
+        `old_keys` may have signed the checkpoint in the directory. They sign nothing.
+        """
         self.log: Final = log
         self.origin: Final = f"{ORIGIN_PREFIX}{log.bus}"
         self._keys: Final = keys
+        self._old_keys: Final = old_keys
         self._file: Final = directory / "checkpoint"
         self._witnesses: Final = witnesses
         self._quorum: Final = quorum
@@ -87,14 +111,20 @@ class Notary:
     async def notarize(self, confirmed: ConfirmedTree) -> Checkpoint:
         """Read the confirmed events that are new, prove them, and return a checkpoint, signed and cosigned by the quorum.
 
-        The checkpoint is written to the directory. Raises ForkError if the log does not begin with what was signed before, NotaryError
-        if the log is not proved, QuorumError if too few witnesses cosign, and the errors of EventLog.read.
+        The checkpoint is written to the directory. Raises ForkError if the log does not begin with what was signed before, or if witnesses
+        say so and too few others are left for the quorum, NotaryError if the log is not proved, LaggingServerError if the server confirms
+        less than was signed, QuorumError if too few witnesses cosign, and the errors of EventLog.read.
         """
         signed = self.checkpoint
-        events = min((await self.log.head()).sequence_number, confirmed.size)
         known = max(self._range.size, 0 if signed is None else signed.size)
+        events = (await self.log.head()).sequence_number
         if events < known:
             raise ForkError(f"{self.origin} has {events} events, but {known} were signed or confirmed: events are lost")
+        if confirmed.size < known:
+            raise LaggingServerError(
+                f"the server confirms {confirmed.size} events of {self.origin}, and {known} were signed or confirmed before: it is behind, "
+                "or has another log"
+            )
         if not confirmed.size:
             raise NotaryError(f"{self.origin} has no events")
         await self._read_to(confirmed.size)
@@ -103,11 +133,7 @@ class Notary:
                 f"the first {confirmed.size} events of {self.origin} are not those of the server, so nothing is signed: one was changed, "
                 "or the server has another log"
             )
-        if signed is None or self._range.size > signed.size:
-            checkpoint = Checkpoint(self.origin, self._range.size, self._range.root())
-            for key in self._keys:
-                checkpoint = key.sign(checkpoint)
-            self._write(checkpoint)
+        self._sign()
         return await self._cosign()
 
     async def examine(self) -> None:
@@ -188,11 +214,22 @@ class Notary:
         if signed is not None and self._range.size == signed.size and self._range.root() != signed.root:
             raise ForkError(f"{self.origin} was rewritten: its first {signed.size} events are not those that were signed")
 
+    def _sign(self) -> None:
+        """Make the checkpoint that of all events, and sign it with the keys that have not signed it yet."""
+        signed = checkpoint = self.checkpoint
+        if checkpoint is None or checkpoint.size < self._range.size:
+            checkpoint = Checkpoint(self.origin, self._range.size, self._range.root())
+        for key in self._keys:
+            if not is_signed(checkpoint, key.public):
+                checkpoint = key.sign(checkpoint)
+        if checkpoint != signed:
+            self._write(checkpoint)
+
     async def _cosign(self) -> Checkpoint:
-        """Return the checkpoint with the cosignatures of the witnesses that it lacks. Raises ForkError, NotaryError."""
+        """Return the checkpoint with the cosignatures of the witnesses that it lacks. Raises ForkError, QuorumError."""
         checkpoint = self.checkpoint
         assert checkpoint is not None  # noqa: S101  # `notarize` has just written it
-        problems = []
+        problems, opponents = [], 0
         for witness in self._witnesses:
             if is_signed(checkpoint, witness.key):
                 continue
@@ -201,32 +238,42 @@ class Notary:
                 signature = await asyncio.to_thread(request_cosignature, witness, checkpoint, from_size, self._proof_between)
             except WitnessError as error:
                 problems.append(str(error))
-                _LOG.warning("notary.not_cosigned", origin=self.origin, size=checkpoint.size, problem=str(error))
+                if isinstance(error, OtherHistoryError):
+                    opponents += 1
+                    _LOG.error("notary.witness_has_other_history", origin=self.origin, size=checkpoint.size, problem=str(error))
+                else:
+                    _LOG.warning("notary.not_cosigned", origin=self.origin, size=checkpoint.size, problem=str(error))
                 continue
             self._cosigned_sizes[witness.url] = checkpoint.size
             checkpoint = checkpoint._replace(signatures=(*checkpoint.signatures, signature))
             self._write(checkpoint)
         cosigned = sum(is_signed(checkpoint, witness.key) for witness in self._witnesses)
         if cosigned < self._quorum:
-            raise QuorumError(f"{cosigned} of {self._quorum} witnesses cosigned {checkpoint.size} events: {'; '.join(problems)}")
+            message = f"{cosigned} of {self._quorum} witnesses cosigned {checkpoint.size} events: {'; '.join(problems)}"
+            can_be_reached = len(self._witnesses) - opponents >= self._quorum
+            raise QuorumError(message) if can_be_reached else ForkError(message)
         return checkpoint
 
     def _proof_between(self, from_size: int, to_size: int) -> list[bytes]:
         return tree.consistency_proof(self._tiles, from_size, to_size)
 
     def _read_checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint that this notary signed. Raises NotaryError if the file is not one of its keys."""
+        """Return the newest checkpoint that this notary signed. Raises NotaryError if the file is not one of its keys, or the old ones."""
+        keys = [*(key.public for key in self._keys), *self._old_keys]
         try:
             checkpoint = parse_checkpoint(self._file.read_text(encoding="utf-8"))
+            signers = [key for key in (*keys, *(witness.key for witness in self._witnesses)) if is_signed(checkpoint, key)]
         except FileNotFoundError:
             return None
-        except (UnreadableError, ValueError) as error:
+        except (UnreadableError, NotVerifiedError, ValueError) as error:
             raise NotaryError(f"{self._file} is damaged; restore it from a backup or from GetCheckpoint: {error}") from error
         if checkpoint.origin != self.origin:
             raise NotaryError(f"{self._file} is of {checkpoint.origin}, not of {self.origin}; each log needs a directory of its own")
-        if not any(is_signed(checkpoint, key.public) for key in self._keys):
-            message = f"{self._file} is not signed by any of the given keys; give the old key too while keys change (docs/proofs.md)"
-            raise NotaryError(message)
+        if not any(key in signers for key in keys):
+            raise NotaryError(
+                f"{self._file} is not signed by any of the given keys; give the old key too while keys change, or only its public key with "
+                "--old-key if it is stolen or lost (docs/proofs.md)"
+            )
         return checkpoint
 
     def _write(self, checkpoint: Checkpoint) -> None:
@@ -243,15 +290,26 @@ class Notary:
 
 @asynccontextmanager
 async def open_notary(
-    log: LogSource, keys: Sequence[NotaryKey], directory: Path, *, replays: bool, witnesses: Sequence[Witness] = (), quorum: int = 0
+    log: LogSource,
+    keys: Sequence[NotaryKey],
+    directory: Path,
+    *,
+    replays: bool,
+    old_keys: Sequence[Key] = (),
+    witnesses: Sequence[Witness] = (),
+    quorum: int = 0,
 ) -> AsyncIterator[Notary]:
-    """Yield a notary that alone uses its directory. Raises NotaryError."""
-    wrong = [key.public.name for key in keys if key.public.name != f"{ORIGIN_PREFIX}{log.bus}"]
+    """Yield a notary that alone uses its directory; see `Notary`. Raises NotaryError."""
+    origin = f"{ORIGIN_PREFIX}{log.bus}"
+    wrong = [key.public.name for key in keys if key.public.name != origin]
     if wrong:
         raise NotaryError(f"the key {wrong[0]} signs no log of bus {log.bus}; make one with gavel notary keygen --bus {log.bus}")
+    wrong = [key.name for key in old_keys if (key.name, key.algorithm) != (origin, ED25519)]
+    if wrong:
+        raise NotaryError(f"the old key {wrong[0]} is not the key of a notary of bus {log.bus}")
     descriptor = _lock(directory)
     try:
-        yield Notary(log, keys, directory, replays=replays, witnesses=witnesses, quorum=quorum)
+        yield Notary(log, keys, directory, replays=replays, old_keys=old_keys, witnesses=witnesses, quorum=quorum)
     finally:
         os.close(descriptor)
 

@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -48,9 +48,12 @@ _OUTCOMES: Final = ("UNSPECIFIED", "APPROVED", "REJECTED", "NEEDS_HUMAN_REVIEW",
 
 # Field numbers of the contract's messages (proto/gavel/v1/envelope.proto, decision.proto, proposal.proto).
 _SEQUENCE_NUMBER, _EVENT_ID, _RECORDED_AT, _SUBJECT, _BUS = 2, 3, 7, 11, 12
-_FACT, _PROPOSAL, _DECISION = 20, 21, 22
+_PROPOSAL, _DECISION = 21, 22
+_PAYLOADS: Final = range(20, 28)
 _DECISION_ID, _PROPOSAL_ID, _OUTCOME, _REASON_CODE, _ACTION_TYPE, _PINNED_FACTS = 1, 2, 5, 6, 17, 24
 _PINNED_KEY, _PINNED_EVENT_ID, _PINNED_SEQUENCE_NUMBER = 1, 3, 4
+
+_Value = TypeVar("_Value")
 
 
 class UnreadableError(Exception):
@@ -347,6 +350,8 @@ def check_events(proof: Proof) -> list[str]:
     for event, envelope in zip(proof.events, envelopes, strict=True):
         if (envelope.number(_SEQUENCE_NUMBER), envelope.text(_BUS)) != (event.sequence_number, checkpoint.bus):
             raise NotVerifiedError(f"event {event.sequence_number} is not this event of bus {checkpoint.bus}")
+        if sum(map(envelope.count, _PAYLOADS)) != 1:
+            raise NotVerifiedError(f"event {event.sequence_number} does not have exactly one payload")
     decided, proposed, *facts = envelopes
     decision = decided.message(_DECISION)
     if decision is None or {proof.decision_id} != {decision.text(_DECISION_ID), decided.text(_EVENT_ID)}:
@@ -384,29 +389,38 @@ def _decode(text: str, name: str) -> bytes:
 
 
 class _Fields:
-    """The fields of a protobuf message, by number (https://protobuf.dev/programming-guides/encoding/)."""
+    """The fields of a protobuf message, by number (https://protobuf.dev/programming-guides/encoding/).
+
+    A field that is read as one value and occurs twice is refused. A parser would merge the occurrences, and no server of Gavel writes them.
+    A field of another wire type than its own is ignored, as parsers do.
+    """
 
     def __init__(self, content: bytes) -> None:
-        self._values: dict[int, list[int | bytes]] = {}
+        self._numbers: dict[int, list[int]] = {}
+        self._contents: dict[int, list[bytes]] = {}
         for number, value in _fields(content):
-            self._values.setdefault(number, []).append(value)
+            if isinstance(value, bytes):
+                self._contents.setdefault(number, []).append(value)
+            else:
+                self._numbers.setdefault(number, []).append(value)
+
+    def count(self, field: int) -> int:
+        return len(self._contents.get(field, []))
 
     def number(self, field: int) -> int:
-        value = self._values.get(field, [0])[-1]
-        return value if isinstance(value, int) else 0
+        return _only(field, self._numbers.get(field, [])) or 0
 
     def content(self, field: int) -> bytes:
-        value = self._values.get(field, [b""])[-1]
-        return value if isinstance(value, bytes) else b""
+        return _only(field, self._contents.get(field, [])) or b""
 
     def text(self, field: int) -> str:
         return self.content(field).decode(errors="replace")
 
     def messages(self, field: int) -> list[_Fields]:
-        return [_Fields(value) for value in self._values.get(field, []) if isinstance(value, bytes)]
+        return [_Fields(value) for value in self._contents.get(field, [])]
 
     def message(self, field: int) -> _Fields | None:
-        return next(iter(self.messages(field)), None)
+        return _only(field, self.messages(field))
 
     def time(self, field: int) -> str:
         moment = self.message(field)
@@ -414,8 +428,18 @@ class _Fields:
         return datetime.fromtimestamp(min(seconds, 253402300799), UTC).isoformat()
 
 
+def _only(field: int, values: Sequence[_Value]) -> _Value | None:
+    """Return the value of a field that occurs at most once; None if it does not occur. Raises NotVerifiedError."""
+    if len(values) > 1:
+        raise NotVerifiedError(f"field {field} occurs {len(values)} times in a message that has it once, so that its value is ambiguous")
+    return values[0] if values else None
+
+
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and value of each field: varints and fixed numbers as int, the rest as bytes. Raises UnreadableError."""
+    """Yield number and value of each varint and each field with a length, the latter as bytes. Raises UnreadableError.
+
+    Fields of fixed width are skipped: the verifier reads none.
+    """
     position = 0
     try:
         while position < len(content):
@@ -433,7 +457,8 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
             if len(field) != length:
                 raise IndexError
             position += length
-            yield tag >> 3, field if kind == 2 else int.from_bytes(field, "little")
+            if kind == 2:
+                yield tag >> 3, field
     except (IndexError, KeyError) as error:
         raise UnreadableError("an envelope is not a protobuf message") from error
 

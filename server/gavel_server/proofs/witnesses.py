@@ -40,8 +40,8 @@ class WitnessError(GavelServerError):
     """A witness did not cosign; the message says why."""
 
 
-class ForkError(GavelServerError):
-    """The log is not a continuation of what was signed before; nothing more may be signed."""
+class OtherHistoryError(WitnessError):
+    """A witness has cosigned a tree that this one does not begin with, or says so."""
 
 
 class Witness(NamedTuple):
@@ -63,7 +63,7 @@ def parse_witness(url: str, key: Key) -> Witness:
 def request_cosignature(witness: Witness, checkpoint: Checkpoint, from_size: int, proof_between: ProofBetween) -> Signature:
     """Return the cosignature of a witness, which last cosigned `from_size` events, as far as the notary knows. Blocking.
 
-    Raises WitnessError; ForkError if the witness knows a tree that this one does not begin with.
+    Raises WitnessError; OtherHistoryError if the witness knows a tree that this one does not begin with.
     """
     for _ in range(REQUESTS_MAX):
         hashes = proof_between(from_size, checkpoint.size) if 0 < from_size < checkpoint.size else []
@@ -76,12 +76,12 @@ def request_cosignature(witness: Witness, checkpoint: Checkpoint, from_size: int
             if from_size <= checkpoint.size:
                 continue
             message = f"witness {witness.key.name} has cosigned {from_size} events, the log has {checkpoint.size}: events are lost"
-            raise ForkError(message)
+            raise OtherHistoryError(message)
         if status in (409, 422):
             message = (
                 f"witness {witness.key.name} refuses: the log does not begin with the {from_size} events that it cosigned (HTTP {status})"
             )
-            raise ForkError(message)
+            raise OtherHistoryError(message)
         raise WitnessError(f"witness {witness.key.name} refuses with HTTP {status}: {body[:200]!r}{_ADVICE.get(status, '')}")
     raise WitnessError(f"witness {witness.key.name} has cosigned another checkpoint meanwhile")
 

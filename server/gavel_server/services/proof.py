@@ -7,10 +7,12 @@ log once in the tree's life. The work is done in slices, one bus at a time, and 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.proof_service_pb2 import (
     GetCheckpointRequest,
@@ -36,6 +38,8 @@ from gavel_server.services.reads.log_reader import range_violations
 
 CHECKPOINT_BYTES_MAX: Final = 32 * 1024
 
+_LOG: Final = structlog.get_logger(__name__)
+
 
 class ProofServicer:
     """Serves ProofService on the buses of this server."""
@@ -44,10 +48,10 @@ class ProofServicer:
         """`directory` holds the trees, one folder a bus; None: a temporary one."""
         self._buses = buses
         self._slots = slots
-        self._publishing = asyncio.Lock()
         self._temporary: Final = TemporaryDirectory(prefix="gavel-proofs-") if directory is None else None
         self._directory: Final = Path(self._temporary.name) if self._temporary is not None else directory or Path()
         self._trees: dict[str, LogTree] = {}
+        self._publishing: Final = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by bus
 
     async def GetCheckpoint(self, request: GetCheckpointRequest, context: CallContext) -> GetCheckpointResponse:
         """Return the newest published checkpoint."""
@@ -72,7 +76,9 @@ class ProofServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         number = request.sequence_number if key == "sequence_number" else await number_of(sequencer, request.event_id)
-        size = await _size(sequencer, "tree_size", request.tree_size)
+        head = await _head(sequencer, tree_size=request.tree_size)
+        size = request.tree_size or head
+        await sequencer.confirm(size)
         if number > size:
             message = f"event {number} is not in the tree of the first {size} events of bus {sequencer.bus}"
             raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
@@ -96,8 +102,10 @@ class ProofServicer:
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        to_size = await _size(sequencer, "to_size", request.to_size)
-        from_size = await _size(sequencer, "from_size", request.from_size)
+        # One head for both sizes: the log may grow, or lose events, meanwhile.
+        head = await _head(sequencer, from_size=request.from_size, to_size=request.to_size)
+        from_size, to_size = request.from_size, request.to_size or head
+        await sequencer.confirm(to_size)
         async with self._slots.occupy(context.address):
             proof = await self._tree(sequencer.bus).consistency_proof(sequencer.log, from_size, to_size, context.caller)
         return GetConsistencyProofResponse(
@@ -115,19 +123,34 @@ class ProofServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         if checkpoint.origin != f"{ORIGIN_PREFIX}{sequencer.bus}":
             raise invalid([("checkpoint", f"is of {checkpoint.origin}, not of {ORIGIN_PREFIX}{sequencer.bus}")])
-        _check_not_older(checkpoint, await _read_published(sequencer))
         head = (await sequencer.log.head()).sequence_number
         if checkpoint.size > head:
             raise _refusal(f"it has {checkpoint.size} events, but bus {sequencer.bus} has {head}: events are lost, or it is another log")
         await sequencer.confirm(head)
-        async with self._slots.occupy(context.address):
-            root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.caller)
-        if root != checkpoint.root:
+        if not await self._is_of_log(checkpoint, sequencer, context):
             raise _refusal(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
-        async with self._publishing:  # others may have published meanwhile
-            _check_not_older(checkpoint, await _read_published(sequencer))
+        async with self._publishing[sequencer.bus]:
+            published = await _read_published(sequencer)
+            if published is not None and checkpoint.size < published.size:
+                if await self._is_of_log(published, sequencer, context):
+                    raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
+                _LOG.warning(
+                    "proofs.checkpoint_replaced",
+                    bus=sequencer.bus,
+                    size=checkpoint.size,
+                    replaced_size=published.size,
+                    note="the log does not begin with the events of the published checkpoint; events were lost, or the log was restored",
+                )
             await sequencer.log.publish_checkpoint(str(checkpoint).encode())
         return PublishCheckpointResponse()
+
+    async def _is_of_log(self, checkpoint: Checkpoint, sequencer: Sequencer, context: CallContext) -> bool:
+        """Return whether the log of a bus begins with the events of a checkpoint."""
+        if checkpoint.size > (await sequencer.log.head()).sequence_number:
+            return False
+        async with self._slots.occupy(context.address):
+            root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.caller)
+        return root == checkpoint.root
 
     def _tree(self, bus: str) -> LogTree:
         if bus not in self._trees:
@@ -140,18 +163,13 @@ async def _read_published(sequencer: Sequencer) -> Checkpoint | None:
     return None if content is None else parse_checkpoint(content.decode())
 
 
-def _check_not_older(checkpoint: Checkpoint, published: Checkpoint | None) -> None:
-    if published is not None and checkpoint.size < published.size:
-        raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
-
-
-async def _size(sequencer: Sequencer, field: str, size: int) -> int:
-    """Return the size of a tree: as given, or the head. Every event in it is confirmed. Raises ServiceError."""
+async def _head(sequencer: Sequencer, **sizes: int) -> int:
+    """Return the log's head. Raises ServiceError INVALID_ARGUMENT that names the sizes of trees that are larger."""
     head = (await sequencer.log.head()).sequence_number
-    if size > head:
-        raise invalid([(field, f"is more than the {head} events of bus {sequencer.bus}")])
-    await sequencer.confirm(size or head)
-    return size or head
+    violations = [(field, f"is more than the {head} events of bus {sequencer.bus}") for field, size in sizes.items() if size > head]
+    if violations:
+        raise invalid(violations)
+    return head
 
 
 def _refusal(problem: str) -> ServiceError:

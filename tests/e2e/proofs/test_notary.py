@@ -207,6 +207,21 @@ def test_key_rotation(own_notarized: Notarized, tmp_path: Path) -> None:
     assert [3, 0] == [gavel("verify", path, "--key", one).returncode for one in (own_notarized.vkey, vkey)]
 
 
+def test_stolen_key(own_notarized: Notarized, tmp_path: Path) -> None:
+    """After a theft the new key alone goes on, with the old public key, from what the stolen key signed, though nothing is appended."""
+    (tmp_path / "new").mkdir()
+    key, vkey = make_key(tmp_path / "new")
+    alone = own_notarized._replace(key=key, vkey=vkey)
+    signed = alone.sign("--old-key", own_notarized.vkey)
+    assert (0, "signed and published 13 events of gavel/default\n") == (signed.returncode, signed.stdout)
+    path = tmp_path / "parcel.proof"
+    path.write_text(alone.proof(), encoding="utf-8")
+    assert 0 == gavel("verify", path, "--key", vkey).returncode
+    assert 0 == alone.sign().returncode
+    wrong = alone.sign("--old-key", "old.vkey")
+    assert (2, True) == (wrong.returncode, "old.vkey" in wrong.stderr)
+
+
 def test_unusable_directory(notarized: Notarized) -> None:
     """A notary whose directory cannot be used says which and why, in the operating system's words."""
     place = notarized.key / "state"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,11 +14,12 @@ from gavel.v1.proof_service_pb2 import (
     GetInclusionProofRequest,
     PublishCheckpointRequest,
 )
-from gavel_server.log import Record, chain, genesis_hash
+from gavel_server.log import Head, Record, chain, genesis_hash
 from gavel_server.proofs.keys import generate_key
 from gavel_server.proofs.log_tree import LogTree
 from gavel_server.proofs.tree import CompactRange
 from gavel_server.proofs.verifier import Checkpoint, check_consistency, check_inclusion, entry_of, leaf_hash
+from structlog.testing import capture_logs
 
 from tests.integration.services.world import World, refusal
 
@@ -131,6 +134,72 @@ async def test_refused_checkpoints(world_with_rules: World) -> None:
         problem = await refusal(world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(checkpoint=str(checkpoint))))
         assert ("CHECKPOINT_REFUSED", True) == (problem.reason, reason in problem.message)
     assert str(good) == (await world_with_rules.proofs.GetCheckpoint(GetCheckpointRequest())).checkpoint
+
+
+@pytest.mark.parametrize("size", [3, 1000])
+async def test_the_checkpoint_of_a_lost_history_is_replaced(world_with_rules: World, size: int) -> None:
+    """A published checkpoint of events that the log does not have any more, or has otherwise, is replaced by an older one of the log."""
+    log = (await world_with_rules.buses.open("")).log
+    await log.publish_checkpoint(str(KEY.sign(Checkpoint("gavel/default", size, b"r" * 32))).encode())
+    checkpoint = await checkpoint_of(world_with_rules, 2)
+
+    with capture_logs() as logs:
+        await world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(checkpoint=str(checkpoint)))
+
+    assert str(checkpoint) == (await world_with_rules.proofs.GetCheckpoint(GetCheckpointRequest())).checkpoint
+    replaced = [(one["bus"], one["size"], one["replaced_size"]) for one in logs if one["event"] == "proofs.checkpoint_replaced"]
+    assert [("default", 2, size)] == replaced
+
+
+async def test_a_bus_whose_store_is_slow(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store of one bus holds up its publication, a checkpoint of another bus is published."""
+    slow = (await world_with_rules.buses.open("")).log
+    (record,) = await (await world_with_rules.buses.open("other")).log.read(1, 1)
+    root = leaf_hash(entry_of(record.envelope))
+    other = generate_key("gavel/other").sign(Checkpoint("gavel/other", 1, root))
+    is_publishing, may_publish = asyncio.Event(), asyncio.Event()
+    publish = slow.publish_checkpoint
+
+    async def publish_slowly(content: bytes) -> None:
+        is_publishing.set()
+        await may_publish.wait()
+        await publish(content)
+
+    monkeypatch.setattr(slow, "publish_checkpoint", publish_slowly)
+    checkpoint = await checkpoint_of(world_with_rules, 2)
+    publishing = asyncio.ensure_future(world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(checkpoint=str(checkpoint))))
+    await is_publishing.wait()
+    await world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(bus="other", checkpoint=str(other)), timeout=30)
+    assert not publishing.done()
+    may_publish.set()
+    await publishing
+
+
+async def test_a_head_that_moves(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that grows between two looks at its head gets one answer: the earlier tree is larger than the log was then."""
+    log = (await world_with_rules.buses.open("")).log
+    head, earlier = await log.head(), Head(2, b"")
+    heads = [earlier]
+
+    async def read_head() -> Head:
+        return heads.pop() if heads else head
+
+    monkeypatch.setattr(log, "head", read_head)
+    problem = await refusal(world_with_rules.proofs.GetConsistencyProof(GetConsistencyProofRequest(from_size=3)))
+    assert (grpc.StatusCode.INVALID_ARGUMENT, ["from_size"]) == (problem.code, problem.fields)
+
+
+async def test_sizes_that_no_tree_has(world_with_rules: World, tmp_path: Path) -> None:
+    """A proof of impossible sizes is an error of the caller: the tree is neither discarded nor computed again."""
+    log = (await world_with_rules.buses.open("")).log
+    tree = LogTree(tmp_path)
+    await tree.root(log, 3, "caller")
+    with capture_logs() as logs:
+        with pytest.raises(ValueError, match="a tree of 2 events does not begin with one of 3"):
+            await tree.consistency_proof(log, 3, 2, "caller")
+        with pytest.raises(ValueError, match="event 3 is not in a tree of 2 events"):
+            await tree.inclusion_proof(log, (await records_of(world_with_rules))[2], 2, "caller")
+    assert [] == logs
 
 
 async def test_a_newer_checkpoint_published_meanwhile_stays(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:

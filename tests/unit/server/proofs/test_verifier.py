@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_REJECTED, Decision
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import Fact
+from gavel.v1.proposal_pb2 import Proposal
+from gavel_rules.codec.fields import Field
 from gavel_server.proofs.keys import NotaryKey
 from gavel_server.proofs.verifier import (
     ED25519_COSIGNATURE,
@@ -16,17 +22,23 @@ from gavel_server.proofs.verifier import (
     Checkpoint,
     NotVerifiedError,
     Proof,
+    ProvedEvent,
     Signature,
     UnreadableError,
+    check_events,
     check_signature,
     check_signatures,
+    entry_of,
     is_signed,
+    leaf_hash,
     new_key,
+    node_hash,
     parse_checkpoint,
     parse_key,
     parse_signatures,
     verify_file,
 )
+from google.protobuf.timestamp_pb2 import Timestamp
 
 # golang.org/x/mod v0.43.0, sumdb/note/example_test.go.
 NOTE_KEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
@@ -183,3 +195,67 @@ def test_a_key_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe")
 
     assert EXIT_UNREADABLE == verify_file("-", [str(tmp_path / "key")])[0]
+
+
+# Envelopes: a log of a proposal and its rejection
+
+PROPOSED = Envelope(sequence_number=1, event_id="p", bus="default", proposal=Proposal())
+REJECTION = Decision(decision_id="d", proposal_id="p", outcome=OUTCOME_REJECTED, action_type="refund.create")
+DECIDED = Envelope(sequence_number=2, event_id="d", bus="default", subject="order/1", decision=REJECTION)
+APPROVAL = Envelope(decision=Decision(decision_id="d", proposal_id="p", outcome=OUTCOME_APPROVED)).SerializeToString()
+DECISION, RECORDED_AT = Field(Envelope, "decision"), Field(Envelope, "recorded_at")
+
+
+def prove(proposed: bytes, decided: bytes) -> list[str]:
+    """Return what the verifier reads in a log of these two envelopes."""
+    proposal_leaf, decision_leaf = leaf_hash(entry_of(proposed)), leaf_hash(entry_of(decided))
+    checkpoint = Checkpoint("gavel/default", 2, node_hash(proposal_leaf, decision_leaf))
+    return check_events(Proof("d", (ProvedEvent(2, decided, (proposal_leaf,)), ProvedEvent(1, proposed, (decision_leaf,))), checkpoint))
+
+
+def decided_with(decision: bytes) -> bytes:
+    """Return the envelope of the decision with other bytes as its decision."""
+    rest = Envelope()
+    rest.CopyFrom(DECIDED)
+    rest.ClearField("decision")
+    return rest.SerializeToString() + DECISION.content(decision)
+
+
+def test_outcome() -> None:
+    """The outcome of a decision is read from its bytes."""
+    assert "outcome    REJECTED" == prove(PROPOSED.SerializeToString(), DECIDED.SerializeToString())[1]
+
+
+@pytest.mark.parametrize(
+    "decided",
+    {
+        "an approval first": APPROVAL + DECIDED.SerializeToString(),
+        "an approval last": DECIDED.SerializeToString() + APPROVAL,
+        "two outcomes": decided_with(Decision(outcome=OUTCOME_APPROVED).SerializeToString() + REJECTION.SerializeToString()),
+        "two action types": decided_with(REJECTION.SerializeToString() + Decision(action_type="refund.cancel").SerializeToString()),
+        "two subjects": DECIDED.SerializeToString() + Envelope(subject="order/2").SerializeToString(),
+        "two times": DECIDED.SerializeToString() + RECORDED_AT.content(Timestamp(seconds=1).SerializeToString() * 2),
+        "a fact too": DECIDED.SerializeToString() + Envelope(fact=Fact()).SerializeToString(),
+    }.items(),
+    ids=itemgetter(0),
+)
+def test_a_decision_that_says_two_things(decided: tuple[str, bytes]) -> None:
+    """A decision in whose bytes a field that is read, or a payload, occurs twice proves nothing: parsers read the bytes differently."""
+    with pytest.raises(NotVerifiedError, match=r"ambiguous|does not have exactly one payload"):
+        prove(PROPOSED.SerializeToString(), decided[1])
+
+
+@pytest.mark.parametrize("payload", [APPROVAL, Envelope(proposal=Proposal()).SerializeToString()], ids=["decision", "proposal"])
+def test_a_proposal_that_says_two_things(payload: bytes) -> None:
+    """A proposal with a second payload proves nothing."""
+    with pytest.raises(NotVerifiedError, match="event 1 does not have exactly one payload"):
+        prove(payload + PROPOSED.SerializeToString(), DECIDED.SerializeToString())
+
+
+def test_fields_of_another_wire_type() -> None:
+    """A field of another wire type than its own is unknown to protobuf, and to the verifier."""
+    outcome_as_fixed = bytes([5 << 3 | 5]) + OUTCOME_APPROVED.to_bytes(4, "little")
+    outcome_as_text = bytes([5 << 3 | 2, 1, 1])
+    decision = REJECTION.SerializeToString() + outcome_as_fixed + outcome_as_text
+    assert OUTCOME_REJECTED == Decision.FromString(decision).outcome
+    assert "outcome    REJECTED" == prove(PROPOSED.SerializeToString(), decided_with(decision))[1]

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from gavel_server.proofs.verifier import ED25519, Checkpoint
-from gavel_server.proofs.witnesses import ForkError, Witness, WitnessError, parse_witness, request_cosignature
+from gavel_server.proofs.witnesses import OtherHistoryError, Witness, WitnessError, parse_witness, request_cosignature
 
 from tests.unit.server.proofs.test_verifier import KEY, WITNESS_KEY, cosign
 
@@ -96,8 +96,8 @@ def test_signatures_of_strangers(answers: Answers) -> None:
     ],
 )
 def test_forks(answers: Answers, prepared: list[Answer], message: str) -> None:
-    """A witness that knows another tree makes the log a fork."""
-    with pytest.raises(ForkError, match=message):
+    """A witness that knows another tree is told from one that fails."""
+    with pytest.raises(OtherHistoryError, match=message):
         request(answers, *prepared)
 
 

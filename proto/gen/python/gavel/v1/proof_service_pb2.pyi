@@ -229,7 +229,9 @@ class PublishCheckpointRequest(_message.Message):
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     checkpoint: _builtins.str
-    """The signed checkpoint, of at most 32 KiB; see GetCheckpointResponse. Its size is not less than that of the published one."""
+    """The signed checkpoint, of at most 32 KiB; see GetCheckpointResponse. Its size is not less than that of
+    the published one, unless the log has lost events of that since.
+    """
     def __init__(
         self,
         *,

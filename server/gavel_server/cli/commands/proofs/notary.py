@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gavel_client import GavelClient
 
     from gavel_server.proofs.notary import Notary
+    from gavel_server.proofs.verifier import Key
     from gavel_server.proofs.witnesses import Witness
 
 # The log is not a continuation of what was signed, or it is not proved.
@@ -53,6 +54,10 @@ def notarize(
     key: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="The notary's key, from gavel notary keygen; repeat it while keys change."),
+    ] = None,
+    old_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VKEY", help="An old public key that signed the state, or a file with it; it signs nothing more. Repeatable."),
     ] = None,
     state: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the newest checkpoint and the tree.")] = Path("notary"),
     data: Annotated[
@@ -92,6 +97,7 @@ def notarize(
     quorum = len(all_witnesses) if witnesses is None else witnesses
     if quorum > len(all_witnesses):
         raise InvalidInputError(f"--witnesses {quorum} is more than the {len(all_witnesses)} witnesses that are given")
+    old_keys = _public_keys(old_key or [])
     url = _log_url(data, log)
 
     async def run() -> None:
@@ -107,7 +113,7 @@ def notarize(
         keys = [read_key(path) for path in key]
         async with (
             open_log(Path(), url, bus, archive) as opened,
-            open_notary(opened, keys, state, replays=replay, witnesses=all_witnesses, quorum=quorum) as signer,
+            open_notary(opened, keys, state, replays=replay, old_keys=old_keys, witnesses=all_witnesses, quorum=quorum) as signer,
             open_client(server, bus, tries_max=TRIES_MAX) as client,
         ):
             await _sign_until(stop, signer, client, interval=interval, once=once)
@@ -124,7 +130,7 @@ async def _sign_until(stop: asyncio.Event, signer: Notary, client: GavelClient, 
 
     from gavel_server.cli.rendering import output
     from gavel_server.log.protocol import LogUnavailableError
-    from gavel_server.proofs.notary import ConfirmedTree, QuorumError
+    from gavel_server.proofs.notary import ConfirmedTree, LaggingServerError, QuorumError
 
     published = ""
     while not stop.is_set():
@@ -135,7 +141,7 @@ async def _sign_until(stop: asyncio.Event, signer: Notary, client: GavelClient, 
                 await client.publish_checkpoint(str(checkpoint))
                 published = str(checkpoint)
                 output.print_line(f"signed and published {checkpoint.size} events of {checkpoint.origin}")
-        except (LogUnavailableError, QuorumError, GavelError) as error:
+        except (LogUnavailableError, LaggingServerError, QuorumError, GavelError) as error:
             if getattr(error, "reason", "") == "CHECKPOINT_REFUSED":
                 raise
             await _examine(signer)
@@ -168,8 +174,7 @@ def _run(run: Callable[[], Coroutine[Any, Any, None]], server: str, bus: str) ->
 
     from gavel_server.log.protocol import LogCorruptError, LogError
     from gavel_server.proofs.keys import KeyFileError
-    from gavel_server.proofs.notary import NotaryError, QuorumError
-    from gavel_server.proofs.witnesses import ForkError
+    from gavel_server.proofs.notary import ForkError, LaggingServerError, NotaryError, QuorumError
 
     try:
         asyncio.run(run())
@@ -178,7 +183,7 @@ def _run(run: Callable[[], Coroutine[Any, Any, None]], server: str, bus: str) ->
     except GavelError as error:
         failure = command_error(error, server, bus)
         raise (CommandError(str(failure), EXIT_REFUSED) if error.reason == "CHECKPOINT_REFUSED" else failure) from error
-    except (QuorumError, KeyFileError, LogError) as error:
+    except (LaggingServerError, QuorumError, KeyFileError, LogError) as error:
         raise CommandError(str(error)) from error
 
 
@@ -193,14 +198,23 @@ def _log_url(data: Path | None, log: str) -> str:
     return url
 
 
+def _public_keys(texts: list[str]) -> list[Key]:
+    """Return the public keys that vkeys, or files with them, state. Raises InvalidInputError."""
+    from gavel_server.proofs.verifier import UnreadableError, read_key
+
+    try:
+        return [read_key(text) for text in texts]
+    except (UnreadableError, OSError) as error:
+        raise InvalidInputError(str(error)) from error
+
+
 def _witnesses(urls: list[str], keys: list[str]) -> list[Witness]:
     """Return the witnesses. Raises InvalidInputError."""
-    from gavel_server.proofs.verifier import UnreadableError, read_key
     from gavel_server.proofs.witnesses import parse_witness
 
     if len(urls) != len(keys):
         raise InvalidInputError(f"{len(urls)} --witness and {len(keys)} --witness-key; give each witness its key, in the same order")
     try:
-        return [parse_witness(url, read_key(text)) for url, text in zip(urls, keys, strict=True)]
-    except (UnreadableError, ValueError, OSError) as error:
+        return [parse_witness(url, key) for url, key in zip(urls, _public_keys(keys), strict=True)]
+    except ValueError as error:
         raise InvalidInputError(str(error)) from error
