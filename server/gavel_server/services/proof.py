@@ -34,7 +34,7 @@ from gavel_server.proofs.log_tree import LogTree
 from gavel_server.proofs.verifier import ORIGIN_PREFIX, Checkpoint, UnreadableError, parse_checkpoint
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads.event_numbers import number_of
-from gavel_server.services.reads.log_reader import range_violations
+from gavel_server.services.reads.log_reader import missing_event, range_violations
 
 CHECKPOINT_BYTES_MAX: Final = 32 * 1024
 
@@ -84,8 +84,7 @@ class ProofServicer:
             raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
         record = (await sequencer.log.read_many([number])).get(number)
         if record is None:
-            message = f"the log of bus {sequencer.bus} has lost event {number}; restore the log"
-            raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
+            raise await missing_event(sequencer.log, number)
         async with self._slots.occupy(context.address):
             proof = await self._tree(sequencer.bus).inclusion_proof(sequencer.log, record, size, context.caller)
         return GetInclusionProofResponse(
