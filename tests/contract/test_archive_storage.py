@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gavel_server.archive.storage import ArchiveError, ArchiveUnreachableError, Storage, open_storage
+from gavel_server.archive.storage import ArchiveError, ArchiveUnreachableError, Storage, create_directory, open_storage
 
 from tests.support.stores.object_store import BUCKET, create_bucket, object_store
 
@@ -21,10 +21,10 @@ def store() -> Iterator[dict[str, str]]:
 @pytest.fixture(params=["directory", "s3"])
 def url(request: pytest.FixtureRequest, store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of an empty archive."""
-    if request.param == "directory":
-        return str(tmp_path / "archive")
     create_bucket(store, monkeypatch)
-    return f"s3://{BUCKET}/{tmp_path.name}"
+    url = str(tmp_path / "new/archive") if request.param == "directory" else f"s3://{BUCKET}/{tmp_path.name}"
+    create_directory(url)
+    return url
 
 
 @pytest.fixture
@@ -61,9 +61,23 @@ def test_buses_are_apart(storage: Storage, url: str) -> None:
     assert [] == open_storage(url, "other").names("segments")
 
 
+@pytest.mark.parametrize("place", ["away/archive", "s3://away/archive"])
+def test_missing(store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A missing bucket or directory is no empty archive, but one that cannot be reached; a write does not create it."""
+    create_bucket(store, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    storage = open_storage(place, "default")
+    for call in (lambda: storage.names("segments"), lambda: storage.read("segments/a"), lambda: storage.write("segments/a", b"x")):
+        with pytest.raises(ArchiveUnreachableError, match="away/archive"):
+            call()
+    assert [] == [*tmp_path.iterdir()]
+
+
 def test_unusable(tmp_path: Path) -> None:
     """A directory that cannot be made, and a scheme that nobody knows, are errors that name the place."""
     (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ArchiveError, match=str(tmp_path / "file")):
+        create_directory(str(tmp_path / "file"))
     with pytest.raises(ArchiveError, match=str(tmp_path / "file")):
         open_storage(str(tmp_path / "file"), "default").write("segments/a", b"x")
     with pytest.raises(ArchiveError, match="cannot use the archive nonsense://x"):

@@ -330,6 +330,8 @@ async def test_clock_and_groups(log: EventLog) -> None:
     await log.ensure_groups()
 
 
+# Not of an archived log: what is trimmed there must be in the archive (tests/unit/server/archive).
+@pytest.mark.parametrize("kind", ["memory", "redis", "cluster", "postgresql"])
 async def test_trimmed(open_log: OpenLog, bus: str) -> None:
     """Trimming removes events from the start for every server; the rest is read and appended to as before, and the newest event stays."""
     one, other = await open_log(), await open_log()

@@ -85,6 +85,17 @@ class Archive:
             entries = [entry_of(record.envelope) for record in records[tiles.size + 1 - manifest.first :]]
             await asyncio.to_thread(tiles.append, entries, manifest.chain_hash)
 
+    async def verify(self, first: int, last: int) -> None:
+        """Read the stored segments with events `first` to `last` and their manifests. Raises ArchiveError if one is missing or damaged."""
+        start = bisect_left(self._manifests, first, key=lambda one: one.last)
+        stop = bisect_left(self._manifests, last + 1, key=lambda one: one.first)
+        for manifest in self._manifests[start:stop]:
+            name = manifest_name(manifest.file)
+            stored = decode_manifest(await self._read_file(name), name)
+            if stored._replace(sha256=manifest.sha256) != manifest:
+                raise ArchiveError(f"{self.storage.place}/{name} is of other events than before; restore it from a copy")
+            await asyncio.to_thread(decode_segment, manifest, await self._read_file(manifest.file))
+
     async def read(self, first: int, last: int, limit: int, bytes_max: int) -> list[Record]:
         """Return events from `first` on, at most `limit`, up to the one that reaches `bytes_max`; [] if the archive does not have it."""
         records: list[Record] = []
@@ -115,14 +126,17 @@ class Archive:
             if cached is not None:
                 self._cached.move_to_end(manifest.first)
                 return cached
-            content = await asyncio.to_thread(self.storage.read, manifest.file)
-            if content is None:
-                raise ArchiveError(f"{self.storage.place}/{manifest.file} is missing; restore it from a copy")
-            records = await asyncio.to_thread(decode_segment, manifest, content)
+            records = await asyncio.to_thread(decode_segment, manifest, await self._read_file(manifest.file))
             self._cached[manifest.first] = records
             if len(self._cached) > CACHED_SEGMENTS_MAX:
                 self._cached.popitem(last=False)
             return records
+
+    async def _read_file(self, name: str) -> bytes:
+        content = await asyncio.to_thread(self.storage.read, name)
+        if content is None:
+            raise ArchiveError(f"{self.storage.place}/{name} is missing; restore it from a copy")
+        return content
 
     def _check(self, manifest: Manifest) -> None:
         end = self.end

@@ -1,8 +1,9 @@
 """Archives a log: seals segments of events that are old enough, and trims the log only after reading them back.
 
-The steps of a segment: write its file, read it back and check hash and chain, write its manifest. A segment without a manifest does not
-count. When all segments are recorded, the log is trimmed to the end of the last one whose events are old enough; the newest event always
-stays. A run may end at any step: the next run repeats the step and so repairs what was left.
+The steps of a segment: write its file, read it back and check its chain, write its manifest. A segment without a manifest does not count.
+When all segments are recorded, the log is trimmed to the end of the last one whose events are old enough; the newest event always stays.
+Before that, every segment is read again whose events the log still has: from then on it is the only copy. A run may end at any step: the
+next run repeats the step and so repairs what was left.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gavel_server.archive.archive import Archive
 from gavel_server.archive.segments import SEGMENT_BYTES, SEGMENT_EVENTS, encode_segment
 from gavel_server.archive.storage import ArchiveError
 from gavel_server.log import EventLog, Record
+from gavel_server.log.protocol import SEQUENCE_NUMBER_MAX
 
 READ_EVENTS_MAX: Final = 128
 
@@ -58,6 +60,12 @@ async def archive_log(log: EventLog, archive: Archive, cutoff_ms: int, *, trims:
     return ArchiveRun(segments, archive.end.sequence_number, first)
 
 
+async def first_number(log: EventLog) -> int:
+    """Return the number of the first event that a log has; 0: it has none. Raises LogError."""
+    records = await log.read(1, SEQUENCE_NUMBER_MAX, 1)
+    return records[0].sequence_number if records else 0
+
+
 def recorded_at_ms(record: Record) -> int:
     """Return when an event was recorded, in milliseconds since 1970."""
     return milliseconds(Envelope.FromString(record.envelope).recorded_at)
@@ -65,19 +73,23 @@ def recorded_at_ms(record: Record) -> int:
 
 async def _trim(log: EventLog, archive: Archive, last: int, cutoff_ms: int) -> int:
     """Trim the log to after the newest segment that ends at `last` or before and is old enough; return the first event that stays."""
+    first = await first_number(log)
     for manifest in reversed(archive.manifests):
         if manifest.last > last:
             continue
+        if manifest.last < first:
+            break
         (record,) = (await archive.read_many([manifest.last])).values()
         if recorded_at_ms(record) < cutoff_ms:
             live = (await log.read_many([manifest.last])).get(manifest.last)
-            if live is not None and live != record:
+            if live is not None and live != record:  # None: another server has trimmed it meanwhile
                 raise ArchiveError(
                     f"event {manifest.last} of bus {log.bus} differs in the archive {archive.storage.place}; nothing is trimmed"
                 )
+            await archive.verify(first, manifest.last)
             await log.trim(manifest.last + 1)
             return manifest.last + 1
-    return 1
+    return first
 
 
 async def _next_segment(log: EventLog, first: int, last: int, cutoff_ms: int) -> list[Record]:

@@ -33,12 +33,11 @@ class ArchivedLog:
         """See EventLog. One read returns events of the archive or of the live log."""
         first = max(from_sequence_number, 1)
         records = await self.live.read(first, to_sequence_number, limit)
-        if to_sequence_number < first or (records and records[0].sequence_number == first):
+        if to_sequence_number < first or limit < 1 or (records and records[0].sequence_number == first):
             return records
         last = records[0].sequence_number - 1 if records else to_sequence_number
         try:
-            if first > self.archive.end.sequence_number:
-                await self.archive.refresh()
+            await self._refresh([first])
             return await self.archive.read(first, last, limit, CHUNK_BYTES) or records
         except ArchiveError as error:
             raise LogUnavailableError(str(error)) from error
@@ -50,19 +49,29 @@ class ArchivedLog:
         if not missing:
             return records
         try:
-            later = [number for number in missing if number > self.archive.end.sequence_number]
-            if later and await self._is_trimmed(min(later)):
-                await self.archive.refresh()
+            await self._refresh(missing)
             if min(missing) <= self.archive.end.sequence_number:
                 records |= await self.archive.read_many(missing)
         except ArchiveError as error:
             raise LogUnavailableError(str(error)) from error
         return records
 
-    async def _is_trimmed(self, number: int) -> bool:
-        """Return whether the live log has later events than this one, and not this one. It may have been appended meanwhile."""
-        records = await self.live.read(number, SEQUENCE_NUMBER_MAX, 1)
-        return bool(records) and records[0].sequence_number > number
+    async def _refresh(self, missing: Sequence[int]) -> None:
+        """Look for new segments if some of these events were trimmed. Raises ArchiveError if the archive does not have them either."""
+        later = [number for number in missing if number > self.archive.end.sequence_number]
+        if not later:
+            return
+        # An event that the live log lacks is trimmed if a later one is there; it may also have been appended meanwhile.
+        records = await self.live.read(min(later), SEQUENCE_NUMBER_MAX, 1)
+        trimmed = [number for number in later if records and number < records[0].sequence_number]
+        if not trimmed:
+            return
+        await self.archive.refresh()
+        if self.archive.end.sequence_number < max(trimmed):
+            raise ArchiveError(
+                f"the log of bus {self.bus} begins with event {records[0].sequence_number}, and the archive {self.archive.storage.place} "
+                f"ends with event {self.archive.end.sequence_number}; mount it, give the archive of this log, or restore it from a copy"
+            )
 
     async def head(self) -> Head:
         """See EventLog."""

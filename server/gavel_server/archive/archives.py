@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import structlog
 
 from gavel_server.archive.archive import Archive
-from gavel_server.archive.archive_run import archive_log
+from gavel_server.archive.archive_run import archive_log, first_number
 from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.segments import check_packages
-from gavel_server.archive.storage import ArchiveError, ArchiveUnreachableError, open_storage
+from gavel_server.archive.storage import ArchiveError, ArchiveUnreachableError, create_directory, is_directory_missing, open_storage
 from gavel_server.log import EventLog, LogError, LogUnavailableError
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.protocol import DAY_MS
@@ -50,9 +50,11 @@ class Archives:
         """Archive events that are old enough, for ever. Failures are logged and tried again; nothing is trimmed then."""
         while True:
             try:
-                for bus in await self._logs.names():
+                buses = await self._logs.names()
+                await self._create_directory(buses)
+                for bus in buses:
                     await self._archive(bus, now_ms())
-            except LogError as error:
+            except (ArchiveError, LogError) as error:
                 _LOG.warning("archive.failed", problem=str(error))
             await asyncio.sleep(ROUND_SECONDS)
 
@@ -73,6 +75,14 @@ class Archives:
             self._opened[bus] = await open_archive(self._url, bus)
         return self._opened[bus]
 
+    async def _create_directory(self, buses: Sequence[str]) -> None:
+        """Create the directory of the archives if it is missing, unless a log has been trimmed: then it existed, and is not mounted."""
+        if await asyncio.to_thread(is_directory_missing, self._url):
+            for bus in buses:
+                if await first_number(await self._logs.open(bus, acknowledgement=self._acknowledgement)) > 1:
+                    return
+            await asyncio.to_thread(create_directory, self._url)
+
     async def _archive(self, bus: str, now_ms: int) -> None:
         try:
             archive = await self._archive_of(bus)
@@ -86,9 +96,9 @@ class Archives:
 
 
 async def join_archive(log: EventLog, url: str) -> EventLog:
-    """Return a log with the events of its archive; `url` "": the log alone. Raises LogUnavailableError.
+    """Return a log with the events of its archive; `url` "": the log alone. Raises LogError.
 
-    A directory or object store that does not answer is asked again when an event is read that only it may have.
+    A directory or object store that does not answer, or is missing, is asked again when an event is read that only it may have.
     """
     if not url:
         return log
@@ -97,7 +107,8 @@ async def join_archive(log: EventLog, url: str) -> EventLog:
         try:
             await archive.refresh()
         except ArchiveUnreachableError as error:
-            _LOG.warning("archive.unreachable", bus=log.bus, problem=str(error), note="reads of archived events fail until it answers")
+            if await first_number(log) > 1:
+                _LOG.warning("archive.unreachable", bus=log.bus, problem=str(error), note="reads of archived events fail until it answers")
     except ArchiveError as error:
         raise LogUnavailableError(str(error)) from error
     return ArchivedLog(log, archive)

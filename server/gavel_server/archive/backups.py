@@ -15,7 +15,6 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-import structlog
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.hash_chain import chain
@@ -31,8 +30,6 @@ from gavel_server.log.protocol import DAY_MS, PAGE_EVENTS_MAX
 from gavel_server.log.stores import StoredLog
 from gavel_server.log.work.protocol import REQUEST_KINDS
 
-_LOG: Final = structlog.get_logger(__name__)
-
 # Events in one append of a restore.
 APPENDED_EVENTS_MAX: Final = 256
 _NAME: Final = re.compile(r"(\d{12})\.json")
@@ -47,6 +44,11 @@ class Backup(NamedTuple):
 
     head: Head
     tail: Manifest | None
+
+    @property
+    def sealed(self) -> Head:
+        """The last event of its segments, where the archive ended when the backup was written."""
+        return self.head if self.tail is None else Head(self.tail.first - 1, self.tail.chain_hash_before)
 
 
 async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
@@ -93,38 +95,45 @@ async def write_backup(log: EventLog, archive: Archive, now_ms: int) -> Backup:
 
 
 async def read_backup(archive: Archive) -> Backup:
-    """Return the backup of an archive that was written last. Raises ArchiveError.
+    """Return the backup of an archive that was written last. Raises ArchiveError, also if one cannot be read that may be the last.
 
-    It need not be the one with the highest number: a log that has lost events goes on from a lower one.
+    It need not be the one with the highest number: a log that has lost events goes on from a lower one. But an archive only grows, and
+    no backup ends before the archive does. A backup that ends before the segments of another one is therefore older, and is not read.
     """
     await archive.refresh()
     names = await asyncio.to_thread(archive.storage.names, BACKUPS_FOLDER)
     backups: list[tuple[int, Backup]] = []
-    unreadable = ""
-    for name in names:
-        if _NAME.fullmatch(name):
-            try:
-                backups.append(await _read_backup(archive, f"{BACKUPS_FOLDER}/{name}"))
-            except ArchiveError as error:
-                unreadable = str(error)
-                _LOG.warning("backup.unreadable", problem=unreadable, note="an earlier or later one is taken")
+    sealed = 0
+    for number in sorted((int(match[1]) for match in map(_NAME.fullmatch, names) if match), reverse=True):
+        if number < sealed:
+            break
+        written_at_ms, backup = await _read_backup(archive, number)
+        backups.append((written_at_ms, backup))
+        sealed = max(sealed, backup.sealed.sequence_number)
     if not backups:
-        raise ArchiveError(unreadable or f"{archive.storage.place} has no backup of bus {archive.bus}; make one with gavel backup")
+        raise ArchiveError(f"{archive.storage.place} has no backup of bus {archive.bus}; make one with gavel backup")
     _, backup = max(backups, key=lambda one: (one[0], one[1].head.sequence_number))
     return backup
 
 
-async def _read_backup(archive: Archive, name: str) -> tuple[int, Backup]:
-    """Return when a backup was written, in milliseconds since 1970, and the backup."""
+async def _read_backup(archive: Archive, number: int) -> tuple[int, Backup]:
+    """Return when the backup of events up to a number was written, in milliseconds since 1970, and the backup."""
+    name = f"{BACKUPS_FOLDER}/{number:012}.json"
     content = await asyncio.to_thread(archive.storage.read, name)
     try:
         document = json.loads(content or b"")
-        if document["format"] != FORMAT or document["bus"] != archive.bus:
-            raise ArchiveError(f"{archive.storage.place}/{name} is of format {document['format']} and bus {document['bus']}")
-        tail = None if document["tail"] is None else decode_manifest(json.dumps(document["tail"]).encode(), name)
-        return int(document.get("written_at_ms", 0)), Backup(Head(int(document["head"]), bytes.fromhex(document["chain_hash"])), tail)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArchiveError(f"{archive.storage.place}/{name} is damaged: {error}; restore it from a copy") from error
+        if document["format"] != FORMAT:
+            raise ArchiveError(f"it has format {document['format']}, not {FORMAT}; use the build that wrote it")
+        if (document["bus"], document["head"]) != (archive.bus, number):
+            raise ValueError(f"it is of bus {document['bus']} and event {document['head']}")
+        tail = None if document["tail"] is None else decode_manifest(json.dumps(document["tail"]).encode(), "its tail")
+        return int(document.get("written_at_ms", 0)), Backup(Head(number, bytes.fromhex(document["chain_hash"])), tail)
+    except ArchiveError as error:
+        problem = str(error)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        problem = f"it is damaged: {error}; restore it from a copy"
+    place = f"{archive.storage.place}/{name}"
+    raise ArchiveError(f"the backup {place} cannot be read, and may be the newest: {problem}, or remove it to restore an earlier backup")
 
 
 async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Callable[[int], None]) -> None:
@@ -137,7 +146,7 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
     async for records in _records_of(archive, backup):
         if records[0].sequence_number == 1 and isinstance(log, StoredLog):
             # The window is recorded in the bus's first event. The log forgets event_ids that are older.
-            log.idempotency_window_ms = Envelope.FromString(records[0].envelope).fact.bus_opened.idempotency_window_ms
+            log.idempotency_window_ms = _envelope(records[0]).fact.bus_opened.idempotency_window_ms
         if records[-1].sequence_number <= head.sequence_number:
             if records[-1].sequence_number == head.sequence_number:
                 _check_same(log, head, records[-1])
@@ -147,11 +156,11 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
                 if record.sequence_number == head.sequence_number:
                     _check_same(log, head, record)
                 continue
-            pending.append(record)
-            if len(pending) >= APPENDED_EVENTS_MAX and not _continues(record):
+            if len(pending) >= APPENDED_EVENTS_MAX and not _decides(_envelope(record), _envelope(pending[-1])):
                 head = await _append(log, head, pending)
                 pending = []
                 note(head.sequence_number)
+            pending.append(record)
     if pending:
         head = await _append(log, head, pending)
         note(head.sequence_number)
@@ -163,18 +172,22 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
         await log.publish_checkpoint(checkpoint)
 
 
-def _continues(record: Record) -> bool:
-    """Return whether the next event may belong to the same command: a proposal is followed by its decision."""
-    return Envelope.FromString(record.envelope).WhichOneof("payload") == "proposal"
+def _decides(envelope: Envelope, previous: Envelope) -> bool:
+    """Return whether an event is the decision on the one before it, which is then in the same append and has its number in the index."""
+    return envelope.HasField("decision") and previous.WhichOneof("payload") in _DECIDABLE and envelope.causation_id == previous.event_id
+
+
+def _envelope(record: Record) -> Envelope:
+    return Envelope.FromString(record.envelope)
 
 
 async def _records_of(archive: Archive, backup: Backup) -> AsyncGenerator[list[Record], None]:
     """Yield the events of a backup in order. Raises ArchiveError."""
     # The archive may have grown since.
-    end = backup.head if backup.tail is None else Head(backup.tail.first - 1, backup.tail.chain_hash_before)
+    end = backup.sealed.sequence_number
     number = 1
-    while number <= end.sequence_number:
-        records = await archive.read(number, end.sequence_number, PAGE_EVENTS_MAX, 1 << 24)
+    while number <= end:
+        records = await archive.read(number, end, PAGE_EVENTS_MAX, 1 << 24)
         if not records:
             raise ArchiveError(f"the archive {archive.storage.place} lacks event {number}; restore its segment from a copy")
         yield records
@@ -193,9 +206,9 @@ async def _append(log: EventLog, head: Head, records: Sequence[Record]) -> Head:
     """Append records, as many at once as were recorded on one day: event_ids are kept by day. Return the new head."""
     batch: list[Entry] = []
     day_ms = 0
-    previous_payload = ""
+    previous = Envelope()
     for record in records:
-        envelope = Envelope.FromString(record.envelope)
+        envelope = _envelope(record)
         recorded_at_ms = milliseconds(envelope.recorded_at)
         if batch and recorded_at_ms // DAY_MS != day_ms // DAY_MS:
             await log.append(head, batch, day_ms, [])
@@ -205,10 +218,9 @@ async def _append(log: EventLog, head: Head, records: Sequence[Record]) -> Head:
             raise ArchiveError(f"{problem}; restore the archive from a copy")
         day_ms = recorded_at_ms
         entry = _entry(record, envelope)
-        payload = envelope.WhichOneof("payload") or ""
-        if batch and payload == "decision" and previous_payload in _DECIDABLE and envelope.causation_id == batch[-1].event_id:
+        if batch and _decides(envelope, previous):
             batch[-1].decision_sequence_number = record.sequence_number
-        previous_payload = payload
+        previous = envelope
         batch.append(entry)
     await log.append(head, batch, day_ms, [])
     return Head(batch[-1].sequence_number, batch[-1].chain_hash)

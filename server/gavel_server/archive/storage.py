@@ -1,6 +1,9 @@
 """The storage of archives: a directory, or an object store of fsspec (s3://…).
 
 A write is whole or absent: a file is written under another name, synced and renamed; an object store does so by itself.
+
+A missing bucket, or a missing directory above those of the buses, is not an empty archive: its file system may not be mounted. Only
+`create_directory` makes that directory.
 """
 
 from __future__ import annotations
@@ -58,8 +61,25 @@ def open_storage(url: str, bus: str) -> Storage:
     return ObjectStore(file_system, f"{path.rstrip('/')}/{bus}", f"{mask_url(url).rstrip('/')}/{bus}")
 
 
+def is_directory_missing(url: str) -> bool:
+    """Return whether an archive at this URL or path needs a directory that does not exist. Raises ArchiveError."""
+    try:
+        return "://" not in url and not Path(url).is_dir()
+    except OSError as error:
+        raise _failure(url, error) from error
+
+
+def create_directory(url: str) -> None:
+    """Create the directory of the archives at a URL or path; an object store needs none. Raises ArchiveError."""
+    if is_directory_missing(url):
+        try:
+            _make_directory(Path(url))
+        except OSError as error:
+            raise _failure(url, error) from error
+
+
 class Directory:
-    """A directory. Its files are readable by this user only, whatever the umask."""
+    """The directory of one bus, below that of all buses. Its files are readable by this user only, whatever the umask."""
 
     def __init__(self, path: Path) -> None:
         self._path: Final = path
@@ -70,6 +90,7 @@ class Directory:
         try:
             return sorted(path.name for path in (self._path / folder).iterdir() if path.is_file() and not path.name.endswith(".new"))
         except FileNotFoundError:
+            self._check_parent()
             return []
         except OSError as error:
             raise _failure(self.place, error) from error
@@ -79,17 +100,19 @@ class Directory:
         try:
             return (self._path / name).read_bytes()
         except FileNotFoundError:
+            self._check_parent()
             return None
         except OSError as error:
             raise _failure(self.place, error) from error
 
     def write(self, name: str, content: bytes) -> None:
         """See Storage."""
+        self._check_parent()
         path = self._path / name
         # Several hosts may share the directory, where containers have the same process ids.
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
         try:
-            make_directory(path.parent)
+            _make_directory(path.parent)
             # Payloads are in it, as they are in the data directory.
             with open(temporary, "xb", opener=open_private) as file:
                 file.write(content)
@@ -109,6 +132,11 @@ class Directory:
         except OSError as error:
             raise _failure(self.place, error) from error
 
+    def _check_parent(self) -> None:
+        parent = str(self._path.parent)
+        if is_directory_missing(parent):
+            raise ArchiveUnreachableError(f"the directory {parent} of the archive does not exist; mount its file system, or create it")
+
 
 class ObjectStore:
     """A file system of fsspec whose writes replace a whole object."""
@@ -122,7 +150,8 @@ class ObjectStore:
         """See Storage."""
         try:
             paths = self._file_system.ls(f"{self._path}/{folder}", detail=False, refresh=True)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            self._check_bucket(error)
             return []
         except Exception as error:  # each implementation of fsspec raises the errors of its own client
             raise _failure(self.place, error) from error
@@ -132,7 +161,8 @@ class ObjectStore:
         """See Storage."""
         try:
             return bytes(self._file_system.cat_file(f"{self._path}/{name}"))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            self._check_bucket(error)
             return None
         except Exception as error:
             raise _failure(self.place, error) from error
@@ -152,6 +182,19 @@ class ObjectStore:
             return
         except Exception as error:
             raise _failure(self.place, error) from error
+
+    def _check_bucket(self, error: FileNotFoundError) -> None:
+        # s3fs raises the same error for a missing object and a missing bucket; S3's own error is its cause.
+        if getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
+            raise ArchiveUnreachableError(f"the bucket of the archive {self.place} does not exist; create it, or give another archive")
+
+
+def _make_directory(directory: Path) -> None:
+    """Create a directory and its missing parents, on disk. Raises OSError."""
+    if not directory.is_dir():
+        _make_directory(directory.parent)
+        make_directory(directory)
+        sync_directory(directory.parent)
 
 
 def _failure(place: str, error: Exception) -> ArchiveUnreachableError:

@@ -214,6 +214,21 @@ async def test_connections_that_are_not_trusted_do_not_listen(cluster: Cluster, 
     await logs.close()
 
 
+async def test_a_role_with_another_style_of_dates(cluster: Cluster, bus: str) -> None:
+    """A role whose sessions print dates in another style may hold a log, and its lost appends are ended by their start."""
+    cluster.execute("ALTER ROLE gavel_server SET datestyle = 'SQL, DMY'")
+    try:
+        log, other = await PostgresqlLog.connect(cluster.url, bus), await PostgresqlLog.connect(cluster.url, bus)
+        backend = other._connections.reads._idle[0].backend
+        log._connections.server.abandoned.append(backend)
+        assert empty_head(bus) == await log.head()
+        assert (backend.pid,) not in cluster.execute("SELECT pid FROM pg_stat_activity")
+        await log.close()
+        await other.close()
+    finally:
+        cluster.execute("ALTER ROLE gavel_server RESET datestyle")
+
+
 async def test_growth_while_the_server_is_away(cluster: Cluster, log: PostgresqlLog) -> None:
     """While PostgreSQL is away the failure is reported for each bus, and after its return the growth."""
     logs = PostgresqlLogs(cluster.url, timeout_ms=SHORT_MS)
@@ -395,6 +410,29 @@ async def test_a_former_primary_is_not_used(own_pair: tuple[Cluster, Cluster], b
             await log.head()
         problems.append(str(refusal.value))
         return "is a former primary on timeline 1: a standby was promoted to timeline 2" in problems[-1]
+
+    await until(is_refused)
+    await log.close()
+
+
+async def test_a_server_reads_no_standby(own_pair: tuple[Cluster, Cluster], bus: str) -> None:
+    """A standby may lack acknowledged events: no server reads one, and no process does once it has seen the primary."""
+    primary, standby = own_pair
+    logs = PostgresqlLogs(standby.url, timeout_ms=SHORT_MS)
+    with pytest.raises(LogUnreachableError, match="is a standby, which may lack the last events; name the primary"):
+        await logs.exists(bus)
+    with pytest.raises(LogUnreachableError, match="is a standby"):
+        await logs.ping()
+    await logs.close()
+    url = f"postgresql://gavel_server@/gavel?host={primary.directory},{standby.directory}&port=5432,5432"
+    log = await PostgresqlLog.connect(url, bus, timeout_ms=SHORT_MS)
+    await log.append(empty_head(bus), entries_after(empty_head(bus), 2), NOW_MS, [])
+    primary.kill()
+
+    async def is_refused() -> bool:
+        with pytest.raises(LogUnreachableError) as refusal:
+            await log.head()
+        return "is a standby" in str(refusal.value)
 
     await until(is_refused)
     await log.close()

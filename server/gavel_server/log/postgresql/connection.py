@@ -4,7 +4,8 @@ psycopg speaks the protocol. Each call has a deadline: the statement is then can
 the connection is cut. A statement that waits for standbys has been committed when it is cancelled; PostgreSQL reports that as a warning.
 
 After a failover, connections may lead to different servers. The timeline of a PostgreSQL grows with each promotion: a connection to an
-older timeline than was seen before leads to a former primary, and is not used.
+older timeline than was seen before leads to a former primary, and is not used. Nor is one to a standby, which may lack the last events, if
+it is for a server, or once the primary was seen. The log of a standby alone may be read offline.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Backend(NamedTuple):
 class Server:
     """The state of the PostgreSQL behind the connections of a log, shared by their pools."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_primary: bool) -> None:
+        self._needs_primary = needs_primary
         # Idle connections that answered last before this moment, by the loop's clock, are closed instead of used.
         self.trusted_since = 0.0
         # For how many standbys commits wait, when it was last read.
@@ -84,7 +86,12 @@ class Server:
         self.trusted_since = asyncio.get_running_loop().time()
 
     def note_timeline(self, system: int, timeline: int, address: str) -> None:
-        """Note where a new connection leads. Raises LogUnreachableError if that is a former primary."""
+        """Note where a new connection leads; timeline 0: to a standby. Raises LogUnreachableError if it may lack events."""
+        if not timeline and (self._needs_primary or system == self._system):
+            raise LogUnreachableError(
+                f"PostgreSQL at {address} is a standby, which may lack the last events; name the primary, or all hosts and "
+                "target_session_attrs=read-write"
+            )
         if timeline and system == self._system and timeline < self._timeline:
             raise LogUnreachableError(
                 f"PostgreSQL at {address} is a former primary on timeline {timeline}: a standby was promoted to timeline {self._timeline}; "
@@ -288,8 +295,8 @@ class ConnectionPool:
             raise LogUnavailableError(
                 f"PostgreSQL at {self.address} is version {version // 10_000}; Gavel needs {SERVER_VERSION_MIN // 10_000} or later"
             )
-        cursor = await connection.execute(_GREETING, (str(int(self._timeout_seconds * 1000)),))
-        ((*_, pid, started, system, timeline),) = await cursor.fetchall()
+        greeting = (_GREETING, (str(int(self._timeout_seconds * 1000)),))
+        ((*_, pid, started, system, timeline),) = await _execute(connection, [greeting])
         session.backend = Backend(pid, started)
         self._server.note_timeline(system, timeline, self.address)
         if not self._appends:
@@ -314,13 +321,15 @@ class Connections:
     """The connections that the logs in one PostgreSQL share. Appends have their own, so that they never wait for reads.
 
     Unless `accept_volatile`, a connection is used for appends only if the PostgreSQL at its end keeps acknowledged events: after a failover
-    it may be another one, with other settings. Raises ValueError for an invalid URL.
+    it may be another one, with other settings. `needs_primary`: never use a standby. Raises ValueError for an invalid URL.
     """
 
-    def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
+    def __init__(
+        self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True, needs_primary: bool = False
+    ) -> None:
         self.url = check_url(url)
         self.timeout_ms = timeout_ms
-        self.server = Server()
+        self.server = Server(needs_primary=needs_primary)
         self.appends = ConnectionPool(url, timeout_ms, APPEND_CONNECTIONS_MAX, self.server, appends=True, accept_volatile=accept_volatile)
         self.reads = ConnectionPool(url, timeout_ms, READ_CONNECTIONS_MAX, self.server)
         self.watch = ConnectionPool(url, timeout_ms, 1, self.server)

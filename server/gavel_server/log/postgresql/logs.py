@@ -23,13 +23,13 @@ _NAMES: Final = "SELECT bus FROM gavel.heads WHERE sequence_number > 0 ORDER BY 
 
 
 class PostgresqlLogs:
-    """See LogStore. The watch over the logs has a connection of its own, so that it never waits for other reads.
+    """See LogStore. The watch over the logs has a connection of its own, so that it never waits for other reads. Standbys are not used.
 
     Unless `accept_volatile`, nothing is appended to a PostgreSQL that may lose acknowledged events. Raises ValueError for an invalid URL.
     """
 
     def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
-        self._connections = Connections(url, timeout_ms, accept_volatile=accept_volatile)
+        self._connections = Connections(url, timeout_ms, accept_volatile=accept_volatile, needs_primary=True)
         self._announcements = Announcements(self._connections)
 
     async def grown(self, known: Mapping[str, int]) -> Growth:

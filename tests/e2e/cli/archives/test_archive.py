@@ -150,7 +150,8 @@ def test_schedule_leaves_new_events(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("restore", "--from", "nowhere", "--data", "new"), "nowhere/default has no backup of bus default; make one with gavel backup"),
+        (("restore", "--from", "nowhere", "--data", "new"), "the directory nowhere of the archive does not exist; mount its file system"),
+        (("restore", "--from", ".", "--data", "new"), "default has no backup of bus default; make one with gavel backup"),
         (("backup", "--to", "s4://nowhere", "--data", "LOG"), "cannot use the archive s4://nowhere"),
         (("backup", "--to", "archive", "--data", "LOG", "--bus", "absent"), "bus 'absent' has no events"),
     ],

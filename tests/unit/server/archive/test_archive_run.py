@@ -6,68 +6,24 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from gavel.v1.envelope_pb2 import Envelope
-from gavel_server.archive import archive_run, segments
+import zstandard
+from gavel_server.archive import segments
 from gavel_server.archive.archive import Archive
 from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.archives import join_archive
-from gavel_server.archive.backups import read_backup, restore_log, write_backup
+from gavel_server.archive.backups import write_backup
 from gavel_server.archive.storage import ArchiveError, Directory
-from gavel_server.log import Entry, Head, LogUnavailableError, NotReplicatedError, Record, chain, empty_head
+from gavel_server.log import Head, LogUnavailableError, NotReplicatedError, Record
 from gavel_server.log.memory import MemoryLog
 from gavel_server.proofs.tiles import Tiles
 from gavel_server.proofs.tree import CompactRange, root
 from gavel_server.proofs.verifier import entry_of, leaf_hash
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.entries import DAY_MS, NOW_MS, head_of
+from tests.support.entries import DAY_MS, NOW_MS
+from tests.support.stores.archives import BUS, EVENTS, all_records, archive_in, extend, new_log
 
-BUS = "default"
-EVENTS = 23
-SEGMENT = 5
-
-
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of five events."""
-    monkeypatch.setattr(archive_run, "SEGMENT_EVENTS", SEGMENT)
-
-
-async def new_log(events: int = EVENTS, name: str = "event") -> MemoryLog:
-    """Return a log whose event n was recorded at day n."""
-    log = MemoryLog(BUS, clock=lambda: NOW_MS)
-    await extend(log, events, name)
-    return log
-
-
-async def extend(log: MemoryLog, events: int, name: str = "event") -> None:
-    """Append events."""
-    head = await log.head()
-    entries: list[Entry] = []
-    chain_hash = head.chain_hash
-    for number in range(head.sequence_number + 1, head.sequence_number + events + 1):
-        envelope = Envelope(sequence_number=number, event_id=f"{name}-{number}", bus=BUS, recorded_at=day(number))
-        content = envelope.SerializeToString()
-        chain_hash = chain(chain_hash, content)
-        entries.append(Entry(number, content, chain_hash, envelope.event_id, ""))
-    await log.append(head, entries, NOW_MS, [])
-    assert head_of(entries) == await log.head()
-
-
-def day(number: int) -> Timestamp:
-    """Return the time at which an event was recorded."""
-    return Timestamp(seconds=number * DAY_MS // 1000)
-
-
-def archive_in(path: Path) -> Archive:
-    """Return the archive in a directory, as a new process has it."""
-    return Archive(Directory(path), BUS)
-
-
-async def all_records(log: MemoryLog) -> list[Record]:
-    """Return the whole log."""
-    return await log.read(1, 10_000, 10_000)
+pytestmark = pytest.mark.usefixtures("small_segments")
 
 
 async def across(log: MemoryLog, path: Path, limit: int = 7) -> list[Record]:
@@ -90,24 +46,29 @@ class UnconfirmedLog(MemoryLog):
         raise NotReplicatedError(f"events up to {head.sequence_number} are in the log, but it has no replica")
 
 
-class GrowingLog(MemoryLog):
-    """A log to which others append while it is confirmed."""
-
-    async def confirm(self, head: Head) -> None:
-        """See EventLog."""
-        await extend(self, 12)
-
-
 async def test_single_reads_of_events_archived_meanwhile(tmp_path: Path) -> None:
-    """An event that another process has archived and trimmed is found by its number; one that both lack is absent."""
+    """An event that another process has archived and trimmed is found by its number; one after the head is absent."""
     log = await new_log()
     records = await all_records(log)
     archived = ArchivedLog(log, archive_in(tmp_path))
     await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
     assert {3: records[2], 22: records[21]} == await archived.read_many([3, 22, EVENTS + 1])
-    for file in (tmp_path / segments.FOLDER).iterdir():
-        file.unlink()
-    assert {} == await ArchivedLog(log, archive_in(tmp_path)).read_many([3])
+
+
+async def test_trimmed_events_that_the_archive_lacks(tmp_path: Path) -> None:
+    """An empty archive of a trimmed log is not mounted, or of another log: reads fail, and nobody takes the events for lost."""
+    log = await new_log()
+    records = await all_records(log)
+    await archive_log(log, archive_in(tmp_path / "one"), 99 * DAY_MS, trims=True)
+    archived = ArchivedLog(log, archive_in(tmp_path / "other"))
+    problem = "the log of bus default begins with event 21, and the archive .*/other ends with event 0"
+    for reading in (archived.read(3, EVENTS), archived.read(3, 4), archived.read_many([3, EVENTS])):
+        with pytest.raises(LogUnavailableError, match=problem):
+            await reading
+    assert records[20:] == await archived.read(21, EVENTS)
+    assert [] == await archived.read(EVENTS + 1, EVENTS + 9)
+    assert [] == await archived.read(3, EVENTS, 0)
+    assert {21: records[20]} == await archived.read_many([21, EVENTS + 1])
 
 
 async def test_readers_find_a_new_segment_at_once(tmp_path: Path) -> None:
@@ -263,6 +224,53 @@ async def test_two_servers(tmp_path: Path) -> None:
     assert (0, 20, 21) == await archive_log(log, one, 99 * DAY_MS, trims=True)
 
 
+class OvertakenDirectory(Directory):
+    """A directory in which another server, with another version of zstd, writes a segment while this one writes its manifest."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """See Storage."""
+        super().write(name, content)
+        if name.endswith(".zst"):
+            self.others = zstandard.ZstdCompressor(level=19).compress(zstandard.decompress(content))
+            assert self.others != content
+        elif name.startswith(segments.FOLDER):
+            super().write(name.replace(".json", ".zst"), self.others)
+
+
+async def test_two_versions_of_zstd(tmp_path: Path) -> None:
+    """Servers that compress differently may leave the manifest of one beside the segment of the other: its events are read."""
+    log = await new_log()
+    records = await all_records(log)
+    assert (4, 20, 21) == await archive_log(log, Archive(OvertakenDirectory(tmp_path), BUS), 99 * DAY_MS, trims=True)
+    assert records == await across(log, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other manifest"])
+async def test_nothing_is_trimmed_to_a_damaged_segment(tmp_path: Path, damage: str) -> None:
+    """Each segment is read again before the log is trimmed, also if it was written and read earlier; later a whole one is trimmed to."""
+    log, archive = await new_log(), archive_in(tmp_path)
+    records = await all_records(log)
+    await archive_log(log, archive, 99 * DAY_MS, trims=False)
+    assert records[5:10] == await archive.read(6, 10, 10, 10_000)
+    segment = tmp_path / "segments/000000000006-000000000010.zst"
+    path = segment.with_suffix(".json") if "manifest" in damage else segment
+    content = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(content[:20] + bytes([content[20] ^ 1]) + content[21:])
+    elif damage == "other manifest":
+        path.write_bytes((tmp_path / "segments/000000000011-000000000015.json").read_bytes())
+    else:
+        path.unlink()
+    with pytest.raises(ArchiveError, match="000000000006-000000000010"):
+        await archive_log(log, archive, 99 * DAY_MS, trims=True)
+    assert records == await all_records(log)
+    path.write_bytes(content)
+    assert (0, 20, 21) == await archive_log(log, archive, 99 * DAY_MS, trims=True)
+    segment.unlink()  # the log no longer has its events
+    await extend(log, 5)
+    assert (1, 25, 26) == await archive_log(log, archive, 99 * DAY_MS, trims=True)
+
+
 async def test_archive_of_another_log(tmp_path: Path) -> None:
     """Nothing is archived, trimmed or read from the archive of another log."""
     await archive_log(await new_log(name="other"), archive_in(tmp_path), 99 * DAY_MS, trims=False)
@@ -313,57 +321,15 @@ async def test_manifest(tmp_path: Path) -> None:
     assert one == archive.manifests[1]
 
 
-@pytest.mark.parametrize("events", [1, 4, 5, 20, EVENTS])
-async def test_backup_and_restore(tmp_path: Path, events: int) -> None:
-    """A restored log has the events of the backup byte for byte, also if the restore was interrupted, or the backup repeated."""
-    log = await new_log(events)
-    await write_backup(log, archive_in(tmp_path), NOW_MS)
-    await extend(log, 6)
-    await log.publish_checkpoint(b"note")
-    await write_backup(log, archive_in(tmp_path), NOW_MS)
-    source = archive_in(tmp_path)
-    backup = await read_backup(source)
-    assert await log.head() == backup.head
-    for done in (0, 3, events + 6):
-        restored = await new_log(done) if done else MemoryLog(BUS, clock=lambda: NOW_MS)
-        await restore_log(restored, source, backup, lambda number: None)
-        assert await all_records(log) == await all_records(restored)
-        assert b"note" == await restored.published_checkpoint()
-
-
-async def test_restore_of_a_backup_that_the_archive_has_outgrown(tmp_path: Path) -> None:
-    """A backup that ends with a segment is restored up to its own head, whatever the archive has got since."""
-    log = GrowingLog(BUS, clock=lambda: NOW_MS)
-    await extend(log, 20)
-    backup = await write_backup(log, archive_in(tmp_path), NOW_MS)
-    assert (30, None) == (backup.head.sequence_number, backup.tail)
-    before = await log.read(1, 30)
-    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=False)
-    source, restored = archive_in(tmp_path), MemoryLog(BUS, clock=lambda: NOW_MS)
-    await restore_log(restored, source, await read_backup(source), lambda number: None)
-    assert before == await all_records(restored)
-
-
-async def test_the_newest_backup_after_a_loss(tmp_path: Path) -> None:
-    """After a loss the newest backup is the one that was written last, although a lost history had higher numbers."""
-    await write_backup(await new_log(), archive_in(tmp_path), NOW_MS)
-    log = await new_log(20)
-    await extend(log, 2, "after the loss")
-    await write_backup(log, archive_in(tmp_path), NOW_MS + 1)
-    assert await log.head() == (await read_backup(archive_in(tmp_path))).head
-    (tmp_path / "backups" / f"{EVENTS:012}.json").write_bytes(b"{")  # an old one, which is not needed
-    assert await log.head() == (await read_backup(archive_in(tmp_path))).head
-    for path in (tmp_path / "backups").glob("*.json"):
-        path.write_bytes(b"{")
-    with pytest.raises(ArchiveError, match="is damaged"):
-        await read_backup(archive_in(tmp_path))
-
-
 async def test_an_archive_that_cannot_be_reached(tmp_path: Path) -> None:
     """A log is opened although its archive does not answer; reads of archived events fail until it does, and no others."""
     log, records = await new_log(), await all_records(await new_log())
+    (tmp_path / "archive").mkdir()
     await archive_log(log, archive_in(tmp_path / "archive" / BUS), 99 * DAY_MS, trims=True)
     (tmp_path / "archive").rename(tmp_path / "away")
+    missing = await join_archive(log, str(tmp_path / "archive"))
+    with pytest.raises(LogUnavailableError, match="archive of the archive does not exist; mount its file system"):
+        await missing.read(1, EVENTS)
     (tmp_path / "archive").touch()  # no directory
     joined = await join_archive(log, str(tmp_path / "archive"))
     assert records[-3:] == await joined.read(EVENTS - 2, EVENTS)
@@ -383,34 +349,3 @@ async def test_a_log_whose_events_are_in_another_archive(tmp_path: Path) -> None
     whole = ArchivedLog(log, archive_in(tmp_path / "one"))
     backup = await write_backup(whole, archive_in(tmp_path / "other"), NOW_MS)
     assert await log.head() == backup.head
-
-
-async def test_restore_to_another_log(tmp_path: Path) -> None:
-    """A log with other events is not restored to."""
-    await write_backup(await new_log(), archive_in(tmp_path), NOW_MS)
-    source = archive_in(tmp_path)
-    backup = await read_backup(source)
-    for other in (await new_log(3, "other"), await new_log(40)):
-        with pytest.raises(ArchiveError, match=r"another event|ends at event 40"):
-            await restore_log(other, source, backup, lambda number: None)
-
-
-async def test_backup_of_trimmed_log(tmp_path: Path) -> None:
-    """A log that was trimmed is backed up to its archive."""
-    log = await new_log()
-    records = await all_records(log)
-    await archive_log(log, archive_in(tmp_path), 99 * DAY_MS, trims=True)
-    await write_backup(log, archive_in(tmp_path), NOW_MS)
-    source = archive_in(tmp_path)
-    restored = MemoryLog(BUS, clock=lambda: NOW_MS)
-    await restore_log(restored, source, await read_backup(source), lambda number: None)
-    assert records == await all_records(restored)
-
-
-async def test_no_backup(tmp_path: Path) -> None:
-    """Without a backup there is nothing to restore, and an empty log has nothing to back up."""
-    with pytest.raises(ArchiveError, match="has no backup of bus default"):
-        await read_backup(archive_in(tmp_path))
-    with pytest.raises(ArchiveError, match="bus default has no events"):
-        await write_backup(MemoryLog(BUS, clock=lambda: NOW_MS), archive_in(tmp_path), NOW_MS)
-    assert empty_head(BUS) == archive_in(tmp_path).end

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gavel_server.archive.storage import Directory
+from gavel_server.archive.storage import Directory, create_directory
 from gavel_server.log.redis.data_directory import lock_directory
 from gavel_server.process.private_files import make_directory, open_private
 from gavel_server.proofs.tiles import LocalTiles
@@ -34,6 +34,7 @@ def test_directories_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     try:
         make_directory(tmp_path / "one/two")
         os.close(lock_directory(tmp_path / "parent/data"))
+        create_directory(str(tmp_path / "archive"))
         Directory(tmp_path / "archive/orders").write("segments/1-2.zst", b"x")
         LocalTiles(tmp_path / "tiles").write("tile/0/000", b"x")
     finally:

@@ -50,7 +50,7 @@ def archive(
 
     async def run() -> None:
         async with _open_log(data, log, bus, ack) as opened:
-            archive_run = await archive_log(opened, _archive(to, bus), await opened.time_ms() - days * DAY_MS, trims=trim)
+            archive_run = await archive_log(opened, _create_archive(to, bus), await opened.time_ms() - days * DAY_MS, trims=trim)
         log_start = f"; the log begins with event {archive_run.first_in_log}" if trim else ""
         output.print_line(f"archived {archive_run.segments} segments; the archive ends with event {archive_run.last}{log_start}")
         if not archive_run.segments:
@@ -75,7 +75,7 @@ def backup(
 
     async def run() -> None:
         async with _open_log(data, log, bus, ack, archive or to) as opened:
-            backup_run = await write_backup(opened, _archive(to, bus), await opened.time_ms())
+            backup_run = await write_backup(opened, _create_archive(to, bus), await opened.time_ms())
         output.print_line(f"backed up {backup_run.head.sequence_number} events of bus {bus}, chain hash {backup_run.head.chain_hash.hex()}")
 
     _run(run)
@@ -126,6 +126,14 @@ def _archive(url: str, bus: str) -> Any:
     from gavel_server.archive.storage import open_storage
 
     return Archive(open_storage(url, bus), bus)
+
+
+def _create_archive(url: str, bus: str) -> Any:
+    """Return an archive to write to, in a directory that may be new. Raises ArchiveError."""
+    from gavel_server.archive.storage import create_directory
+
+    create_directory(url)
+    return _archive(url, bus)
 
 
 def _open_log(data: Path | None, log: str, bus: str, ack: str | None, archive: str = "") -> AbstractAsyncContextManager[EventLog]:

@@ -11,7 +11,7 @@ from gavel_server.cli.commands.proofs.proof import prove
 from gavel_server.cli.errors import CommandError
 from gavel_server.proofs.verifier import check_events
 
-from tests.integration.services.test_proof_service import checkpoint_of, records_of
+from tests.integration.services.proofs.test_proof_service import checkpoint_of, records_of
 from tests.integration.services.world import World, fact
 from tests.support.entries import DAY_MS
 
