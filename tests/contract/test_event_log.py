@@ -359,12 +359,17 @@ async def test_trimming_an_empty_log(log: EventLog, bus: str) -> None:
 
 
 async def test_published_checkpoint(open_log: OpenLog, bus: str) -> None:
-    """The newest published checkpoint is returned byte for byte to every server, and is no event."""
+    """The newest published checkpoint is returned byte for byte to every server, and is no event. Only who has seen it replaces it."""
     one, other = await open_log(), await open_log()
     assert await one.published_checkpoint() is None
-    for note in ("gavel/bus\n1\n", "gavel/bus\n2\n\n\u2014 name c2ln\n"):
-        await one.publish_checkpoint(note.encode())
-        assert note.encode() == await other.published_checkpoint()
+    first, second = b"gavel/bus\n1\n", "gavel/bus\n2\n\n\u2014 name c2ln\n".encode()
+    assert not await one.publish_checkpoint(second, first)
+    assert await one.publish_checkpoint(first, None)
+    assert first == await other.published_checkpoint()
+    assert await other.publish_checkpoint(second, first)
+    for previous in (None, first):
+        assert not await one.publish_checkpoint(first, previous)
+    assert second == await one.published_checkpoint()
     assert empty_head(bus) == await one.head()
 
 

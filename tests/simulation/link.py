@@ -99,9 +99,9 @@ class Link:
         """See EventLog."""
         return await self._call(self._log.published_checkpoint)
 
-    async def publish_checkpoint(self, note: bytes) -> None:
+    async def publish_checkpoint(self, note: bytes, previous: bytes | None) -> bool:
         """See EventLog."""
-        await self._call(lambda: self._log.publish_checkpoint(note))
+        return await self._call(lambda: self._log.publish_checkpoint(note, previous))
 
     async def durability(self) -> list[str]:
         """See EventLog."""

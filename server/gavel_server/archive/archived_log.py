@@ -103,9 +103,9 @@ class ArchivedLog:
         """See EventLog."""
         return await self.live.published_checkpoint()
 
-    async def publish_checkpoint(self, note: bytes) -> None:
+    async def publish_checkpoint(self, note: bytes, previous: bytes | None) -> bool:
         """See EventLog."""
-        await self.live.publish_checkpoint(note)
+        return await self.live.publish_checkpoint(note, previous)
 
     @property
     def lost_head(self) -> Head | None:

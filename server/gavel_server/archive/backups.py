@@ -169,7 +169,7 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
         raise ArchiveError(f"{problem}; restore to an empty Redis")
     checkpoint = await asyncio.to_thread(archive.storage.read, CHECKPOINT)
     if checkpoint is not None:
-        await log.publish_checkpoint(checkpoint)
+        await log.publish_checkpoint(checkpoint, await log.published_checkpoint())
 
 
 def _decides(envelope: Envelope, previous: Envelope) -> bool:

@@ -129,9 +129,12 @@ class MemoryLog:
         """See EventLog."""
         return self._checkpoint
 
-    async def publish_checkpoint(self, note: bytes) -> None:
+    async def publish_checkpoint(self, note: bytes, previous: bytes | None) -> bool:
         """See EventLog."""
+        if self._checkpoint != previous:
+            return False
         self._checkpoint = note
+        return True
 
     async def durability(self) -> list[str]:
         """A log in memory is never durable."""

@@ -186,8 +186,8 @@ class EventLog(Protocol):
     async def published_checkpoint(self) -> bytes | None:
         """Return the signed note of the newest checkpoint that was published, or None. It is not part of the log."""
 
-    async def publish_checkpoint(self, note: bytes) -> None:
-        """Replace the published checkpoint."""
+    async def publish_checkpoint(self, note: bytes, previous: bytes | None) -> bool:
+        """Replace the published checkpoint if it is still `previous`, None: if there is none. Return whether it was."""
 
     async def durability(self) -> list[str]:
         """Return the reasons why acknowledged events might be lost, a sentence each; [] if they survive kill -9 and power loss."""

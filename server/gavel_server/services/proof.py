@@ -6,8 +6,6 @@ log once in the tree's life. The work is done in slices, one bus at a time, and 
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -51,7 +49,6 @@ class ProofServicer:
         self._temporary: Final = TemporaryDirectory(prefix="gavel-proofs-") if directory is None else None
         self._directory: Final = Path(self._temporary.name) if self._temporary is not None else directory or Path()
         self._trees: dict[str, LogTree] = {}
-        self._publishing: Final = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by bus
 
     async def GetCheckpoint(self, request: GetCheckpointRequest, context: CallContext) -> GetCheckpointResponse:
         """Return the newest published checkpoint."""
@@ -128,8 +125,10 @@ class ProofServicer:
         await sequencer.confirm(head)
         if not await self._is_of_log(checkpoint, sequencer, context):
             raise _refusal(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
-        async with self._publishing[sequencer.bus]:
-            published = await _read_published(sequencer)
+        is_published = False
+        while not is_published:  # others may publish meanwhile
+            note = await sequencer.log.published_checkpoint()
+            published = None if note is None else parse_checkpoint(note.decode())
             if published is not None and checkpoint.size < published.size:
                 if await self._is_of_log(published, sequencer, context):
                     raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
@@ -140,7 +139,7 @@ class ProofServicer:
                     replaced_size=published.size,
                     note="the log does not begin with the events of the published checkpoint; events were lost, or the log was restored",
                 )
-            await sequencer.log.publish_checkpoint(str(checkpoint).encode())
+            is_published = await sequencer.log.publish_checkpoint(str(checkpoint).encode(), note)
         return PublishCheckpointResponse()
 
     async def _is_of_log(self, checkpoint: Checkpoint, sequencer: Sequencer, context: CallContext) -> bool:

@@ -92,7 +92,7 @@ async def test_only_archivers_trim(postgresql_server: Cluster, log: PostgresqlLo
 
 async def test_a_reader_reads(postgresql_server: Cluster, log: PostgresqlLog) -> None:
     """The role of readers reads events, heads and checkpoints."""
-    await log.publish_checkpoint(b"note")
+    await log.publish_checkpoint(b"note", None)
     reader = await PostgresqlLog.connect(postgresql_server.url_of("gavel_reader"), log.bus)
     assert (await log.read(1, 100), await log.head(), b"note") == (
         await reader.read(1, 100),

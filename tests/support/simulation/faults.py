@@ -102,9 +102,9 @@ class FaultyLog:
         """See EventLog."""
         return await self._log.published_checkpoint()
 
-    async def publish_checkpoint(self, note: bytes) -> None:
+    async def publish_checkpoint(self, note: bytes, previous: bytes | None) -> bool:
         """See EventLog."""
-        await self._log.publish_checkpoint(note)
+        return await self._log.publish_checkpoint(note, previous)
 
     async def durability(self) -> list[str]:
         """See EventLog."""

@@ -79,7 +79,8 @@ _TIME: Final = "SELECT gavel.now_ms()"
 _REPORT_LOSS: Final = "SELECT gavel.report_loss(%s, %s, %s)"
 _TRIM: Final = "SELECT gavel.trim(%s, %s, %s)"
 _CHECKPOINT: Final = "SELECT note FROM gavel.checkpoints WHERE bus = %s"
-_PUBLISH: Final = "INSERT INTO gavel.checkpoints (bus, note) VALUES (%s, %s) ON CONFLICT (bus) DO UPDATE SET note = excluded.note"
+_PUBLISH_FIRST: Final = "INSERT INTO gavel.checkpoints (note, bus) VALUES (%s, %s) ON CONFLICT (bus) DO NOTHING RETURNING bus"
+_PUBLISH_NEXT: Final = "UPDATE gavel.checkpoints SET note = %s WHERE bus = %s AND note = %s RETURNING bus"
 # Commits wait for the standbys only if they have written something.
 _CONFIRM: Final = """
 SELECT pg_logical_emit_message(true, 'gavel', '') FROM gavel.events WHERE bus = %s AND sequence_number = %s AND chain_hash = %s
@@ -371,9 +372,11 @@ class PostgresqlLog:
         rows = await self._reads.read(_CHECKPOINT, (self.bus,))
         return bytes(rows[0][0]) if rows else None
 
-    async def publish_checkpoint(self, note: bytes) -> None:
+    async def publish_checkpoint(self, note: bytes, previous: bytes | None) -> bool:
         """See EventLog."""
-        await self._appends.read(_PUBLISH, (self.bus, note))
+        if previous is None:
+            return bool(await self._appends.read(_PUBLISH_FIRST, (note, self.bus)))
+        return bool(await self._appends.read(_PUBLISH_NEXT, (note, self.bus, previous)))
 
     async def durability(self) -> list[str]:
         """See EventLog."""

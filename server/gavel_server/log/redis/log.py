@@ -67,6 +67,7 @@ _APPEND: Final = Script("append.lua")
 _HEAD: Final = Script("head.lua")
 _READ: Final = Script("read.lua")
 _TRIM: Final = Script("trim.lua")
+_PUBLISH: Final = Script("publish.lua")
 _LOSS: Final = Script("loss.lua")
 _CONFIRM: Final = Script("confirm.lua")
 # Parts of the error replies that only a key of the log with the wrong type or contents causes.
@@ -305,9 +306,11 @@ class RedisLog:
         (reply,) = self._answers(await self._reads.read(("GET", checkpoint_key(self.bus))))
         return None if reply is None else bytes(reply)
 
-    async def publish_checkpoint(self, note: bytes) -> None:
+    async def publish_checkpoint(self, note: bytes, previous: bytes | None) -> bool:
         """See EventLog."""
-        self._answers(await self._appends.read(("SET", checkpoint_key(self.bus), note)))
+        seen = () if previous is None else (previous,)
+        (replaced,) = self._answers(await _PUBLISH.run(self._appends.read, (1, checkpoint_key(self.bus), note, *seen)))
+        return bool(replaced)
 
     async def durability(self) -> list[str]:
         """See EventLog. A setting that cannot be read counts as not durable."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,7 @@ async def test_refused_checkpoints(world_with_rules: World) -> None:
 async def test_the_checkpoint_of_a_lost_history_is_replaced(world_with_rules: World, size: int) -> None:
     """A published checkpoint of events that the log does not have any more, or has otherwise, is replaced by an older one of the log."""
     log = (await world_with_rules.buses.open("")).log
-    await log.publish_checkpoint(str(KEY.sign(Checkpoint("gavel/default", size, b"r" * 32))).encode())
+    await log.publish_checkpoint(str(KEY.sign(Checkpoint("gavel/default", size, b"r" * 32))).encode(), None)
     checkpoint = await checkpoint_of(world_with_rules, 2)
 
     with capture_logs() as logs:
@@ -149,30 +148,6 @@ async def test_the_checkpoint_of_a_lost_history_is_replaced(world_with_rules: Wo
     assert str(checkpoint) == (await world_with_rules.proofs.GetCheckpoint(GetCheckpointRequest())).checkpoint
     replaced = [(one["bus"], one["size"], one["replaced_size"]) for one in logs if one["event"] == "proofs.checkpoint_replaced"]
     assert [("default", 2, size)] == replaced
-
-
-async def test_a_bus_whose_store_is_slow(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the store of one bus holds up its publication, a checkpoint of another bus is published."""
-    slow = (await world_with_rules.buses.open("")).log
-    (record,) = await (await world_with_rules.buses.open("other")).log.read(1, 1)
-    root = leaf_hash(entry_of(record.envelope))
-    other = generate_key("gavel/other").sign(Checkpoint("gavel/other", 1, root))
-    is_publishing, may_publish = asyncio.Event(), asyncio.Event()
-    publish = slow.publish_checkpoint
-
-    async def publish_slowly(content: bytes) -> None:
-        is_publishing.set()
-        await may_publish.wait()
-        await publish(content)
-
-    monkeypatch.setattr(slow, "publish_checkpoint", publish_slowly)
-    checkpoint = await checkpoint_of(world_with_rules, 2)
-    publishing = asyncio.ensure_future(world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(checkpoint=str(checkpoint))))
-    await is_publishing.wait()
-    await world_with_rules.proofs.PublishCheckpoint(PublishCheckpointRequest(bus="other", checkpoint=str(other)), timeout=30)
-    assert not publishing.done()
-    may_publish.set()
-    await publishing
 
 
 async def test_a_head_that_moves(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +184,7 @@ async def test_a_newer_checkpoint_published_meanwhile_stays(world_with_rules: Wo
     root = LogTree.root
 
     async def slow_root(*arguments: Any) -> bytes:
-        await log.publish_checkpoint(str(newer).encode())
+        await log.publish_checkpoint(str(newer).encode(), await log.published_checkpoint())
         return await root(*arguments)
 
     monkeypatch.setattr(LogTree, "root", slow_root)

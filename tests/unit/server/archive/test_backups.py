@@ -35,7 +35,7 @@ async def test_backup_and_restore(tmp_path: Path, events: int) -> None:
     log = await new_log(events)
     await write_backup(log, archive_in(tmp_path), NOW_MS)
     await extend(log, 6)
-    await log.publish_checkpoint(b"note")
+    await log.publish_checkpoint(b"note", None)
     await write_backup(log, archive_in(tmp_path), NOW_MS)
     source = archive_in(tmp_path)
     backup = await read_backup(source)
