@@ -149,6 +149,14 @@ async def test_a_tool_that_is_not_registered_does_not_run(world: World) -> None:
     assert "not registered" in turn.text
 
 
+async def test_a_call_that_cannot_be_proposed_does_not_run(world: World) -> None:
+    """A call with arguments that the contract does not take has no effect, and the model reads that: its run does not fail."""
+    turn = await world.agent().start([{"parcel": "?", "weight": 2.0}])
+    assert [] == world.depot.effects
+    assert "takes no such proposal" in turn.text
+    assert not turn.paused
+
+
 async def test_a_read_runs_without_a_proposal(world: World) -> None:
     """A tool that is registered as a read runs, and leaves nothing in the log."""
     turn = await world.agent().start([LIGHT], READ)

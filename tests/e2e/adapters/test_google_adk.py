@@ -249,6 +249,42 @@ async def test_a_node_of_a_workflow_that_runs_again_is_the_same_call(client: Gav
     assert (["1"], 1) == (depot.effects, await proposals(client))
 
 
+async def test_a_confirmation_that_is_declined_ends_the_call(client: GavelClient) -> None:
+    """A call whose confirmation is declined does not run, also if a person has approved it in Gavel meanwhile."""
+    from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
+
+    from tests.e2e.adapters.agents.google_adk import AdkAgent
+
+    depot = Depot()
+    agent = AdkAgent(gate(client), depot, "task-1")
+    assert (await agent.start([{"parcel": "1", "weight": 50.0}])).paused
+    (review,) = (await client.list_pending_reviews()).reviews
+    await client.resolve_review(review.decision_id, REVIEW_VERDICT_APPROVE, reviewer="pat", reason="looked at")
+    turn = await agent.resume(confirmed=False)
+    assert "its confirmation was declined" in turn.text
+    assert ([], []) == (depot.effects, await statuses(client))
+
+
+async def test_a_call_of_a_live_session_does_not_wait(client: GavelClient) -> None:
+    """A call of a live session that needs a person asks for no confirmation, which nothing could resume, and the model reads that."""
+    from gavel_client.adapters.google_adk import GavelPlugin
+    from google.adk.tools.function_tool import FunctionTool
+
+    depot = Depot()
+
+    async def send_parcel(parcel: str, weight: float) -> str:
+        return await depot.act(parcel)
+
+    tool, arguments = FunctionTool(send_parcel), {"parcel": "1", "weight": 50.0}
+    context = Mock(function_call_id="call-1", invocation_id="invocation-1", node=None, tool_confirmation=None)
+    context.session.id, context.session.events = "task-1", []
+    assert await GavelPlugin(gate(client)).before_tool_callback(tool=tool, tool_args=arguments, tool_context=context) is None
+    answer = await tool.run_async(args=arguments, tool_context=context)
+    assert "a live session cannot resume it" in answer["error"]
+    assert [] == depot.effects
+    context.request_confirmation.assert_not_called()
+
+
 @pytest.mark.parametrize("name", [TOOL, READ])
 async def test_a_tool_that_streams_in_a_live_session_is_refused(client: GavelClient, name: str) -> None:
     """A live session does not call a tool that goes on after it has returned."""

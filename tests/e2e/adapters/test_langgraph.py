@@ -1,10 +1,11 @@
-"""Middleware of LangChain that comes after that of Gavel, on graphs in an event loop and synchronous ones.
+"""Middleware of LangChain around that of Gavel, on graphs in an event loop and synchronous ones, and calls that wait beside each other.
 
 Tests import the framework themselves: processes that only collect them are spared the seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,6 +126,83 @@ async def test_arguments_that_langgraph_injects_are_not_compared(client: GavelCl
         agent.others = others
         await agent.start([LIGHT])
         assert effects == depot.effects
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_messages_that_are_removed_move_no_turn(client: GavelClient, sync_client: SyncGavelClient, is_sync: bool) -> None:
+    """Equal calls of several answers are calls of their own, also if the earlier answers are removed from the messages."""
+    from gavel_client.adapters.langgraph import GavelMiddleware
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import AgentMiddleware
+    from langchain.messages import AIMessage, HumanMessage, RemoveMessage
+    from langchain_core.tools import StructuredTool
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.graph.message import REMOVE_ALL_MESSAGES
+
+    from tests.e2e.adapters.agents.langgraph import ScriptedModel
+
+    class Trimming(AgentMiddleware[Any, Any, Any]):
+        def before_model(self, state: Any, runtime: Any) -> Any:
+            return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), HumanMessage("send it", id="message-1")]}
+
+    depot = Depot()
+    loop = asyncio.get_running_loop()
+
+    async def act(parcel: str, weight: float) -> str:
+        return await depot.act(parcel)
+
+    def act_in_thread(parcel: str, weight: float) -> str:
+        return asyncio.run_coroutine_threadsafe(depot.act(parcel), loop).result()
+
+    def answer() -> AIMessage:
+        return AIMessage("", tool_calls=[{"name": TOOL, "args": LIGHT, "id": "call-1"}])
+
+    done = AIMessage("done")
+    gate = SyncGate(sync_client, actions(), **SETTINGS) if is_sync else Gate(client, actions(), **SETTINGS)
+    graph = create_agent(
+        ScriptedModel(messages=iter([answer(), answer(), done, answer(), done, done])),
+        tools=[StructuredTool.from_function(act_in_thread if is_sync else None, None if is_sync else act, TOOL, "Send it.")],
+        middleware=[Trimming(), GavelMiddleware(gate)],
+        checkpointer=InMemorySaver(),
+    )
+    config: Any = {"configurable": {"thread_id": "task-1"}}
+
+    async def run(content: Any) -> None:
+        await (asyncio.to_thread(graph.invoke, content, config) if is_sync else graph.ainvoke(content, config))
+
+    for effects in (2, 3):  # the second run goes on with the thread
+        await run({"messages": [HumanMessage("send it", id="message-1")]})
+        assert ["1"] * effects == depot.effects
+    # An answer that a person puts into the thread is one more.
+    graph.update_state(config, {"messages": [answer()]}, as_node="model")
+    await run(None)
+    assert ["1"] * 4 == depot.effects
+
+
+async def test_calls_that_wait_beside_each_other_are_resumed_by_their_interrupts(client: GavelClient) -> None:
+    """Two calls of one answer wait one after the other, and are resumed by a value for each interrupt: LangGraph takes no value for both.
+
+    Resuming before the verdict proposes nothing.
+    """
+    from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
+    from langgraph.types import Command
+
+    from tests.e2e.adapters.agents.langgraph import LangGraphAgent
+
+    depot = Depot()
+    agent = LangGraphAgent(Gate(client, actions(), **SETTINGS), depot, "task-1")
+    assert (await agent.start([{"parcel": "1", "weight": 50.0}, {"parcel": "2", "weight": 50.0}])).paused
+    with pytest.raises(RuntimeError, match="multiple pending interrupts"):
+        await agent._run(Command(resume=True), agent._config)
+    await agent.resume()
+    page = await client.list_events(page_size=1000)
+    assert 2 == sum(event.HasField("proposal") for event in page.envelopes)
+    for effects in (1, 2):  # a review holds the other calls of its thread
+        (review,) = (await client.list_pending_reviews()).reviews
+        await client.resolve_review(review.decision_id, REVIEW_VERDICT_APPROVE, reviewer="pat", reason="looked at")
+        turn = await agent._run(Command(resume={interrupt.id: True for interrupt in agent._interrupts}), agent._config)
+        assert (effects, effects == 1) == (len(depot.effects), turn.paused)
+    assert ["1", "2"] == sorted(depot.effects)
 
 
 def injected_tool(name: str, depot: Depot) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from gavel_client import GavelClient
 
-from tests.e2e.adapters.agents.agent import READ, Depot
+from tests.e2e.adapters.agents.agent import READ, TOOL, Depot
 from tests.e2e.adapters.test_leases import gate, statuses
 
 if TYPE_CHECKING:
@@ -144,3 +144,84 @@ async def test_a_tool_that_a_capability_puts_around_the_toolset_has_a_gate(clien
     else:
         assert "not registered" in turn.text
         assert [] == depot.effects
+
+
+def scripted(answers: Sequence[Any], depot: Depot, client: GavelClient) -> Any:
+    """Return an agent whose model gives these answers, arguments of the tool or texts, and whose history is the last request alone."""
+    from gavel_client.adapters.pydantic_ai import GavelCapability
+    from pydantic_ai import Agent, DeferredToolRequests, Tool
+    from pydantic_ai.capabilities import ProcessHistory
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    rest = iter(answers)
+
+    def answer(messages: Any, info: Any) -> ModelResponse:
+        one = next(rest)
+        return ModelResponse(parts=[TextPart(one) if isinstance(one, str) else ToolCallPart(TOOL, dict(one), tool_call_id="call-1")])
+
+    async def act(parcel: str, weight: float) -> str:
+        """Act on a parcel."""
+        return await depot.act(parcel)
+
+    return Agent(
+        FunctionModel(answer),
+        tools=[Tool(act, name=TOOL)],
+        capabilities=[GavelCapability(gate(client)), ProcessHistory(lambda messages: messages[-1:])],
+        output_type=[str, DeferredToolRequests],
+    )
+
+
+async def test_a_history_that_is_trimmed_moves_no_turn(client: GavelClient) -> None:
+    """Equal calls of several answers are calls of their own, in one run and in the next, also if the history is trimmed."""
+    depot = Depot()
+    agent = scripted([LIGHT, LIGHT, "done", LIGHT, "done"], depot, client)
+    result = await agent.run("send it", conversation_id="task-1")
+    assert ["1", "1"] == depot.effects
+    await agent.run("send it", conversation_id="task-1", message_history=result.all_messages())
+    assert ["1", "1", "1"] == depot.effects
+
+
+async def test_a_call_that_is_resumed_keeps_its_turn(client: GavelClient) -> None:
+    """A call that waits is the same call when a stored history resumes it, and an equal one of the next answer is another."""
+    from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
+    from pydantic_ai import DeferredToolRequests, DeferredToolResults, ModelMessagesTypeAdapter
+
+    depot = Depot()
+    heavy = {"parcel": "1", "weight": 50.0}
+    result = await scripted([LIGHT, heavy], depot, client).run("send it", conversation_id="task-1")
+    (review,) = (await client.list_pending_reviews()).reviews
+    await client.resolve_review(review.decision_id, REVIEW_VERDICT_APPROVE, reviewer="pat", reason="looked at")
+    stored = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
+    result = await scripted([heavy], depot, client).run(
+        message_history=stored, deferred_tool_results=DeferredToolResults(approvals={"call-1": True}), conversation_id="task-1"
+    )
+    assert ["1", "1"] == depot.effects
+    assert isinstance(result.output, DeferredToolRequests)
+    (other,) = (await client.list_pending_reviews()).reviews
+    assert other.decision_id != review.decision_id
+
+
+@pytest.mark.parametrize("name", [READ, "burn_parcel"])
+async def test_an_output_function_runs_only_as_a_read(client: GavelClient, name: str) -> None:
+    """A function among the output types, which no gate can hold back, fails the run before it runs, unless it is a read."""
+    from gavel_client.adapters.pydantic_ai import GavelCapability
+    from pydantic_ai import Agent, UserError
+    from pydantic_ai.messages import ModelResponse, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    depot = Depot()
+
+    async def act(parcel: str) -> str:
+        """Act on a parcel."""
+        return await depot.act(parcel)
+
+    act.__name__ = name
+    model = FunctionModel(lambda messages, info: ModelResponse(parts=[ToolCallPart(info.output_tools[0].name, {"parcel": "1"})]))
+    agent: Any = Agent(model, output_type=act, capabilities=[GavelCapability(gate(client))])
+    if name == READ:
+        assert "sent 1" == (await agent.run("send it")).output
+        return
+    with pytest.raises(UserError, match="the output function burn_parcel has no gate"):
+        await agent.run("send it")
+    assert [] == depot.effects

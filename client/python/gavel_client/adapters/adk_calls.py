@@ -1,4 +1,4 @@
-"""A call of a tool in Google ADK: the turn that it belongs to, and the report of what the tool returned."""
+"""A call of a tool in Google ADK: its kind of session, the turn that it belongs to, and the report of what the tool returned."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from gavel_client.handlers import HandlerResult
 
 if TYPE_CHECKING:
     from google.adk.tools.tool_context import ToolContext
+
+
+def is_live(tool_context: ToolContext) -> bool:
+    """Report whether a call is one of a live session."""
+    return tool_context.get_invocation_context().live_request_queue is not None
 
 
 def turn_of(tool_context: ToolContext) -> str:

@@ -15,6 +15,7 @@ from gavel_client.rpc.errors import HandlerError
 with extra("langgraph"):
     from langchain.agents.middleware.types import ToolCallRequest
     from langchain.messages import ToolMessage
+    from langgraph.types import Command
 
 CALL_DIFFERS: Final = "CALL_DIFFERS"
 NO_TOOL: Final = "The tool was not called: the agent does not have it. Name GavelMiddleware after the middleware that adds it."
@@ -27,41 +28,42 @@ class ApprovedTool:
         if request.tool is None:
             raise ValueError(f"the agent has no tool {request.tool_call['name']}")
         self._original = request.tool
-        self._arguments = request.tool_call["args"]
+        self._arguments = deepcopy(request.tool_call["args"])  # the request goes through other middleware
         self._has_run = False
+        self._result: HandlerResult | None = None
         self._error: BaseException | None = None
         tool = copy(request.tool)
         object.__setattr__(tool, "invoke", self._invoke)  # of the copy alone: they are methods of its class
         object.__setattr__(tool, "ainvoke", self._ainvoke)
         self.request = request.override(tool=tool)
 
-    def result(self, message: object) -> HandlerResult:
-        """Return the report of a call for which other middleware has returned `message`."""
+    def result(self, answer: object) -> HandlerResult:
+        """Return the report of a call for which other middleware has returned `answer`: it tells how the tool itself ended."""
         if self._error is not None:
             return failure(self._error)
-        if not self._has_run:
-            return unknown("another middleware answered in place of the tool")
-        if not isinstance(message, ToolMessage):
-            return success(None)
-        return unknown("the tool returned an error") if message.status == "error" else success(message.content)
+        return self._result or unknown("another middleware answered in place of the tool")
 
     def _invoke(self, call: Any, *rest: Any, **options: Any) -> Any:
         if (refusal := self._refuse(call)) is not None:
             return refusal
         try:
-            return self._original.invoke(call, *rest, **options)
+            output = self._original.invoke(call, *rest, **options)
+            self._result = _result_of(output)
         except BaseException as error:
             self._error = error
             raise
+        return output
 
     async def _ainvoke(self, call: Any, *rest: Any, **options: Any) -> Any:
         if (refusal := self._refuse(call)) is not None:
             return refusal
         try:
-            return await self._original.ainvoke(call, *rest, **options)
+            output = await self._original.ainvoke(call, *rest, **options)
+            self._result = _result_of(output)
         except BaseException as error:
             self._error = error
             raise
+        return output
 
     def _refuse(self, call: Any) -> ToolMessage | None:
         """Return what the model gets in place of a call that was not approved; None for the approved one, which begins."""
@@ -87,3 +89,23 @@ class ApprovedTool:
 def own(request: ToolCallRequest) -> ToolCallRequest:
     """Return a request with arguments that nobody changes while the call waits."""
     return request.override(tool_call={**request.tool_call, "args": deepcopy(request.tool_call["args"])})
+
+
+def _result_of(output: object) -> HandlerResult:
+    """Return the report of a tool that has returned. Tools may return their errors, as messages."""
+    if any(message.status == "error" for message in _messages(output)):
+        return unknown("the tool returned an error")
+    return success(output.content if isinstance(output, ToolMessage) else None)
+
+
+def _messages(output: object) -> list[ToolMessage]:
+    """Return the messages in the output of a tool: itself, and those of a list, of a state, and of the update of a Command."""
+    if isinstance(output, ToolMessage):
+        return [output]
+    if isinstance(output, Command):
+        return _messages(output.update)
+    if isinstance(output, Mapping):
+        return [message for value in output.values() for message in _messages(value)]
+    if isinstance(output, list | tuple):  # the update of a Command may be pairs of names and values
+        return [message for item in output for message in _messages(item)]
+    return []

@@ -2,7 +2,7 @@
 
 The plugin puts the gate around the tool's own `run_async`, after all callbacks and confirmations of ADK: what runs is what was approved,
 and what is reported is what the tool did. A call that waits for a person asks for a tool confirmation, which ends the invocation. A
-confirmation approves nothing by itself; it only asks the gate again.
+confirmation approves nothing by itself; it only asks the gate again. A declined one ends the call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from copy import deepcopy
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from gavel_client.adapters.adk_calls import result_of, turn_of
+from gavel_client.adapters.adk_calls import is_live, result_of, turn_of
 from gavel_client.adapters.extras import extra
 from gavel_client.gate import Allowed, Call, Gate, Pending
 from gavel_client.rpc.errors import HandlerError
@@ -39,8 +39,8 @@ class GavelPlugin(BasePlugin):
 
     async def before_tool_callback(self, *, tool: BaseTool, tool_args: Arguments, tool_context: ToolContext) -> Arguments | None:
         """Put the gate around the tool. A tool that streams in a live session is refused: it goes on after its `run_async` has ended."""
-        function, is_live = getattr(tool, "func", None), tool_context.get_invocation_context().live_request_queue is not None
-        if is_live and (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)):
+        function = getattr(tool, "func", None)
+        if is_live(tool_context) and (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)):
             return {"error": f"The tool was not called: {tool.name} streams in a live session, so its end cannot be reported."}
         gated = vars(tool).get(RUN)
         if not (isinstance(gated, _GatedRun) and gated.tool is tool):  # ADK copies tools
@@ -62,8 +62,13 @@ class _GatedRun:
             return await self._run(args=args, tool_context=tool_context)
         if loop is not asyncio.get_running_loop():
             return {"error": f"The tool was not called: {tool.name} runs in a thread, out of the reach of its gate."}
+        confirmation = tool_context.tool_confirmation
+        if confirmation is not None and not confirmation.confirmed and not gate.reads(tool.name):
+            return {"error": "The tool was not called: its confirmation was declined."}
         arguments = deepcopy(args)  # others may change them while the call waits
         answer = await gate(Call(tool.name, arguments, tool_context.session.id, turn_of(tool_context)))
+        if isinstance(answer, Pending) and is_live(tool_context):
+            return {"error": f"{answer.message()}\nThis call is over: a live session cannot resume it once the decision is made."}
         if isinstance(answer, Pending):
             tool_context.request_confirmation(hint=answer.message(), payload=answer.to_dict())
             tool_context.actions.skip_summarization = True

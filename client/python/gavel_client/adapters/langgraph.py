@@ -11,16 +11,19 @@ from typing import Any, cast
 from gavel_client.adapters.approved_tool import NO_TOOL, ApprovedTool, own
 from gavel_client.adapters.extras import extra
 from gavel_client.adapters.graph_events import name_events
-from gavel_client.gate import Allowed, Call, Gate, Pending, SyncAllowed, SyncGate
+from gavel_client.adapters.graph_turns import AnswerState, call_of, with_turn
+from gavel_client.gate import Allowed, Gate, Pending, SyncAllowed, SyncGate
 from gavel_client.rpc.errors import HandlerError
 
 with extra("langgraph"):
     from langchain.agents.middleware import AgentMiddleware
-    from langchain.agents.middleware.types import ToolCallRequest
-    from langchain.messages import AIMessage, HumanMessage, ToolMessage
+    from langchain.agents.middleware.types import ModelCallResult, ModelRequest, ModelResponse, ToolCallRequest
+    from langchain.messages import ToolMessage
     from langgraph.types import Command, interrupt
 
 Message = ToolMessage | Command[Any]
+Question = ModelRequest[Any]
+Reply = ModelResponse[Any]
 
 
 class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -29,9 +32,19 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
     Name it last in the agent's list of middleware: one that comes after it may answer in place of an approved tool.
     """
 
+    state_schema = AnswerState
+
     def __init__(self, gate: Gate | SyncGate) -> None:
         super().__init__()
         self._gate = gate
+
+    def wrap_model_call(self, request: Question, handler: Callable[[Question], Reply]) -> ModelCallResult[Any]:
+        """Name the turn of the calls in an answer of the model."""
+        return with_turn(request, handler(request))
+
+    async def awrap_model_call(self, request: Question, handler: Callable[[Question], Awaitable[Reply]]) -> ModelCallResult[Any]:
+        """Name the turn of the calls in an answer of the model."""
+        return with_turn(request, await handler(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Message]) -> Message:
         """Run a tool of a synchronous graph. Needs a SyncGate."""
@@ -40,7 +53,7 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
         if request.tool is None:
             return _message(request, NO_TOOL)
         request = own(request)
-        while isinstance(answer := self._gate(_call(request)), Pending):
+        while isinstance(answer := self._gate(call_of(request)), Pending):
             interrupt(answer.to_dict())
         if not isinstance(answer, SyncAllowed):
             return _message(request, answer.message(), answer.succeeded)
@@ -59,7 +72,7 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
         if request.tool is None:
             return _message(request, NO_TOOL)
         request = own(request)
-        while isinstance(answer := await self._gate(_call(request)), Pending):
+        while isinstance(answer := await self._gate(call_of(request)), Pending):
             interrupt(answer.to_dict())
         if not isinstance(answer, Allowed):
             return _message(request, answer.message(), answer.succeeded)
@@ -70,14 +83,6 @@ class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
             return cast(Message, name_events(await answer.run(lambda: handler(approved.request), approved.result), answer.decision))
         except HandlerError as error:
             return _message(request, str(error))
-
-
-def _call(request: ToolCallRequest) -> Call:
-    """Return the call: its task is the thread, its turn the model's answer since the last message of a person."""
-    messages, settings = request.state["messages"], request.runtime.config.get("configurable", {})
-    since = max((place for place, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0)
-    turn = f"{messages[since].id}/{sum(isinstance(message, AIMessage) for message in messages[since:])}"
-    return Call(request.tool_call["name"], request.tool_call["args"], str(settings.get("thread_id", "")), turn)
 
 
 def _message(request: ToolCallRequest, text: str, succeeded: bool = False) -> ToolMessage:

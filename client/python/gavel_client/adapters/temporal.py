@@ -43,9 +43,10 @@ class _GatedActivity(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002  # the name of the SDK
         """Run an activity. Raises ApplicationError: retryable while the call is pending, otherwise not."""
         info = activity.info()
-        arguments = inspect.signature(input.fn).bind(*input.args).arguments
+        bound = inspect.signature(input.fn).bind(*input.args)
+        bound.apply_defaults()
         workflow_id = info.workflow_id or info.activity_id
-        call = Call(info.activity_type, arguments, workflow_id, info.workflow_run_id or "")
+        call = Call(info.activity_type, bound.arguments, workflow_id, info.workflow_run_id or "")
         answer = await (self._gate.begin(workflow_id, call) if _is_decision_id(workflow_id) else self._gate(call))
         if isinstance(answer, Pending):
             raise ApplicationError(answer.message(), answer.to_dict(), type=PENDING)

@@ -105,21 +105,30 @@ class Allowed:
     async def report(self, result: HandlerResult, *, timeout_ms: int = REPORT_MS) -> None:
         """Record how the attempt ended. A report that the server does not take is logged; the lease then lapses.
 
-        A cancellation does not stop the report, and waits for it for LAST_RECORD_MS.
+        A cancellation does not stop the report, and waits for it for LAST_RECORD_MS. The end of the event loop does stop it: the
+        cancelled caller then sends it once more.
         """
         if self._attempt is None:
             return
         report = report_envelope(self._attempt.started, self._attempt.executor, result, self._attempt.began_at, now())
-        sending = asyncio.ensure_future(_send(self._attempt, report, timeout_ms))
-        _reports.add(sending)
-        sending.add_done_callback(_reports.discard)
+        sending = _start_sending(self._attempt, report, timeout_ms)
         try:
             await asyncio.shield(sending)
         except asyncio.CancelledError:
             await asyncio.wait({sending}, timeout=LAST_RECORD_MS / 1000)
-            if not sending.done():
+            if sending.cancelled():  # asyncio.run ends, and has cancelled all tasks
+                sending = _start_sending(self._attempt, report, LAST_RECORD_MS)
+                await asyncio.wait({sending}, timeout=LAST_RECORD_MS / 1000)
+            if not sending.done() or sending.cancelled():
                 _logger.error("decision=%s the report of a cancelled call is not in the log yet", report.execution.decision_id)
             raise
+
+
+def _start_sending(attempt: Attempt, report: Envelope, timeout_ms: int) -> asyncio.Task[None]:
+    sending = asyncio.ensure_future(_send(attempt, report, timeout_ms))
+    _reports.add(sending)
+    sending.add_done_callback(_reports.discard)
+    return sending
 
 
 async def _send(attempt: Attempt, report: Envelope, timeout_ms: int) -> None:

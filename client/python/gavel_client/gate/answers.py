@@ -26,8 +26,8 @@ _LAPSES = frozenset({"EXPIRED", "STALE_FACT", "FACT_SUPERSEDED"})
 class Refused:
     """The tool must not run.
 
-    `reason` is the decision's reason code, that of a refused start, or the gate's own: UNKNOWN_TOOL, CALL_DIFFERS, DEADLINE, or the name of
-    a StopReason. `decision` is None if there is none.
+    `reason` is the decision's reason code, that of a refused start, or the gate's own: UNKNOWN_TOOL, CALL_INVALID, CALL_DIFFERS, DEADLINE,
+    or the name of a StopReason. `decision` is None if there is none.
     """
 
     reason: str

@@ -9,23 +9,29 @@ that cannot reach the server refuses.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
+import grpc
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_EXECUTED, WaitDecisionResponse
 from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_EXECUTOR, EventReference, Producer
+from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
 from gavel.v1.projection_service_pb2 import GetProjectionResponse, ProjectedFact, ProjectedObservation
 from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_FINISHED, REASON_CODE_ALREADY_RUNNING
 
 from gavel_client.agents.deadline import Deadline
-from gavel_client.agents.loop_results import LoopStoppedError, StopReason
+from gavel_client.agents.loop_results import LoopResult, LoopStoppedError, StopReason
 from gavel_client.agents.proposal_loop import ProposalLoop
 from gavel_client.agents.providers import FactProviders
-from gavel_client.agents.recorded_steps import WORK, work
+from gavel_client.agents.recorded_steps import WORK
+from gavel_client.agents.recorded_steps import work as work_of
+from gavel_client.agents.remedies import is_under_review
+from gavel_client.agents.run_ids import first_event_id
 from gavel_client.agents.threaded_client import LoopClient, ThreadedClient
 from gavel_client.blocking import run_blocking
 from gavel_client.envelopes import content_hash, new_event_id, proposal_envelope
@@ -37,7 +43,7 @@ from gavel_client.gate.answers import Finished, Pending, Refused
 from gavel_client.rpc.backoff import Backoff, is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.deadlines import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
-from gavel_client.rpc.errors import GavelError
+from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.rpc.sync import SyncGavelClient
 
 LEASE_MS_DEFAULT: Final = 60_000
@@ -50,10 +56,23 @@ RECHECK_MS_MIN: Final = 100
 ANSWER_MS: Final = 2_000
 # Lapsed approvals of one call that `SyncGate.ask_anew` passes over.
 LAPSES_MAX: Final = 64
+# Proposals of one call that are refused because of the reviews of others.
+HOLDS_MAX: Final = 64
+# The reason of a call that cannot be proposed.
+CALL_INVALID: Final = "CALL_INVALID"
+
+_logger = logging.getLogger(__name__)
 
 Answer = Allowed | Refused | Pending | Finished
 SyncAnswer = SyncAllowed | Refused | Pending | Finished
 Response = TypeVar("Response")
+
+
+class _Work(NamedTuple):
+    """What a call proposes: the proposal, with the citations of the action only, and the key of its run."""
+
+    proposal: Envelope
+    run_key: str
 
 
 class Gate:
@@ -84,21 +103,24 @@ class Gate:
         self._lease_ms = lease_ms
         self._deadline_ms = deadline_ms
 
+    def reads(self, tool: str) -> bool:
+        """Report whether a tool has no effect."""
+        return self._actions.reads(tool)
+
     async def __call__(self, call: Call) -> Answer:
         """Propose the call and, if it is approved, begin its execution.
 
-        Raises GavelError if the server refuses to decide (e.g. INVALID_ARGUMENT, PERMISSION_DENIED), and what the tool's function of
-        ToolActions raises. The tool must not run then.
+        Raises GavelError if the server refuses to decide (e.g. PERMISSION_DENIED), and RunKeyError. The tool must not run then.
         """
         if self._actions.reads(call.tool):
             return Allowed(None)
-        if call.tool not in self._actions:
-            return _unknown_tool(call)
-        action = self._actions.action(call)
+        work = self._work(call)
+        if isinstance(work, Refused):
+            return work
         deadline = Deadline(self._deadline_ms, Backoff())
         try:
-            decision = await self._decide(deadline, call, action)
-            return await self._begin(deadline, decision, action) if isinstance(decision, Envelope) else decision
+            decision = await self._decide(deadline, work)
+            return await self._begin(deadline, decision, work.proposal) if isinstance(decision, Envelope) else decision
         except LoopStoppedError as stop:
             return Refused(stop.reason.name, stop.detail)
 
@@ -109,10 +131,11 @@ class Gate:
         """
         if self._actions.reads(call.tool):
             return None
-        if call.tool not in self._actions:
-            return _unknown_tool(call)
+        work = self._work(call)
+        if isinstance(work, Refused):
+            return work
         try:
-            decision = await self._decide(Deadline(self._deadline_ms, Backoff()), call, self._actions.action(call))
+            decision = await self._decide(Deadline(self._deadline_ms, Backoff()), work)
         except LoopStoppedError as stop:
             return Refused(stop.reason.name, stop.detail)
         return None if isinstance(decision, Envelope) else decision
@@ -121,21 +144,41 @@ class Gate:
         """Begin the execution of a decision that exists, if it approves exactly what `call` proposes."""
         if self._actions.reads(call.tool):
             return Allowed(None)
-        if call.tool not in self._actions:
-            return _unknown_tool(call)
-        action = self._actions.action(call)
+        work = self._work(call)
+        if isinstance(work, Refused):
+            return work
         deadline = Deadline(self._deadline_ms, Backoff())
         try:
             decision = (await self._ask(deadline, lambda ms: self._client.get_event(event_id=decision_id, timeout_ms=ms))).envelope
-            return await self._begin(deadline, decision, action)
+            return await self._begin(deadline, decision, work.proposal)
         except LoopStoppedError as stop:
             return Refused(stop.reason.name, stop.detail)
 
-    async def _decide(self, deadline: Deadline, call: Call, action: Action) -> Envelope | Refused | Pending:
+    def _work(self, call: Call) -> _Work | Refused:
+        """Return what a call proposes, or the refusal of one that proposes nothing: a model may call any tool with any arguments."""
+        if call.tool not in self._actions:
+            return Refused(
+                "UNKNOWN_TOOL", f"the tool {call.tool} is not registered with the gate; register its action, or name it in reads"
+            )
+        try:
+            action = self._actions.action(call)
+            return _Work(self._proposal(call, action), run_key(call, action))
+        except Exception as error:  # noqa: BLE001  # the function is the application's, and its values may be the model's
+            _logger.warning("tool=%s a call has no usable action: %s", call.tool, describe_error(error))
+            return Refused(CALL_INVALID, f"its arguments give no usable action ({describe_error(error)})")
+
+    async def _decide(self, deadline: Deadline, work: _Work) -> Envelope | Refused | Pending:
         """Return the approved decision on a call, or the answer if it is not approved. Raises LoopStoppedError."""
-        citations = list(action.based_on_events) or await self._citations(deadline, action.subject)
-        proposal = self._proposal(call, action, citations)
-        result = await self._loop.run(proposal, run_key=run_key(call, action), deadline_ms=max(int(deadline.ms_left()), 1))
+        proposal = work.proposal
+        try:
+            if not proposal.proposal.based_on_events:
+                proposal.proposal.based_on_events.extend(await self._citations(deadline, proposal.subject))
+            result = await self._run(deadline, work)
+        except GavelError as error:
+            if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            problems = [f"{violation.field}: {violation.description}" for violation in error.violations]
+            return Refused(CALL_INVALID, "; ".join([f"Gavel takes no such proposal ({describe_error(error)})", *problems]))
         decision = result.decision
         if decision is None:
             return Refused(result.reason.name, result.detail)
@@ -145,14 +188,42 @@ class Gate:
             return Pending(decision.event_id, decision.decision.reason_code, decision)
         return Refused(decision.decision.reason_code or result.reason.name, result.detail, decision)
 
-    def _proposal(self, call: Call, action: Action, citations: list[EventReference]) -> Envelope:
+    async def _run(self, deadline: Deadline, work: _Work) -> LoopResult:
+        """Run the loop of a call. A call that is refused because another one is under review is proposed anew once that has ended.
+
+        The key of the new run follows from the refusal, so every process comes to the same proposal.
+        """
+        proposal, key = work
+        for _ in range(HOLDS_MAX):
+            result = await self._loop.run(proposal, run_key=key, deadline_ms=max(int(deadline.ms_left()), 1))
+            refusal = result.decision
+            if result.reason is not StopReason.REVIEW or refusal is None or refusal.decision.outcome != OUTCOME_REJECTED:
+                break
+            key = content_hash([key, refusal.event_id])
+            proposal.causation_id = refusal.event_id
+            if await self._is_held(deadline, proposal, first_event_id(self._agent, key)):
+                break
+        return result
+
+    async def _is_held(self, deadline: Deadline, proposal: Envelope, event_id: str) -> bool:
+        """Report whether a proposal is not in the log as `event_id`, and would be refused because another call is under review."""
+        try:
+            await self._ask(deadline, lambda ms: self._client.get_event(event_id=event_id, timeout_ms=ms), READ_TIMEOUT_MS)
+        except GavelError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            trial = await self._ask(deadline, lambda ms: self._client.preflight(proposal, timeout_ms=ms), READ_TIMEOUT_MS)
+            return is_under_review(trial.decision) and trial.decision.outcome == OUTCOME_REJECTED
+        return False
+
+    def _proposal(self, call: Call, action: Action) -> Envelope:
         return proposal_envelope(
             action.subject,
             self._agent,
             action_type=action.action_type,
             params=action.params,
             max_fact_age_ms=action.max_fact_age_ms,
-            based_on_events=citations,
+            based_on_events=action.based_on_events,
             cost=action.cost,
             risk=action.risk,
             confidence=action.confidence,
@@ -175,9 +246,9 @@ class Gate:
         rows: list[ProjectedFact | ProjectedObservation] = [*projection.facts, *projection.observations]
         return list({row.source_event.event_id: row.source_event for row in rows}.values())[:CITATIONS_MAX]
 
-    async def _begin(self, deadline: Deadline, decision: Envelope, action: Action) -> Answer:
+    async def _begin(self, deadline: Deadline, decision: Envelope, proposal: Envelope) -> Answer:
         """Begin an attempt. While another attempt of the same decision runs, wait for its end, at most until the deadline."""
-        differences = _differences(decision, self._agent, action)
+        differences = _differences(decision, proposal)
         if differences:
             return Refused("CALL_DIFFERS", f"decision {decision.event_id} approves another {' and '.join(differences)}")
         decision_id, request_id, requested_at = decision.event_id, "", 0.0
@@ -282,10 +353,6 @@ def _as_sync(answer: Answer) -> SyncAnswer:
     return SyncAllowed(answer) if isinstance(answer, Allowed) else answer
 
 
-def _unknown_tool(call: Call) -> Refused:
-    return Refused("UNKNOWN_TOOL", f"the tool {call.tool} is not registered with the gate; register its action, or name it in reads")
-
-
 def run_key(call: Call, action: Action) -> str:
     """Return the key of the proposal's run: equal calls of one task and turn have the same, and calls with one idempotency key."""
     if call.idempotency_key:
@@ -293,8 +360,7 @@ def run_key(call: Call, action: Action) -> str:
     return content_hash([call.task, call.turn, action.action_type, action.subject, dict(action.params)])
 
 
-def _differences(decision: Envelope, agent: Producer, action: Action) -> list[str]:
-    """Return the parts of an approved action that differ from those of a call."""
-    proposal = proposal_envelope(action.subject, agent, action_type=action.action_type, params=action.params, max_fact_age_ms=1)
+def _differences(decision: Envelope, proposal: Envelope) -> list[str]:
+    """Return the parts of an approved action that differ from those of a proposal."""
     approved = decision.subject, decision.decision.action_type, decision.decision.params
-    return [name for name, one, other in zip(WORK, approved, work(proposal), strict=True) if one != other]
+    return [name for name, one, other in zip(WORK, approved, work_of(proposal), strict=True) if one != other]

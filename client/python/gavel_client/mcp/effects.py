@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ from gavel_client.agents.deadline import Deadline
 from gavel_client.agents.run_ids import first_event_id
 from gavel_client.envelopes import content_hash
 from gavel_client.evidence.store import EvidenceError, EvidenceStore
+from gavel_client.executor.lease import STOP_FRACTION
 from gavel_client.gate import Action, Allowed, Answer, Call, Finished, Gate, Pending, Refused, ToolActions
-from gavel_client.gate.gate import run_key
+from gavel_client.gate.gate import CALL_INVALID, run_key
 from gavel_client.handlers import HandlerResult
 from gavel_client.mcp import answers
 from gavel_client.mcp.caller import Caller
@@ -47,7 +49,7 @@ from gavel_client.values import from_struct
 DECISION_MS_MAX: Final = 20_000
 # The part of it that a call keeps for its decision while it waits for earlier calls on its subject.
 _DECISION_MS_MIN: Final = 5_000
-# Time of a lease beyond that of the call, to record the result and the report.
+# Time that an attempt has beyond that of its call, to record the call and its result.
 LEASE_MARGIN_MS: Final = 15_000
 # Time for the facts of a call to come into the log, before its answer is given.
 FACTS_MS_MAX: Final = 2_000
@@ -59,7 +61,7 @@ CANCELLED: Final = "CANCELLED"
 # The reason of a call that was not made because it could not be recorded before.
 NOT_RECORDED: Final = "CALL_NOT_RECORDED"
 # Refusals without a decision that stay as they are.
-_FINAL_REFUSALS: Final = frozenset({"CALL_DIFFERS", "UNKNOWN_TOOL"})
+_FINAL_REFUSALS: Final = frozenset({CALL_INVALID, "CALL_DIFFERS", "UNKNOWN_TOOL"})
 
 CallAnswer = CallToolResult | Pending | Refused
 
@@ -192,7 +194,7 @@ class Effects:
                 if error.code is grpc.StatusCode.INVALID_ARGUMENT and not caller.idempotency_key:
                     self._open_calls.close(call.agent.id, call.definition.name, call.arguments, turn)
                 raise
-        is_final = not isinstance(answer, Pending) and not (isinstance(answer, Refused) and answer.decision is None)
+        is_final = not isinstance(answer, Pending) and not _may_be_decided(answer)
         # A client that has cancelled a call does not get its result; it gets it if it makes the same call again.
         is_owed = call.cancelled.is_set() and isinstance(answer, CallToolResult)
         if is_final and not is_owed and not caller.idempotency_key:
@@ -219,7 +221,7 @@ class Effects:
     async def _begin_and_make(self, decision: Envelope, call: EffectCall) -> CallAnswer:
         gate_call = Call(call.definition.name, call.arguments, decision.event_id)
         begun = await self._gate(call, Deadline(DECISION_MS_MAX, Backoff())).begin(decision.event_id, gate_call)
-        if isinstance(begun, Refused) and begun.decision is None and begun.reason not in _FINAL_REFUSALS:
+        if isinstance(begun, Refused) and _may_be_decided(begun):
             return Pending(decision.event_id, begun.reason)  # Gavel has not answered: the call may still be made
         if isinstance(begun, Allowed) and call.cancelled.is_set():
             await begun.report(HandlerResult.aborted(CANCELLED))
@@ -269,7 +271,7 @@ class Effects:
             actions,
             agent=call.agent.id,
             executor=self._executor,
-            lease_ms=call.timeout_ms + MARGIN_MS + LEASE_MARGIN_MS,
+            lease_ms=math.ceil((call.timeout_ms + MARGIN_MS + LEASE_MARGIN_MS) / (1 - STOP_FRACTION)),
             deadline_ms=max(int(deadline.ms_left()), 1),
         )
 
@@ -311,6 +313,8 @@ class Effects:
             outcome = await allowed.run(invoke, lambda result: _report(result, call))
         except HandlerError as error:
             return answers.closed(error.message)
+        except asyncio.TimeoutError:
+            return answers.failed("The call did not end within its lease; whether it took effect is unknown. A person has to look at it.")
         if isinstance(outcome, GavelError):
             return answers.unreachable(outcome)
         # Until then the decision holds its conflict key, and the agent may read what was true before the call.
@@ -333,6 +337,11 @@ class Effects:
             data = json.loads(self._evidence.get(evidence_hash))
             return data if isinstance(data, dict) and "content" in data else None
         return None
+
+
+def _may_be_decided(answer: Answer | CallToolResult) -> bool:
+    """Return whether Gavel has not decided about a call, but may if it is asked again."""
+    return isinstance(answer, Refused) and answer.decision is None and answer.reason not in _FINAL_REFUSALS
 
 
 async def _first_proposal_id(agent: Agent, proposal_id: str) -> str:

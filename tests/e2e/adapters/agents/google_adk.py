@@ -65,10 +65,10 @@ class AdkAgent(Agent):
         """Return the tool that calls `act`."""
         return FunctionTool(act)
 
-    async def resume(self) -> Turn:
-        """Confirm every call that waits."""
+    async def resume(self, *, confirmed: bool = True) -> Turn:
+        """Confirm every call that waits, or decline it."""
         answers = [
-            types.Part(function_response=types.FunctionResponse(id=call.id, name=CONFIRMATION, response={"confirmed": True}))
+            types.Part(function_response=types.FunctionResponse(id=call.id, name=CONFIRMATION, response={"confirmed": confirmed}))
             for call in self._waiting
         ]
         return await self._run(new_message=types.Content(role=USER, parts=answers), invocation_id=self._invocation_id)

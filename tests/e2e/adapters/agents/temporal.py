@@ -21,7 +21,7 @@ from tests.e2e.adapters.agents.agent import READ, TOOL, UNREGISTERED, Agent, Arg
 from tests.e2e.world import WAIT_SECONDS_MAX
 
 
-class _Invocation(ActivityInboundInterceptor):
+class Invocation(ActivityInboundInterceptor):
     """The end of the chain of interceptors, which calls the activity."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ActivityAgent(Agent):
 
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, activity_type=self._tool, workflow_id=self.task, workflow_run_id="run-1")
-        inbound = GavelInterceptor(self.gate).intercept_activity(_Invocation())
+        inbound = GavelInterceptor(self.gate).intercept_activity(Invocation())
         return await environment.run(
             inbound.execute_activity, ExecuteActivityInput(act, [arguments["parcel"], arguments["weight"]], None, {})
         )

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 LINES_MAX = 90
 FOLDER = Path(gavel_client.adapters.__path__[0])
-HELPERS = {"__init__", "adk_calls", "approved_tool", "extras", "graph_events", "pydantic_calls"}
+HELPERS = {"__init__", "adk_calls", "approved_tool", "extras", "graph_events", "graph_turns", "openai_calls", "pydantic_calls"}
 ADAPTERS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in HELPERS)
 # The module of each framework that an adapter imports first, and the extra of the client that brings it.
 FRAMEWORKS = {

@@ -81,6 +81,33 @@ async def test_a_report_that_takes_long_goes_on_without_its_caller(monkeypatch: 
     assert [EXECUTION_STATUS_SUCCESS] == [envelope.execution.status for envelope in reports.envelopes]
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_the_end_of_the_event_loop_does_not_lose_the_report(is_answered: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A report that is under way when asyncio.run cancels all tasks is sent once more; one that fails again is logged."""
+
+    class Ending(Reports):
+        async def report_execution(self, envelope: Envelope, *, timeout_ms: int) -> None:
+            is_first = not self.asked.is_set()
+            self.asked.set()
+            if is_first:
+                await asyncio.Event().wait()
+            if not is_answered:
+                raise asyncio.CancelledError
+            self.envelopes.append(envelope)
+
+    async def main() -> Reports:
+        reports = Ending()
+        callers.append(asyncio.ensure_future(allowed(reports).run(sent)))
+        await reports.asked.wait()
+        return reports
+
+    callers: list[asyncio.Task[str]] = []
+    reports = asyncio.run(main())
+    assert callers[0].cancelled()
+    assert [EXECUTION_STATUS_SUCCESS] * is_answered == [envelope.execution.status for envelope in reports.envelopes]
+    assert is_answered == ("not in the log" not in caplog.text)
+
+
 @pytest.mark.parametrize("is_sync", [False, True])
 async def test_a_tool_does_not_run_after_its_lease(is_sync: bool) -> None:
     """A tool whose lease is over before it begins does not run: the attempt has failed without effect."""

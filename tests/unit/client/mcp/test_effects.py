@@ -16,13 +16,14 @@ from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, Producer
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_REJECTED, Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse
-from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_ABORTED, EXECUTION_STATUS_PARTIAL
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse, ExecutionStarted
 from gavel.v1.tool_service_pb2 import ResolveToolResponse
 from gavel_client import GavelError, proposal_envelope
 from gavel_client.agents.run_ids import first_event_id, next_event_id
 from gavel_client.envelopes import new_event_id
 from gavel_client.evidence.store import EvidenceStore
+from gavel_client.executor.lease import STOP_FRACTION
 from gavel_client.gate import Action, Call, Pending, Refused
 from gavel_client.gate.gate import run_key
 from gavel_client.mcp import effects as effects_module
@@ -30,13 +31,15 @@ from gavel_client.mcp import observation as observation_module
 from gavel_client.mcp import witness as witness_module
 from gavel_client.mcp.caller import Caller
 from gavel_client.mcp.configuration import ToolSettings
-from gavel_client.mcp.effects import NOT_RECORDED, EffectCall, Effects
+from gavel_client.mcp.effects import LEASE_MARGIN_MS, NOT_RECORDED, EffectCall, Effects
 from gavel_client.mcp.open_calls import OpenCalls, Turn
 from gavel_client.mcp.tasks import Tasks
 from gavel_client.mcp.upstreams.definitions import ToolDefinition
-from gavel_client.mcp.witness import Agent, Witness
+from gavel_client.mcp.witness import MARGIN_MS, Agent, Witness
+from gavel_client.rpc.errors import Violation
 from gavel_client.tools import ToolOutcome
 from gavel_client.values import to_struct
+from gavel_rules.limits import LEASE_MS_MAX
 from mcp_types import CallToolResult, Tool
 
 AGENT = "coding-agent"
@@ -52,6 +55,7 @@ class Gavel:
     def __init__(self) -> None:
         self.log: dict[str, Envelope] = {}
         self.reports: list[Envelope] = []
+        self.leases_ms: list[int] = []
         self.is_away = False
 
     def add(self, envelope: Envelope) -> Envelope:
@@ -64,9 +68,14 @@ class Gavel:
         self._check()
         return GetEventResponse(envelope=self.log[event_id])
 
+    async def get_projection(self, *_: object, **__: object) -> None:
+        """Refuse the subject."""
+        raise GavelError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ENVELOPE", "invalid", (Violation("subject", "is too long"),))
+
     async def begin_execution(self, decision_id: str, *, lease_ms: int, **_: object) -> BeginExecutionResponse:
         """Start an attempt."""
         self._check()
+        self.leases_ms.append(lease_ms)
         started = ExecutionStarted(decision=self.log[decision_id], attempt=1, execution_id="exec_000000000001", lease_ms=lease_ms)
         return BeginExecutionResponse(started=started)
 
@@ -110,9 +119,9 @@ def effects(folder: Path, end: Any = None) -> tuple[Effects, OpenCalls]:
     return Effects(runtime, Witness(runtime), open_calls, EvidenceStore(str(folder)), "mcp-proxy", 60_000), open_calls
 
 
-def call(gavel: Gavel) -> EffectCall:
+def call(gavel: Gavel, timeout_ms: int = 1_000) -> EffectCall:
     """Return the call of the ledger."""
-    return EffectCall(TOOL, ToolSettings(), ARGUMENTS, agent(gavel), timeout_ms=1_000)
+    return EffectCall(TOOL, ToolSettings(), ARGUMENTS, agent(gavel), timeout_ms=timeout_ms)
 
 
 def approve(gavel: Gavel, key: str, *, rejections: int = 0) -> Envelope:
@@ -210,6 +219,38 @@ async def test_a_call_does_not_begin_after_its_lease(tmp_path: Path, monkeypatch
     gavel = Gavel()
     answer: Any = await effects(tmp_path)[0].resume(approve(gavel, "other"), call(gavel))
     assert "The call was not made: " in answer.content[0].text
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 60_000, 3_600_000])
+async def test_a_lease_leaves_a_call_its_whole_time(tmp_path: Path, timeout_ms: int) -> None:
+    """The gate stops no call before its own time is over, and asks for no lease that the server refuses."""
+    gavel = Gavel()
+    await effects(tmp_path, AWAY)[0].resume(approve(gavel, "other"), call(gavel, timeout_ms))
+    (lease_ms,) = gavel.leases_ms
+    assert timeout_ms + MARGIN_MS + LEASE_MARGIN_MS <= lease_ms * (1 - STOP_FRACTION)
+    assert lease_ms <= LEASE_MS_MAX
+
+
+async def test_a_call_that_outlives_its_lease_is_over(tmp_path: Path) -> None:
+    """A call that the gate stops is PARTIAL, and is closed: its answer says so, and the next equal call is another one."""
+    gavel = Gavel()
+    made, open_calls = effects(tmp_path, TimeoutError())
+    decision = approve(gavel, key_of(open_calls.open(AGENT, TOOL.name, ARGUMENTS, "task")))
+    answer: Any = await made.resume(decision, call(gavel))
+    assert answer.is_error
+    assert "whether it took effect is unknown" in answer.content[0].text
+    assert [EXECUTION_STATUS_PARTIAL] == [report.execution.status for report in gavel.reports]
+    assert open_calls.find(AGENT, TOOL.name, ARGUMENTS) is None
+
+
+async def test_a_call_that_cannot_be_proposed_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose proposal Gavel does not take leaves no open call."""
+    monkeypatch.setattr(Witness, "state_digest", AsyncMock(return_value=""))
+    made, open_calls = effects(tmp_path)
+    answer = await made.call(call(Gavel()), Caller(AGENT, "session"))
+    assert isinstance(answer, Refused)
+    assert "subject: is too long" in answer.message()
+    assert open_calls.find(AGENT, TOOL.name, ARGUMENTS) is None
 
 
 async def test_a_read_whose_observation_is_lost_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
