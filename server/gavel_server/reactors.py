@@ -40,9 +40,12 @@ class Reactors:
         is_shared = redis_url != "" and parse_target(redis_url).kind != "cluster"
         self._connections = connection_pool(redis_url, connections_max=CONNECTIONS_MAX) if is_shared else None
 
-    def start(self, bus: str) -> Callable[[], None]:
-        """Start the reactor of a bus; return the function to call after each recorded execution."""
-        reactor = _Reactor(self.target, self.secret, bus, self._redis_url, self._connections)
+    def start(self, bus: str, has_pending: Callable[[], bool]) -> Callable[[], None]:
+        """Start the reactor of a bus; return the function to call after each recorded execution.
+
+        `has_pending` reports whether the bus has live decisions. Without one the reactor makes no calls, so that an idle bus is closed.
+        """
+        reactor = _Reactor(self.target, self.secret, bus, self._redis_url, self._connections, has_pending)
         wake = reactor.wakeup.set
         self._running[wake] = reactor, self._supervisor.start(TASK, reactor.run, bus=bus, problem=reactor.problem)
         return wake
@@ -76,8 +79,11 @@ class _OwnClient(GavelClient):
 class _Reactor:
     """The reactor of one bus, which may be run again after a failure."""
 
-    def __init__(self, target: str, secret: str, bus: str, redis_url: str, connections: ConnectionPool | None) -> None:
+    def __init__(
+        self, target: str, secret: str, bus: str, redis_url: str, connections: ConnectionPool | None, has_pending: Callable[[], bool]
+    ) -> None:
         self.wakeup = asyncio.Event()
+        self._has_pending = has_pending
         self._target = target
         self._secret = secret
         self._bus = bus
@@ -91,7 +97,9 @@ class _Reactor:
         if self._stopping:
             return
         async with _OwnClient(self._target, self._secret, self._bus) as client:
-            self._current = FactDerivationReactor(client, redis_url=self._redis_url, wakeup=self.wakeup, connections=self._connections)
+            self._current = FactDerivationReactor(
+                client, redis_url=self._redis_url, wakeup=self.wakeup, connections=self._connections, has_pending=self._has_pending
+            )
             try:
                 await self._current.run()
             finally:

@@ -80,7 +80,7 @@ class BusOpening:
         """Do what a bus needs beside its sequencer, once it has its first event."""
         await complete_opening(sequencer)
         if self._reactors is not None:
-            sequencer.replica.on_execution = self._reactors.start(sequencer.bus)
+            sequencer.replica.on_execution = self._reactors.start(sequencer.bus, lambda: sequencer.has_live_decisions)
 
     async def close(self, sequencer: Sequencer) -> None:
         """Stop what `complete` started."""

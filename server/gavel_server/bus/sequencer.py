@@ -154,6 +154,7 @@ class Sequencer:
         await self.replica.answers.stop()
         await self.replica.acknowledged.save()
         await self.replica.write_last_snapshot()
+        self._watch.forget_series(self.replica)
         self._wake_readers()
 
     async def free(self) -> None:
@@ -172,8 +173,13 @@ class Sequencer:
         self._on_opening = on_open, on_refusal
 
     @property
+    def has_live_decisions(self) -> bool:
+        """Whether a decision is approved or executed, or waits for facts."""
+        return bool(self.replica.state.decisions)
+
+    @property
     def is_idle(self) -> bool:
-        """Whether the bus has no command, caller, follower, live decision or timer."""
+        """Whether the bus has no command, caller, follower, live decision, open review or timer."""
         replica = self.replica
         state = replica.state
         return not (
@@ -185,6 +191,7 @@ class Sequencer:
             or replica.contest_waiters
             or state.has_uncommitted_changes
             or state.decisions
+            or state.reviews  # their gauges would vanish, and with them the alert that they wait
             or state.contests
             or state.next_timer_ms() is not None
         )

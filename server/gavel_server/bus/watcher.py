@@ -119,13 +119,16 @@ class BusWatcher:
         """Stop watching a bus; after the last one the tasks end."""
         self._buses.pop(replica, None)
         self._volatility.pop(replica, None)
-        if not any(other.bus == replica.bus for other in self._buses):
-            metrics.remove_series(replica.bus, is_empty=replica.head.sequence_number == 0)
         if not self._buses:
             tasks, self._tasks = self._tasks, []
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def forget_series(self, replica: Replica) -> None:
+        """Forget the gauges of a bus that was removed, once nothing sets them any more."""
+        if not any(other.bus == replica.bus for other in self._buses):
+            metrics.remove_series(replica.bus, is_empty=replica.head.sequence_number == 0)
 
     # Events of other servers
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -64,8 +64,10 @@ class FactDerivationReactor:
         scan_interval_ms: int = SCAN_INTERVAL_MS_DEFAULT,
         wakeup: asyncio.Event | None = None,
         connections: ConnectionPool | None = None,
+        has_pending: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
+        self._has_pending = has_pending
         self._scan_interval_ms = scan_interval_ms
         self._wakeup = wakeup
         self._submitted: set[tuple[str, int]] = set()  # lost decisions, by id and last sequence number
@@ -112,7 +114,8 @@ class FactDerivationReactor:
 
     async def _derive_lost(self) -> None:
         """Derive the facts of decisions whose reports the queue has lost, for ever."""
-        async for _, lost in scan_pending(self._client, self._consumer, PENDING_PHASE_AWAITING_FACTS, self._scan_interval_ms):
+        scans = scan_pending(self._client, self._consumer, PENDING_PHASE_AWAITING_FACTS, self._scan_interval_ms, self._has_pending)
+        async for _, lost in scans:
             # A decision that is pending after its facts were derived waits for a person or for facts from elsewhere.
             self._submitted &= {(one.decision_id, one.last_sequence_number) for one in lost}
             for one in lost:

@@ -43,7 +43,8 @@ class LogLimit:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._lock = threading.Lock()
+        # Reentrant: while it is held, a garbage collection may run a finalizer that logs.
+        self._lock = threading.RLock()
         self._repeated: dict[Kind, _RepeatedLines] = {}
         self._event_lines: dict[str, int] = {}  # in this interval
         self._limited: dict[str, int] = {}  # lines of an event beyond its limit

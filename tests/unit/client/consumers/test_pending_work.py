@@ -37,3 +37,20 @@ async def test_only_an_unchanged_decision_is_lost(server: FakeServer, client: Ga
         if len(scans) == 3:
             break
     assert [(5, []), (5, ["waiting"]), (5, ["waiting"])] == scans
+
+
+async def test_nothing_is_scanned_without_pending_decisions(server: FakeServer, client: GavelClient) -> None:
+    """While the owner of a consumer knows that nothing is pending, no call is made: a server closes a bus that nobody calls."""
+    requests: list[ListPendingDecisionsRequest] = []
+
+    def pending(request: ListPendingDecisionsRequest) -> ListPendingDecisionsResponse:
+        requests.append(request)
+        return ListPendingDecisionsResponse(projection_version=7)
+
+    server.answers["ListPendingDecisions"] = pending
+    busy: Any = SimpleNamespace(is_drained=False)
+    looks = iter([False, False, True])
+    async for _ in scan_pending(client, busy, PENDING_PHASE_APPROVED, interval_ms=1, has_pending=lambda: next(looks)):
+        break
+    assert 1 == len(requests)
+    assert [] == list(looks)

@@ -353,6 +353,18 @@ async def test_approval_of_a_review_that_cites_a_trimmed_event(servers: Servers)
     assert isinstance(await execute(sequencer, verdict(REVIEW_VERDICT_REJECT)), CommittedAnswer)
 
 
+@with_servers
+async def test_a_bus_with_an_open_review_is_not_idle(servers: Servers) -> None:
+    """A bus stays in memory while a person has to decide: its gauges say for how long the review has waited."""
+    sequencer, _ = await servers.start_with_rules()
+    assert sequencer.is_idle
+    score = PublishEvent(servers.admit_envelope(fact_envelope("order.score", 0.95)))
+    cited = [await record_event(sequencer, command) for command in (servers.fact(), score)]
+    await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope(cited)))))
+    assert not sequencer.has_live_decisions
+    assert not sequencer.is_idle
+
+
 # Ended decisions
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from gavel_server.process.logging.limit import EVENT_LINES_MAX, KINDS_MAX, LogLimit
 
 
@@ -82,3 +84,20 @@ def test_summaries_hold_no_exception() -> None:
         limit.admits("call.failed", {"level": "error", "where": "a.py:1", "exc_info": ValueError()})
     clock.seconds += 1
     assert [("call.failed", {"level": "error", "where": "a.py:1", "count": 1})] == limit.summaries()
+
+
+def test_a_finalizer_logs_while_a_line_is_judged() -> None:
+    """A garbage collection may end tasks, which log, while a line is judged in the same thread: that does not block."""
+    collections = [True]
+
+    def now() -> float:
+        if collections and collections.pop():
+            assert limit.admits("task.failed", refusal())
+        return 100.0
+
+    limit = LogLimit(now)
+    thread = threading.Thread(target=limit.admits, args=("call.refused", refusal()), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [] == collections
