@@ -29,7 +29,7 @@ const stallBytesMin = 16 << 10
 type call struct {
 	connection *connection // constant
 	id         uint32      // constant: its HTTP/2 stream
-	metadata   metadata.MD // constant: the caller's headers
+	metadata   metadata.MD // the caller's headers; used by the handler only
 	method     method      // constant
 	isKnown    bool        // constant: there is such a method
 	received   time.Time   // constant: when its headers were read
@@ -40,6 +40,7 @@ type call struct {
 	isOver    bool
 	bytes     int  // in flight: of headers, of messages that came, and of answers that are not sent
 	unread    int  // bytes that came and belong to no message that was read
+	padding   int  // bytes that came between them
 	unsent    int  // bytes of answers that are not sent
 	isReading bool // the handler waits for a message
 	since     int  // when the message was first waited for, or its first bytes came
@@ -61,7 +62,11 @@ type callKey struct{}
 // deadline.
 func tapCall(ctx context.Context, info *tap.Info) (context.Context, error) {
 	from, _ := peer.FromContext(ctx)
-	return context.WithValue(ctx, callKey{}, from.Addr.(callerAddress).connection.open(info.FullMethodName, info.Header)), nil
+	all := info.Header
+	if ctx.Err() != nil { // its deadline has passed: it gets no handler, which would drop the headers
+		all = nil
+	}
+	return context.WithValue(ctx, callKey{}, from.Addr.(callerAddress).connection.open(info.FullMethodName, all)), nil
 }
 
 // begin returns the call of a handler's stream, or the error with which the call is refused.
@@ -120,6 +125,10 @@ func (call *call) read(stream grpc.ServerStream, request *request) error {
 		return request.refusal.Err()
 	}
 	call.unread -= request.wireBytes
+	if call.unread <= 0 && !call.isOver {
+		table.release(call, call.padding)
+		call.padding = 0
+	}
 	if more := request.size - request.wireBytes; more > 0 && !call.isOver {
 		table.charge(call, more)
 	}
@@ -185,8 +194,9 @@ func (call *call) reason(err error) error {
 	return err
 }
 
-// receive counts bytes of a message that have arrived, and refuses the call if they exceed a limit.
-func (call *call) receive(bytes int) {
+// receive counts bytes of a message that have arrived, and their padding, and refuses the call if they exceed a limit. grpc-go holds the padding as
+// long as the message.
+func (call *call) receive(bytes int, padding int) {
 	if call.refusal != nil {
 		return
 	}
@@ -194,15 +204,16 @@ func (call *call) receive(bytes int) {
 		call.since = call.connection.table.now
 	}
 	call.unread += bytes
+	call.padding += padding
 	limit := call.method.RequestBytes + messageHeaderBytes
 	if call.method.ClientStreaming {
 		limit += unreadBytesMax
 	}
-	if call.isKnown && call.unread > limit {
+	if call.isKnown && call.unread+call.padding > limit {
 		call.refuse(refusals.TooLarge(call.method.RequestBytes))
 		return
 	}
-	call.connection.table.charge(call, bytes)
+	call.connection.table.charge(call, bytes+padding)
 }
 
 // progress counts bytes of answers as sent. A few bytes now and then do not count as reading: the time begins anew once all that is owed was sent.

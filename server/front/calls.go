@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"sync"
 
@@ -20,9 +21,10 @@ type answer struct {
 
 // pendingCall is a request that waits for its answer. The channel has room for it, so delivering never waits.
 type pendingCall struct {
-	call    *call // nil: the front's own, to authenticate a caller
-	answers chan<- answer
-	bytes   int
+	call       *call       // nil: the request is the front's own
+	credential *credential // of a request to authenticate a caller
+	answers    chan<- answer
+	bytes      int
 }
 
 // calls are the requests under way on the link. Each has a number, and one frame with that number answers it. The server is told which callers
@@ -41,9 +43,9 @@ func newCalls(link *link.Link) *calls {
 	return &calls{link: link, pending: map[uint32]pendingCall{}}
 }
 
-// send sends a request frame of a call to the server and returns its number. The answer arrives on the channel answers. It returns an error if
-// bytesMax would be exceeded.
-func (calls *calls) send(kind byte, frame []byte, call *call, answers chan<- answer) (uint32, error) {
+// send sends a request frame to the server and returns its number. The answer arrives on the channel of `pending`. It returns an error if bytesMax
+// would be exceeded.
+func (calls *calls) send(kind byte, frame []byte, pending pendingCall) (uint32, error) {
 	size := len(frame) - link.HeaderBytes
 	// Requests of callers that have gone count as well, until the server has read them.
 	unsent := calls.link.UnsentBytes()
@@ -54,7 +56,8 @@ func (calls *calls) send(kind byte, frame []byte, call *call, answers chan<- ans
 	}
 	calls.number++
 	number := calls.number
-	calls.pending[number] = pendingCall{call, answers, size}
+	pending.bytes = size
+	calls.pending[number] = pending
 	calls.bytes += size
 	calls.mutex.Unlock()
 	link.PutHeader(frame, kind, number)
@@ -72,7 +75,11 @@ func (calls *calls) deliver(kind byte, number uint32, content []byte) {
 	if kind == link.Response && pending.call != nil && pending.call.prepare(len(content)) != nil {
 		content = nil
 	}
-	pending.answers <- answer{kind, number, content}
+	answered := answer{kind, number, content}
+	if pending.credential != nil {
+		pending.credential.take(answered)
+	}
+	pending.answers <- answered
 }
 
 // forget drops a call whose caller has gone, tells the server, and reports whether it was still unanswered.
@@ -82,6 +89,30 @@ func (calls *calls) forget(number uint32) bool {
 		calls.link.Send(link.NewFrame(link.Cancel, number, ""))
 	}
 	return found
+}
+
+// openStream asks the server for a place among the streams of a caller, and returns the function that gives it back.
+func (calls *calls) openStream(ctx context.Context, caller *link.Caller) (func(), error) {
+	frame, _ := caller.NewRequest(0)
+	answers := make(chan answer, 1)
+	number, err := calls.send(link.OpenStream, frame, pendingCall{answers: answers})
+	if err != nil {
+		return nil, err
+	}
+	end := func() { calls.link.Send(link.NewFrame(link.Cancel, number, "")) }
+	ctx, cancel := withMargin(ctx)
+	defer cancel()
+	select {
+	case answer := <-answers:
+		if answer.kind != link.Response {
+			return nil, refusals.Decode(answer.content)
+		}
+		return end, nil
+	case <-ctx.Done():
+		calls.take(number)
+		end()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 }
 
 func (calls *calls) take(number uint32) (pendingCall, bool) {
@@ -127,7 +158,7 @@ func (calls *calls) unary(kind byte) grpc.StreamHandler {
 			defer turn.end()
 		}
 		answers := answerChannels.Get().(chan answer)
-		number, err := calls.send(kind, request.frame, call, answers)
+		number, err := calls.send(kind, request.frame, pendingCall{call: call, answers: answers})
 		if err != nil {
 			answerChannels.Put(answers)
 			return err

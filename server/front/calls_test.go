@@ -51,7 +51,7 @@ func receive(t *testing.T, server net.Conn) []byte {
 
 func mustSend(t *testing.T, calls *calls, size int) (uint32, chan answer) {
 	answers := make(chan answer, 1)
-	number, err := calls.send(0, requestOf(size), callOf(t, limitsOfTests()), answers)
+	number, err := calls.send(0, requestOf(size), pendingCall{call: callOf(t, limitsOfTests()), answers: answers})
 	if err != nil {
 		t.Fatalf("%d bytes have room, and: %v", size, err)
 	}
@@ -59,7 +59,7 @@ func mustSend(t *testing.T, calls *calls, size int) (uint32, chan answer) {
 }
 
 func mustBeFull(t *testing.T, calls *calls, size int) {
-	_, err := calls.send(0, requestOf(size), callOf(t, limitsOfTests()), make(chan answer, 1))
+	_, err := calls.send(0, requestOf(size), pendingCall{call: callOf(t, limitsOfTests()), answers: make(chan answer, 1)})
 	refusal := status.Convert(err)
 	if refusal.Code() != codes.ResourceExhausted || refusal.Message() != "more than 1000 bytes of requests would wait for the server; try again" {
 		t.Fatalf("there is no room for %d bytes, and: %v", size, err)
@@ -157,7 +157,7 @@ func TestAnswersCountWhenTheyArrive(t *testing.T) {
 	var answers []chan answer
 	for range 3 {
 		waiting := make(chan answer, 1)
-		number, err := calls.send(0, requestOf(1), connection.openNext(), waiting)
+		number, err := calls.send(0, requestOf(1), pendingCall{call: connection.openNext(), answers: waiting})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"gavel/front/internal/headers"
 	"gavel/front/internal/http2"
@@ -24,13 +26,19 @@ const readAheadBytes = 8 << 10
 // in turn.
 const turnBytes = 64 << 10
 
-var errTooManyResets = errors.New("too many calls of the connection were reset")
+// On so many connections grpc-go may answer headers that have not become a call. An answer quotes headers, and takes several times their bytes.
+const abortsMax = 32
+
+var errLeft = errors.New("the connection was closed")
 
 // connection is a caller's connection as grpc-go reads and writes it. It scans the frames that pass (internal/http2) to count the bytes that
 // each call has received and not read, or answered and not sent. grpc-go counts neither.
 //
 // It hands a call's headers to grpc-go alone, without the bytes that follow. grpc-go handles them, and calls tapCall, before it reads on. The
 // call that tapCall sees is therefore the one whose headers came last.
+//
+// Some headers do not become a call: grpc-go refuses them before tapCall, and queues the answer whether or not the caller reads. The connection
+// then hands it nothing more until the answer is being written.
 type connection struct {
 	net.Conn
 	table  *connections
@@ -39,13 +47,15 @@ type connection struct {
 	user   *uint32 // at the other end of a Unix socket; nil: of none
 
 	// Used by the reading goroutine only.
-	inbound  http2.Scanner
-	buffer   []byte
-	start    int    // of buffer: what grpc-go has not read
-	scanned  int    // of buffer: the end of what grpc-go may read
-	end      int    // of buffer: the end of what has arrived
-	turn     int    // bytes read since other goroutines could run
-	injected []byte // frames that grpc-go reads before the buffer
+	inbound   http2.Scanner
+	buffer    []byte
+	start     int             // of buffer: what grpc-go has not read
+	scanned   int             // of buffer: the end of what grpc-go may read
+	end       int             // of buffer: the end of what has arrived
+	turn      int             // bytes read since other goroutines could run
+	injected  []byte          // frames that grpc-go reads before the buffer
+	isOpening bool            // grpc-go was handed whole headers, which have not become a call
+	aborting  <-chan struct{} // closed when grpc-go has answered headers that have not become a call; nil: there are none
 
 	// Used by the writing goroutine only.
 	outbound http2.Scanner
@@ -55,16 +65,18 @@ type connection struct {
 
 	// Guarded by the mutex of connections.
 	calls      map[uint32]*call
-	opening    uint32 // the stream whose headers came last
-	isComplete bool   // nothing follows these headers
-	bytes      int    // that the calls hold
-	busy       int    // how many calls keep it from counting as idle
-	idle       int    // rank among the connections that have become idle
+	opening    uint32        // the stream whose headers came last
+	isComplete bool          // nothing follows these headers
+	aborted    uint32        // the last stream whose headers have not become a call
+	abort      chan struct{} // closed when grpc-go has reset that stream; nil: it has
+	bytes      int           // that the calls hold
+	busy       int           // how many calls keep it from counting as idle
+	idle       int           // rank among the connections that have become idle
 	resets     []uint32
 	resetSince int // the time when the first of `resets` was noted
 	resetCount int // calls that were reset, by either side, since resetStart
 	resetStart int
-	isCalm     bool // the caller has been told to calm down
+	hasLeft    bool // it is closed, or about to be
 
 	credentials map[[sha256.Size]byte]*credential // by their digest
 }
@@ -125,6 +137,15 @@ func (connection *connection) Read(data []byte) (int, error) {
 			connection.start += count
 			return count, nil
 		}
+		if connection.isOpening { // else `open` would have been called by now
+			connection.isOpening = false
+			connection.beginAbort()
+			continue
+		}
+		if connection.aborting != nil {
+			<-connection.aborting
+			connection.aborting = nil
+		}
 		if connection.hasResets.Load() && connection.inbound.IsBetweenFrames() {
 			connection.inject()
 			continue
@@ -173,23 +194,51 @@ func (connection *connection) takeTurns(count int) {
 func (connection *connection) scan() error {
 	connection.table.mutex.Lock()
 	defer connection.table.unlock()
-	for connection.scanned < connection.end {
+	for connection.scanned < connection.end && !connection.hasLeft {
 		used, began, ended := connection.inbound.Next(connection.buffer[connection.scanned:connection.end])
 		connection.scanned += used
 		frame := connection.inbound.Current
 		if began {
 			connection.receive(frame)
 		}
-		if connection.isCalm {
-			return errTooManyResets
-		}
 		isHeaders := frame.Kind == http2.Headers || frame.Kind == http2.Continuation
 		if ended && isHeaders && frame.Flags&http2.EndHeaders != 0 {
-			connection.opening = frame.Stream
-			return nil
+			connection.opening, connection.isOpening = frame.Stream, true
+			break
 		}
 	}
+	if connection.hasLeft {
+		return errLeft
+	}
 	return nil
+}
+
+// beginAbort is called when grpc-go has handled headers that have not become a call. It has queued an answer, or none if it is shutting down. It must
+// now reset the stream as well: once that is written, so is the answer.
+func (connection *connection) beginAbort() {
+	table := connection.table
+	table.mutex.Lock()
+	defer table.unlock()
+	if connection.hasLeft {
+		return
+	}
+	if table.aborts >= abortsMax {
+		connection.leave(http2.EnhanceYourCalm)
+		return
+	}
+	table.aborts++
+	connection.aborted, connection.abort = connection.opening, make(chan struct{})
+	connection.aborting = connection.abort
+	connection.injected = http2.NewStreamError(connection.opening)
+}
+
+// endAbort notes that grpc-go has answered the headers that have not become a call, or never will.
+func (connection *connection) endAbort() {
+	if connection.abort != nil {
+		close(connection.abort)
+		connection.abort = nil
+		connection.table.aborts--
+	}
 }
 
 // receive notes a frame from the caller.
@@ -200,7 +249,7 @@ func (connection *connection) receive(frame http2.Frame) {
 		connection.isComplete = frame.Flags&http2.EndStream != 0
 	case http2.Data:
 		if call != nil {
-			call.receive(frame.Length)
+			call.receive(frame.Length-frame.Padding, frame.Padding)
 		}
 	case http2.Reset:
 		connection.countReset()
@@ -231,8 +280,11 @@ func (connection *connection) Write(data []byte) (int, error) {
 // send notes a frame to the caller.
 func (connection *connection) send(frame http2.Frame) {
 	call := connection.calls[frame.Stream]
-	if frame.Kind == http2.Reset {
+	if frame.Kind == http2.Reset && (frame.Stream != connection.aborted || connection.abort != nil) { // grpc-go may reset an aborted stream twice
 		connection.countReset()
+	}
+	if frame.Kind == http2.Reset && frame.Stream == connection.aborted {
+		connection.endAbort()
 	}
 	if call == nil {
 		return
@@ -250,7 +302,12 @@ func (connection *connection) send(frame http2.Frame) {
 func (connection *connection) open(path string, all metadata.MD) *call {
 	table := connection.table
 	table.mutex.Lock()
-	defer table.unlock()
+	defer table.unlockInTap()
+	connection.isOpening = false
+	if len(connection.calls) >= 2*table.limits.ConnectionCalls {
+		// grpc-go limits those that it has not ended: the others' deadlines had passed, and it queues their statuses for a caller that reads none.
+		connection.leave(http2.EnhanceYourCalm)
+	}
 	method, isKnown := table.limits.Methods[path]
 	call := &call{
 		connection: connection,
@@ -262,6 +319,10 @@ func (connection *connection) open(path string, all metadata.MD) *call {
 		isComplete: connection.isComplete,
 		isReading:  true,
 		since:      table.now,
+	}
+	if connection.hasLeft { // grpc-go does not know it yet
+		call.isOver, call.refusal = true, status.New(codes.Unavailable, "the connection has ended")
+		return call
 	}
 	connection.calls[call.id] = call
 	if !method.CountsAsIdle {
@@ -296,8 +357,7 @@ func (connection *connection) countReset() {
 		connection.resetStart, connection.resetCount = now, 0
 	}
 	connection.resetCount++
-	if connection.resetCount > limits.Resets && !connection.isCalm {
-		connection.isCalm = true
+	if connection.resetCount > limits.Resets && !connection.hasLeft {
 		connection.leave(http2.EnhanceYourCalm)
 	}
 }

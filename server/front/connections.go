@@ -23,12 +23,13 @@ const networkBits = 64
 
 // connections are the callers' connections and what their calls hold in memory. They refuse connections and calls that exceed a limit.
 type connections struct {
-	limits         limits
-	decompressions chan struct{} // holds one for each decompression under way
-	forwarded      *turns        // of forwarded calls
-	large          *turns        // of large requests on the link
-	identity       *identity
-	calls          *calls // of the link, by which the server is asked who callers are
+	limits          limits
+	decompressions  chan struct{} // holds one for each decompression under way
+	forwarded       *turns        // of forwarded calls
+	large           *turns        // of large requests on the link
+	authentications *turns        // of credentials that the server is asked about
+	identity        *identity
+	calls           *calls // of the link, by which the server is asked who callers are
 
 	mutex  sync.Mutex
 	all    map[*connection]struct{}
@@ -37,20 +38,22 @@ type connections struct {
 	now    int            // seconds since the start
 	idle   int            // how often a connection has become idle
 	ended  []*call        // calls whose refusal is to be sent
+	aborts int            // connections on which grpc-go answers headers that have not become a call
 
 	handles map[uint32]*credential // that the server has given
 }
 
 func newConnections(limits limits) *connections {
 	return &connections{
-		limits:         limits,
-		decompressions: make(chan struct{}, limits.Decompressions),
-		forwarded:      newTurns(limits.ForwardedCalls, forwardedTurnMax),
-		large:          newTurns(limits.LargeRequests, largeTurnMax),
-		all:            map[*connection]struct{}{},
-		counts:         map[string]int{},
-		handles:        map[uint32]*credential{},
-		identity:       &identity{},
+		limits:          limits,
+		decompressions:  make(chan struct{}, limits.Decompressions),
+		forwarded:       newTurns(limits.ForwardedCalls, forwardedTurnMax),
+		large:           newTurns(limits.LargeRequests, largeTurnMax),
+		authentications: newTurns(limits.Authentications, authenticationTurnMax),
+		all:             map[*connection]struct{}{},
+		counts:          map[string]int{},
+		handles:         map[uint32]*credential{},
+		identity:        &identity{},
 	}
 }
 
@@ -79,6 +82,20 @@ func (connections *connections) unlock() {
 	ended := connections.ended
 	connections.ended = nil
 	connections.mutex.Unlock()
+	sendRefusals(ended)
+}
+
+// unlockInTap is unlock for tapCall: grpc-go holds a lock of the connection meanwhile, which sending may take.
+func (connections *connections) unlockInTap() {
+	ended := connections.ended
+	connections.ended = nil
+	connections.mutex.Unlock()
+	if len(ended) > 0 {
+		go sendRefusals(ended)
+	}
+}
+
+func sendRefusals(ended []*call) {
 	for _, call := range ended {
 		call.stream.SetTrailer(refusals.Advice(call.refusal))
 		call.stream.WriteStatus(call.refusal)
@@ -145,11 +162,13 @@ func (connections *connections) ofLargestShare(newcomer string) *connection {
 	return last
 }
 
-// remove forgets a connection that is closed, and its calls.
+// remove forgets a connection that is closed, and its calls. Headers that grpc-go still reads from it become no calls.
 func (connections *connections) remove(connection *connection) {
-	if _, found := connections.all[connection]; !found {
+	if connection.hasLeft {
 		return
 	}
+	connection.hasLeft = true
+	connection.endAbort()
 	for _, call := range connection.calls {
 		connection.remove(call)
 	}

@@ -1,12 +1,22 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
 	"net"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"gavel/front/internal/http2"
 )
@@ -162,9 +172,9 @@ func TestBytesInFlight(t *testing.T) {
 	connections := newConnections(limits)
 	small := connections.admitFrom(t, "10.0.0.1")
 	honest := small.open("/x", nil)
-	honest.receive(limits.ConnectionBytes)
+	honest.receive(limits.ConnectionBytes, 0)
 	second := small.openNext()
-	second.receive(1)
+	second.receive(1, 0)
 	if honest.refusal != nil || second.refusal.Code() != codes.ResourceExhausted {
 		t.Errorf("%v, %v", honest.refusal, second.refusal)
 	}
@@ -175,13 +185,13 @@ func TestBytesInFlight(t *testing.T) {
 	for range 3 {
 		connection := connections.admitFrom(t, "10.0.0.2")
 		call := connection.open("/x", nil)
-		call.receive(limits.ConnectionBytes)
+		call.receive(limits.ConnectionBytes, 0)
 		greedy = append(greedy, call)
 	}
 	if connections.bytes != limits.BytesInFlight {
 		t.Fatalf("%d bytes are in flight", connections.bytes)
 	}
-	honest.receive(1)
+	honest.receive(1, 0)
 	refused := 0
 	for _, call := range greedy {
 		if call.refusal != nil {
@@ -250,16 +260,171 @@ func TestResets(t *testing.T) {
 		}
 		connections.now += limits.ResetSeconds
 	}
-	if !connections.holds(connection) || connection.isCalm || len(connection.calls) != 0 {
+	if !connections.holds(connection) || connection.hasLeft || len(connection.calls) != 0 {
 		t.Fatal("the connection is closed below the limit")
 	}
 	for range limits.Resets + 1 {
 		connection.send(http2.Frame{Kind: http2.Reset, Stream: connection.openNext().id})
 	}
-	if connections.holds(connection) || !connection.isCalm {
+	if connections.holds(connection) || !connection.hasLeft {
 		t.Error("the connection stays open above the limit")
 	}
 }
+
+// A call whose headers are read after the connection has left holds no bytes, and nothing more is read.
+func TestACallOfAConnectionThatHasLeft(t *testing.T) {
+	connections := newConnections(limitsOfTests())
+	connection := connections.admitFrom(t, "10.0.0.1")
+	connection.leave(http2.NoError)
+	call := connection.open("/x", metadata.Pairs("key", "value"))
+	call.receive(100, 0)
+	if connections.bytes != 0 || connection.busy != 0 || len(connection.calls) != 0 || call.refusal.Code() != codes.Unavailable {
+		t.Errorf("the call holds %d bytes, and is refused with %v", connections.bytes, call.refusal)
+	}
+	connection.end = 9
+	if _, err := connection.Read(make([]byte, 9)); !errors.Is(err, errLeft) {
+		t.Errorf("the connection is read: %v", err)
+	}
+	connection.Close()
+	if connections.bytes != 0 {
+		t.Errorf("%d bytes are in flight without connections", connections.bytes)
+	}
+}
+
+// A caller that does not read the statuses of its calls loses its connection before it has many of them.
+func TestCallsWhoseStatusIsNotSent(t *testing.T) {
+	limits := limitsOfTests()
+	connections := newConnections(limits)
+	connection := connections.admitFrom(t, "10.0.0.1")
+	for range 2 * limits.ConnectionCalls {
+		connection.openNext()
+	}
+	if !connections.holds(connection) {
+		t.Fatal("the connection is closed below the limit")
+	}
+	connection.openNext()
+	if connections.holds(connection) || connections.bytes != 0 {
+		t.Error("the connection stays open above the limit")
+	}
+}
+
+// openAborted lets a connection read the headers of a stream, which do not become a call, and returns the frame that it then injects.
+func (connection *connection) openAborted(t *testing.T, theirs net.Conn, stream byte) []byte {
+	t.Helper()
+	go theirs.Write([]byte{0, 0, 0, http2.Headers, http2.EndHeaders, 0, 0, 0, stream})
+	data := make([]byte, 100)
+	if count, err := io.ReadFull(connection, data[:9]); err != nil {
+		t.Fatalf("%d bytes are read, and: %v", count, err)
+	}
+	count, _ := connection.Read(data)
+	return data[:count]
+}
+
+// Headers that do not become a call are reset, and nothing is read until that is sent; each counts once as a reset.
+func TestHeadersThatBecomeNoCall(t *testing.T) {
+	connections := newConnections(limitsOfTests())
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	connection := connections.admit(socket{ours, &net.TCPAddr{IP: net.ParseIP("10.0.0.1"), Port: 4711}})
+	connection.inbound = http2.Scanner{} // the preface has come
+	for stream := byte(1); stream <= 3; stream += 2 {
+		if injected := connection.openAborted(t, theirs, stream); !bytes.Equal(injected, http2.NewStreamError(uint32(stream))) {
+			t.Fatalf("grpc-go reads %v after the headers", injected)
+		}
+		if connection.aborting == nil || connections.aborts != 1 {
+			t.Fatal("the connection reads on before the answer is sent")
+		}
+		for range 2 {
+			connection.send(http2.Frame{Kind: http2.Reset, Stream: uint32(stream)})
+		}
+	}
+	if connections.aborts != 0 || connection.resetCount != 2 {
+		t.Errorf("%d answers wait, and %d calls were reset", connections.aborts, connection.resetCount)
+	}
+	connections.aborts = abortsMax
+	if injected := connection.openAborted(t, theirs, 5); len(injected) > 0 || connections.holds(connection) {
+		t.Error("the connection stays open, though many answers wait")
+	}
+}
+
+// A call that makes room by ending another one of its connection is opened all the same: grpc-go holds a lock meanwhile, and takes it to end a call
+// whose caller allows no headers.
+func TestSheddingWhileACallIsOpened(t *testing.T) {
+	limits := limitsOfTests()
+	limits.BytesInFlight = 12_000
+	connections := newConnections(limits)
+	server := newServer(nil, nil, &limits, nil)
+	defer server.Stop()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go server.Serve(limitedListener{listener, connections})
+	channel, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithMaxHeaderListSize(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer channel.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var calls []grpc.ClientStream
+	for _, size := range []int{10_000, 5_000} {
+		call, err := channel.NewStream(metadata.AppendToOutgoingContext(ctx, "key", strings.Repeat("x", size)), anyShape, "/gavel.v1.EventService/GetEvent")
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls = append(calls, call)
+		for len(calls) == 1 && !connections.hasBegun() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	calls[1].CloseSend() // it has no message
+	for place, call := range calls {
+		if err := call.RecvMsg(nil); status.Code(err) != codes.Internal { // its stream was reset
+			t.Errorf("call %d ends with %v", place, err)
+		}
+	}
+}
+
+// hasBegun reports whether a handler has a call.
+func (connections *connections) hasBegun() bool {
+	connections.mutex.Lock()
+	defer connections.mutex.Unlock()
+	for connection := range connections.all {
+		for _, call := range connection.calls {
+			return call.stream != nil
+		}
+	}
+	return false
+}
+
+// Padding counts as long as the messages around it are not read, and then no longer.
+func TestPaddingOfMessages(t *testing.T) {
+	connection := newConnections(limitsOfTests()).admitFrom(t, "10.0.0.1")
+	call := connection.open("/gavel.v1.EventService/GetEvent", nil)
+	padded := http2.Frame{Kind: http2.Data, Length: 30, Padding: 20}
+	for range 2 {
+		connection.receive(padded)
+	}
+	if connection.bytes != 60 {
+		t.Errorf("the connection holds %d bytes", connection.bytes)
+	}
+	for _, left := range []int{60 - 10, 0} { // the bytes of a message are settled when it was answered
+		message := &request{wireBytes: 10, size: 10 - messageHeaderBytes}
+		if err := call.read(received{}, message); err != nil {
+			t.Fatal(err)
+		}
+		call.settle(message)
+		if connection.bytes != left {
+			t.Errorf("the connection holds %d bytes, not %d", connection.bytes, left)
+		}
+	}
+}
+
+// received is a stream whose next message has been received.
+type received struct{ grpc.ServerStream }
+
+func (received) RecvMsg(any) error { return nil }
 
 // flood is a socket whose caller always has sent more.
 type flood struct{ socket }

@@ -32,8 +32,10 @@ const expired = "the credentials have expired"
 type credential struct {
 	connection *connection
 	digest     [sha256.Size]byte
-	ready      chan struct{} // closed when the server has answered
-	over       chan struct{} // closed when the credential has expired or was revoked
+	ready      chan struct{}      // closed when the server has answered
+	isAsked    bool               // the server has been asked, or is about to be
+	ctx        context.Context    // done when the credential has expired or was revoked
+	cancel     context.CancelFunc // of ctx
 	isOver     bool
 	reason     *status.Status // why it is refused, or over
 	handle     uint32         // 0: the server has not accepted it
@@ -51,7 +53,7 @@ type authentication struct {
 }
 
 // noCredential is used where the server asks for none.
-var noCredential = &credential{}
+var noCredential = &credential{ctx: context.Background()}
 
 // authenticate returns the credential of a call, which the server has accepted, or the error that refuses the call. A call that needs none
 // may have one all the same; if the server does not accept it, the call has none. End its use with `release`.
@@ -121,7 +123,8 @@ func (connection *connection) use(digest [sha256.Size]byte) (*credential, bool) 
 	if len(connection.credentials) >= credentialsMax && !connection.dropUnused() {
 		return nil, false
 	}
-	added := &credential{connection: connection, digest: digest, ready: make(chan struct{}), over: make(chan struct{}), uses: 1}
+	added := &credential{connection: connection, digest: digest, ready: make(chan struct{}), uses: 1}
+	added.ctx, added.cancel = context.WithCancel(context.Background())
 	if connection.credentials == nil {
 		connection.credentials = map[[sha256.Size]byte]*credential{}
 	}
@@ -140,29 +143,46 @@ func (connection *connection) dropUnused() bool {
 	return false
 }
 
-// ask asks the server who presents the credential.
+// ask asks the server who presents the credential, when its turn comes. It gives up if no call waits for the answer any longer.
 func (credential *credential) ask(content authentication) {
+	defer close(credential.ready)
 	table := credential.connection.table
-	encoded, err := json.Marshal(content)
-	var answered answer
-	if err == nil {
-		answers := make(chan answer, 1)
-		_, err = table.calls.send(link.Authenticate, append(make([]byte, link.HeaderBytes), encoded...), nil, answers)
-		if err == nil {
-			answered = <-answers // the server always answers, or this process ends with it
-		}
+	turn, err := table.authentications.begin(credential.ctx, credential.connection)
+	if err != nil {
+		return
 	}
+	defer turn.end()
+	table.mutex.Lock()
+	credential.isAsked = true
+	isOver := credential.isOver
+	table.unlock()
+	if isOver {
+		return
+	}
+	encoded, err := json.Marshal(content)
+	answers := make(chan answer, 1)
+	if err == nil {
+		_, err = table.calls.send(link.Authenticate, append(make([]byte, link.HeaderBytes), encoded...), pendingCall{credential: credential, answers: answers})
+	}
+	if err != nil {
+		table.mutex.Lock()
+		defer table.unlock()
+		credential.end(status.Convert(err))
+		return
+	}
+	<-answers // the server always answers, or this process ends with it
+}
+
+// take takes the server's answer. The goroutine that reads the link calls it: REVOKE may follow the answer.
+func (credential *credential) take(answered answer) {
+	table := credential.connection.table
 	table.mutex.Lock()
 	defer table.unlock()
-	switch {
-	case err != nil:
-		credential.end(status.Convert(err))
-	case answered.kind != link.Response || len(answered.content) != link.HandleBytes:
+	if answered.kind != link.Response || len(answered.content) != link.HandleBytes {
 		credential.end(status.Convert(refusals.Decode(answered.content)))
-	default:
-		credential.accept(binary.LittleEndian.Uint32(answered.content), binary.LittleEndian.Uint64(answered.content[4:]))
+		return
 	}
-	close(credential.ready)
+	credential.accept(binary.LittleEndian.Uint32(answered.content), binary.LittleEndian.Uint64(answered.content[4:]))
 }
 
 // accept takes the handle that the server has given.
@@ -192,7 +212,7 @@ func (credential *credential) end(reason *status.Status) {
 		return
 	}
 	credential.isOver, credential.reason = true, reason
-	close(credential.over)
+	credential.cancel()
 	if credential.connection.credentials[credential.digest] == credential {
 		delete(credential.connection.credentials, credential.digest)
 	}
@@ -222,6 +242,9 @@ func (credential *credential) release() {
 	table.mutex.Lock()
 	defer table.unlock()
 	credential.uses--
+	if credential.uses == 0 && !credential.isAsked {
+		credential.end(refusals.Unauthenticated("no call has waited for the server"))
+	}
 	credential.forget()
 }
 

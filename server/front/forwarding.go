@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"gavel/front/internal/headers"
+	"gavel/front/internal/refusals"
 	"gavel/front/internal/sockets"
 )
 
@@ -101,7 +102,7 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		path, _ := grpc.MethodFromServerStream(caller)
 		server, err := inner.NewStream(ctx, anyShape, path)
 		if err != nil {
-			return err
+			return callerStatus(caller.Context(), ownStatus(ctx, err))
 		}
 		unreadable := make(chan error, 1)
 		if call.method.ClientStreaming {
@@ -120,9 +121,25 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		case err := <-unreadable:
 			return err
 		default:
-			return callerStatus(caller.Context(), err)
+			return callerStatus(caller.Context(), ownStatus(ctx, err))
 		}
 	}
+}
+
+// ownStatus returns err, or an error of the front's own in place of one that the channel to the server has made: that one names the server's private
+// socket. The server's own errors have details if they are UNAVAILABLE.
+func ownStatus(ctx context.Context, err error) error {
+	refusal := status.Convert(err)
+	if len(refusal.Details()) > 0 {
+		return err
+	}
+	if ctx.Err() != nil && (refusal.Code() == codes.DeadlineExceeded || refusal.Code() == codes.Canceled) {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	if refusal.Code() == codes.Unavailable {
+		return refusals.Retriable(codes.Unavailable, "SHUTTING_DOWN", "the server does not answer, or is being started; try again").Err()
+	}
+	return err
 }
 
 // callerStatus returns how a call ended for the caller. The server looks at the deadline too, and cancels a call that is over; its clock may

@@ -67,9 +67,11 @@ func newServer(calls *calls, inner *grpc.ClientConn, limits *limits, stopping <-
 	return server
 }
 
-// adviseRetry sends the delay after which a failed call may be tried again in the trailing metadata too, where gRPC's own retries look for it.
+// adviseRetry sends the delay after which a failed call may be tried again in the trailing metadata too, where gRPC's own retries look for it. It drops
+// the call's headers: the status may wait for a caller that does not read.
 func adviseRetry(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	err := handler(server, stream)
+	stream.Context().Value(callKey{}).(*call).metadata = nil
 	if err != nil {
 		stream.SetTrailer(refusals.Advice(status.Convert(err)))
 	}

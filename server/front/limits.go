@@ -20,6 +20,7 @@ type limits struct {
 	HeaderListBytes         int               `json:"header_list_bytes"`
 	Decompressions          int               `json:"decompressions"`
 	ForwardedCalls          int               `json:"forwarded_calls"`
+	Authentications         int               `json:"authentications"`
 	LargeRequests           int               `json:"large_requests"`
 	LargeRequestBytes       int               `json:"large_request_bytes"`
 	Resets                  int               `json:"resets"`

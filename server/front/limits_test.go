@@ -11,7 +11,7 @@ func limitsOfTests() limits {
 	return limits{
 		Connections: 4, CallerConnections: 4, ConnectionCalls: 8, ConnectionBytes: 4 << 20, BytesInFlight: 16 << 20,
 		SendBytes: 64 << 20, HeaderBytes: 16 << 10, HeaderListBytes: 64 << 10, Decompressions: 4,
-		ForwardedCalls: 4, LargeRequests: 2, LargeRequestBytes: 64 << 10,
+		ForwardedCalls: 4, Authentications: 4, LargeRequests: 2, LargeRequestBytes: 64 << 10,
 		Resets: 10, ResetSeconds: 10, IdleSeconds: 300, RequestSeconds: 20, StallSeconds: 10, PingSecondsMin: 10,
 		KeepaliveSeconds: 60, KeepaliveTimeoutSeconds: 20, MemoryBytes: 64 << 20,
 		Methods: map[string]method{

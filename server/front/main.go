@@ -29,7 +29,7 @@ import (
 
 // The protocol of the link: PROTOCOL of frames.py, which says what it covers. The first argument and the frame UNBOUND never change, so that a
 // program of another protocol can say so.
-const linkProtocol = "6"
+const linkProtocol = "7"
 
 // How long calls under way may take once the server says stop.
 const stopGrace = 5 * time.Second

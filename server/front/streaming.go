@@ -17,7 +17,7 @@ import (
 const streamRequestsMax = 512
 
 // stream is one StreamProposals under way: each request in it is sent to the server separately and answered as soon as its answer arrives.
-// It ends when each request in it is answered, or with a status once no further request can be (gavel_server/rpc/streaming.py).
+// The server counts it among its caller's streams. It ends when each request in it is answered, or with a status once no further request can be (gavel_server/rpc/streaming.py).
 type stream struct {
 	grpc.ServerStream
 	calls      *calls
@@ -50,6 +50,11 @@ func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHa
 			return err
 		}
 		caller.Received = time.Time{} // each request has its own
+		end, err := calls.openStream(serverStream.Context(), &caller)
+		if err != nil {
+			return err
+		}
+		defer end()
 		stream := stream{
 			ServerStream: serverStream,
 			calls:        calls,
@@ -72,7 +77,7 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 	go func() { read <- stream.read() }()
 	ctx, cancel := withMargin(stream.Context())
 	defer cancel()
-	over := stream.credential.over
+	over := stream.credential.ctx.Done()
 	var refused, ending error
 	for reading := true; reading || stream.unanswered() > 0; {
 		select {
@@ -146,7 +151,7 @@ func (stream *stream) send(request *request) (bool, error) {
 	if stream.closed {
 		return false, nil
 	}
-	number, err := stream.calls.send(stream.kind, request.frame, stream.call, stream.answers)
+	number, err := stream.calls.send(stream.kind, request.frame, pendingCall{call: stream.call, answers: stream.answers})
 	if err == nil {
 		request.frame = nil // the link has it now
 		stream.pending[number] = request

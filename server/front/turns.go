@@ -12,9 +12,11 @@ import (
 const (
 	forwardedTurnMax = 100 * time.Millisecond
 	largeTurnMax     = 2 * time.Second
+
+	authenticationTurnMax = 100 * time.Millisecond
 )
 
-// turns limit how many calls of a kind the server works on at once, in all and for each address. The others wait here, where they cost the
+// turns limit how many calls or credentials the server works on at once, in all and for each address. The others wait here, where they cost the
 // server nothing, and take turns: by address, and within an address by connection.
 //
 // The server answers in the order in which calls reach it. Without turns, a caller with hundreds of calls would delay everybody by all of them.

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gavel_server.bus.request import Cancellation
 from gavel_server.errors import ServiceError
@@ -18,6 +18,7 @@ from gavel_server.front.frames import (
     CANCEL,
     FORGET,
     METHODS,
+    OPEN_STREAM,
     PING,
     REFUSED,
     RESPONSE,
@@ -36,13 +37,15 @@ from gavel_server.front.frames import (
 from gavel_server.front.link import Link
 from gavel_server.front.orders import encode_serve, encode_tls
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.rpc.callback_methods import Method, Tasks
+from gavel_server.rpc.callback_methods import Method, Tasks, open_uncounted, opening_of
 from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 
 if TYPE_CHECKING:
     from gavel_server.identity.tls import TlsMaterial
 
+# The method with a stream of requests.
+_STREAM: Final = METHODS[-1]
 # In place of a method, in metrics and log lines of refused credentials: the front asks once for all calls of a connection.
 AUTHENTICATION = "front.authenticate"
 
@@ -56,6 +59,8 @@ class Backend:
         self._handles: set[int] = set()  # that the front has not forgotten
         self._tasks = Tasks()
         self._methods = tuple((f"{ARBITRATION.full_name}/{name}", methods[name]) for name in METHODS)
+        self._open_stream = methods.get(opening_of(_STREAM), open_uncounted)
+        self._streams: dict[int, Cancellation] = {}  # number -> of an open stream
         self._link: Link | None = None
         self._waiting: dict[int, Cancellation] = {}  # number -> of a call that is not answered
         self._serving = False
@@ -104,19 +109,18 @@ class Backend:
         self._alive = True
         if kind < len(self._methods):
             name, method = self._methods[kind]
-            context = CallContext(
-                name,
-                partial(decode_caller, content, monotonic()),
-                peer=decode_peer(content),
-                has_metadata=has_metadata(content),
-                session=self._authentication.session(decode_handle(content)) if self._is_required else None,
-            )
+            context = self._context(name, content)
             self._waiting[number] = context.cancellation
             method(content[message_start(content) :], context, partial(self._answer, number))
         elif kind == CANCEL:
-            cancellation = self._waiting.pop(number, None)
-            if cancellation is not None:
-                cancellation.cancel()
+            for calls in (self._waiting, self._streams):
+                cancellation = calls.pop(number, None)
+                if cancellation is not None:
+                    cancellation.cancel()
+        elif kind == OPEN_STREAM:
+            context = self._context(f"{ARBITRATION.full_name}/{_STREAM}", content)
+            self._waiting[number] = self._streams[number] = context.cancellation
+            self._open_stream(b"", context, partial(self._answer, number))
         elif kind == AUTHENTICATE:
             self._tasks.start(self._authenticate(number, content))
         elif kind == FORGET:
@@ -129,10 +133,20 @@ class Backend:
         elif kind == UNBOUND:
             self._settle(OSError(content.decode()))
 
+    def _context(self, name: str, content: bytes) -> CallContext:
+        return CallContext(
+            name,
+            partial(decode_caller, content, monotonic()),
+            peer=decode_peer(content),
+            has_metadata=has_metadata(content),
+            session=self._authentication.session(decode_handle(content)) if self._is_required else None,
+        )
+
     def _answer(self, number: int, result: bytes | ServiceError) -> None:
         if self._waiting.pop(number, None) is None:
             return  # the caller has gone
         if isinstance(result, ServiceError):
+            self._streams.pop(number, None)
             self._send(STATUS, number, result.encoded_status())
         else:
             self._send(RESPONSE, number, result)
@@ -159,9 +173,10 @@ class Backend:
     def _disconnect(self) -> None:
         self._link = None
         self._forget_all()
-        for cancellation in self._waiting.values():
-            cancellation.cancel()
-        self._waiting.clear()
+        for calls in (self._waiting, self._streams):
+            for cancellation in calls.values():
+                cancellation.cancel()
+            calls.clear()
         self._settle(OSError("the native front ended before it could listen; start the server again, or with --front none"))
 
     def _settle(self, result: str | OSError) -> None:

@@ -12,6 +12,9 @@ The front sends a call's request under a number of its choice; the kind is the m
 number, with the response or with a google.rpc.Status, unless the front has cancelled it. Neither side waits for the other: calls overtake
 each other.
 
+A stream of requests has a number of its own too (OPEN_STREAM). The server counts it among the streams of its caller, or refuses it, before
+the front sends its requests.
+
 The front asks the server once for each connection and credential who the caller is (AUTHENTICATE) and gets a handle, which every request of
 that caller carries from then on. The server ends a handle with REVOKE when the credential is revoked, the front with FORGET when it needs
 the handle no more.
@@ -26,7 +29,7 @@ from gavel_server.rpc.call_context import Caller, own_metadata
 
 # The version of the link: of its layout, kinds and methods, and of the arguments of the program. Raise it with any change, also in
 # server/front/main.go: a front may have been built before the server that starts it.
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 
 # The methods that go over the link, by kind of frame.
 METHODS: Final = ("SubmitProposal", "BatchSubmitProposals", "Preflight", "BatchPreflight", "StreamProposals")
@@ -41,6 +44,7 @@ REVOKE: Final = 5  # number: the handle; content: why
 TLS: Final = 6  # use other certificates for new connections; content: JSON (`orders`)
 
 # Kinds of the front's frames besides the methods.
+OPEN_STREAM: Final = 248  # a stream of requests begins; content: a request without a message; CANCEL of this number ends the stream
 REFUSED: Final = 249  # a call of a caller without valid credentials was refused; content: the method
 AUTHENTICATE: Final = 250  # content: JSON (`authentication`); the response is HANDLE
 FORGET: Final = 251  # number: the handle

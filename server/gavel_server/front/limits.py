@@ -26,6 +26,7 @@ def limits_and_methods() -> dict[str, Any]:
         "header_list_bytes": limits.HEADER_LIST_BYTES_MAX,
         "decompressions": limits.DECOMPRESSIONS_MAX,
         "forwarded_calls": limits.FORWARDED_CALLS_MAX,
+        "authentications": limits.AUTHENTICATIONS_MAX,
         "large_requests": limits.LARGE_REQUESTS_MAX,
         "large_request_bytes": limits.LARGE_REQUEST_BYTES,
         "resets": limits.RESETS_MAX,

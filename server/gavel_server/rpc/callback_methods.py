@@ -24,6 +24,19 @@ Method = Callable[[bytes, CallContext, Answer], None]
 """A callback method behind the interceptor: it never raises."""
 
 
+def opening_of(name: str) -> str:
+    """Return the key, among the methods of a service, of the method that opens a stream of requests of a method.
+
+    It answers without content if the caller may have one more stream, which lasts until the context is cancelled.
+    """
+    return f"{name}.open"
+
+
+def open_uncounted(_: bytes, __: CallContext, answer: Answer) -> None:
+    """Open a stream of requests without a quota."""
+    answer(b"")
+
+
 async def call(method: Method, data: bytes, context: CallContext) -> bytes | ServiceError:
     """Call a method and wait for its answer. If the caller goes meanwhile, the call's context is cancelled."""
     future: asyncio.Future[bytes | ServiceError] = asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -30,7 +30,7 @@ from gavel_server.fairness.waiting import announce_by, announce_wait
 from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
-from gavel_server.rpc.callback_methods import Answer, CallbackMethod, Method, call
+from gavel_server.rpc.callback_methods import Answer, CallbackMethod, Method, call, opening_of
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.errors import as_service_error, refuse
@@ -100,21 +100,23 @@ class Interceptor:
             self.access.refusals.note(name, "", ANONYMOUS, unauthenticated(""))
 
     def intercept(self, service: ServiceDescriptor, methods: Mapping[str, CallbackMethod]) -> dict[str, Method]:
-        """Return a service's callback methods, by name, as methods that never raise."""
+        """Return a service's callback methods, by name, as methods that never raise, and those that open streams of requests."""
         intercepted = {
             name: _intercept(f"{service.full_name}/{name}", method, self.quotas, self.access, _bus_number(service.methods_by_name[name]))
             for name, method in methods.items()
         }
         observer = self._observer
-        return intercepted if observer is None else {name: _observe(method, observer) for name, method in intercepted.items()}
+        if observer is not None:
+            intercepted = {name: _observe(method, observer) for name, method in intercepted.items()}
+        streams = [name for name in methods if service.methods_by_name[name].client_streaming]
+        return intercepted | {opening_of(name): _opening(f"{service.full_name}/{name}", self.quotas) for name in streams}
 
     def register_methods(self, server: HandlerRegistry, service: ServiceDescriptor, methods: Mapping[str, Method]) -> None:
         """Serve intercepted callback methods over grpc.aio. A method with a stream of requests answers each request by itself."""
         handlers = {
-            name: (self._plain_stream if service.methods_by_name[name].client_streaming else self._plain_unary)(
-                f"{service.full_name}/{name}", method
-            )
-            for name, method in methods.items()
+            method.name: (self._plain_stream if method.client_streaming else self._plain_unary)(_name(method), methods[method.name])
+            for method in service.methods
+            if method.name in methods
         }
         _add(server, service, handlers)
 
@@ -233,7 +235,10 @@ class Interceptor:
                     data = await context.read()
 
             async with abort_on_error(name, context):
-                with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
+                with (
+                    self._observed(call_context, context),
+                    self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal),
+                ):
                     async with (
                         while_authorized(access, name, call_context) as call,
                         aclosing(behaviour(requests(call), call_context)) as responses,
@@ -348,6 +353,24 @@ def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: Access
             respond(error)
 
     return intercepted
+
+
+def _opening(name: str, quotas: Quotas) -> Method:
+    """Return the method that opens a stream of requests for the native front; `_plain_stream` does the same for grpc.aio."""
+
+    def opening(_: bytes, context: CallContext, answer: Answer) -> None:
+        with ExitStack() as stack:
+            try:
+                if context.session is not None:
+                    context.session.check()
+                stack.enter_context(quotas.stream(context.address, is_subscription=False, principal=context.principal))
+            except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
+                answer(refuse(name, error))
+                return
+            context.cancellation.listen(stack.pop_all().close)
+        answer(b"")
+
+    return opening
 
 
 def _late_refusal(name: str, access: AccessControl | None, bus_number: int, data: bytes, context: CallContext) -> ServiceError | None:

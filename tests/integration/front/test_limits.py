@@ -18,6 +18,7 @@ from tests.integration.front.world import CALL_SECONDS_MAX, HOT, PROPOSALS, STRE
 from tests.support.fronts import FRONTS
 from tests.support.http2 import (
     END_HEADERS,
+    END_STREAM,
     FRAME_BYTES_MAX,
     GOAWAY,
     HEADERS,
@@ -283,6 +284,48 @@ async def test_rapid_resets(front: World) -> None:
         assert ENHANCE_YOUR_CALM == struct.unpack(">II", last[:8])[1]
     assert [[b"still here"], grpc.StatusCode.OK] == await call(front)
     await until(lambda: all(context.cancellation.is_cancelled for context in front.contexts))
+
+
+@asynccontextmanager
+async def deaf_caller(world: World) -> AsyncIterator[asyncio.StreamWriter]:
+    """Connect as a caller that reads nothing."""
+    host, _, port = world.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+    writer.write(PREFACE + frame(SETTINGS, 0, 0))
+    try:
+        yield writer
+    finally:
+        writer.close()
+        del reader
+
+
+async def test_headers_that_become_no_call(front: World) -> None:
+    """A caller that reads no answers to headers that become no call does not fill the front's memory with them."""
+    start = b"\x83\x86\x84"  # POST, http and the path /
+    content_type = b"\x5f\x7f\xa1\x1e" + b"\xff" * 4000  # HPACK keeps it, and a byte refers to it from then on
+    assert [[b"still here"], grpc.StatusCode.OK] == await call(front)
+    before = memory_kib(front.process_id)
+    async with deaf_caller(front) as writer:
+        for stream in range(1, 20_000, 2):
+            writer.write(frame(HEADERS, END_HEADERS | END_STREAM, stream, start + (content_type if stream == 1 else b"\xbe")))
+        for _ in range(50):
+            assert [[b"still here"], grpc.StatusCode.OK] == await call(front)
+            assert memory_kib(front.process_id) < before + GROWTH_KIB
+
+
+async def test_malformed_headers_do_not_end_other_calls(front: World) -> None:
+    """A caller gets an answer to each call with malformed headers, and its other calls go on."""
+    async with connections(front, 1) as (connection,):
+        proposals = connection.start_call(PROPOSALS.encode())
+        for _ in range(200):
+            malformed = connection.start_call(HOT.encode(), (b"grpc-timeout", b"x"))
+            connection.send_data(malformed, message(b"x"))
+        connection.send_data(proposals, message(b"first"))
+        (_, data, answer) = await front.requests.get()
+        answer(b"")
+        assert b"first" == data
+        await until(lambda: proposals in ended(connection))
+        assert 201 == len(connection.trailers)
 
 
 async def test_streams_of_a_connection(front: World) -> None:

@@ -111,6 +111,7 @@ class World:
         self.requests: asyncio.Queue[tuple[str, bytes, Answer]] = asyncio.Queue()
         self.contexts: list[CallContext] = []  # of the calls of the hot path
         self.methods: dict[str, Method] = {name: self._method(name) for name in METHODS}
+        self.interceptor = Interceptor()  # of grpc.aio
         self.supervisor = self.supervisor_on("127.0.0.1:0")
         self.address = ""
         self.channels: list[grpc.aio.Channel] = []
@@ -136,7 +137,7 @@ class World:
         """Start the server, without a front."""
         self._server.add_generic_rpc_handlers((self.scripted,))
         if self.transport == "none":
-            Interceptor().register_methods(self._server, ARBITRATION, self.methods)
+            self.interceptor.register_methods(self._server, ARBITRATION, self.methods)
         bind(self._server, self.inner)
         await self._server.start()
 

@@ -16,6 +16,7 @@ const (
 
 	EndStream  byte = 0x1
 	EndHeaders byte = 0x4
+	Padded     byte = 0x8
 
 	NoError         uint32 = 0x0
 	EnhanceYourCalm uint32 = 0xb
@@ -23,19 +24,20 @@ const (
 
 // Frame is the header of a frame.
 type Frame struct {
-	Length int
-	Kind   byte
-	Flags  byte
-	Stream uint32
+	Length  int
+	Kind    byte
+	Flags   byte
+	Stream  uint32
+	Padding int // bytes of the payload that are not data, only known of frames of data
 }
 
 // Scanner follows the frames in one direction of a connection, however reads and writes split them. grpc-go interprets the
-// frames; the scanner only reads their headers.
+// frames; the scanner only reads their headers, and the length of the padding of data.
 type Scanner struct {
 	Current  Frame
-	rest     int // bytes of the current frame's payload that are to come
-	header   [headerBytes]byte
-	gathered int // bytes of the next frame's header that have come
+	rest     int                   // bytes of the current frame's payload that are to come
+	header   [headerBytes + 1]byte // the last byte of data with padding only
+	gathered int                   // bytes of the next frame's header that have come
 }
 
 // NewScanner returns the scanner of the bytes from a caller, which begin with the preface.
@@ -50,20 +52,29 @@ func (scanner *Scanner) Next(data []byte) (used int, began bool, ended bool) {
 		scanner.rest -= used
 		return used, false, scanner.rest == 0
 	}
-	used = copy(scanner.header[scanner.gathered:], data)
+	size := headerBytes
+	if scanner.gathered == headerBytes {
+		size++
+	}
+	used = copy(scanner.header[scanner.gathered:size], data)
 	scanner.gathered += used
-	if scanner.gathered < headerBytes {
+	if scanner.gathered < size {
 		return used, false, false
 	}
-	scanner.gathered = 0
 	header := scanner.header[:]
-	scanner.Current = Frame{
+	frame := Frame{
 		Length: int(binary.BigEndian.Uint32(header) >> 8),
 		Kind:   header[3],
 		Flags:  header[4],
 		Stream: binary.BigEndian.Uint32(header[5:]) &^ (1 << 31),
 	}
-	scanner.rest = scanner.Current.Length
+	if frame.Kind == Data && frame.Flags&Padded != 0 && frame.Length > 0 {
+		if size == headerBytes {
+			return used, false, false // the next byte is the length of the padding
+		}
+		frame.Padding = min(1+int(header[headerBytes]), frame.Length)
+	}
+	scanner.Current, scanner.gathered, scanner.rest = frame, 0, frame.Length-(size-headerBytes)
 	return used, true, scanner.rest == 0
 }
 

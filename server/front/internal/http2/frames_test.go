@@ -12,12 +12,19 @@ func TestFramesAreSeenHoweverTheBytesAreCut(t *testing.T) {
 		{Length: 70_000, Kind: Data, Flags: EndStream, Stream: 1},
 		{Length: 0, Kind: Headers, Flags: EndHeaders, Stream: 1<<31 - 1},
 		{Length: 4, Kind: Reset, Stream: 3},
+		{Length: 12, Kind: Data, Flags: Padded, Stream: 5, Padding: 8},
+		{Length: 1, Kind: Data, Flags: Padded, Stream: 5, Padding: 1},
+		{Length: 5, Kind: Data, Flags: Padded, Stream: 5, Padding: 5}, // more padding than there is room for
 	}
 	for _, frame := range expected {
 		header := newFrame(frame.Kind, frame.Stream)
 		header[0], header[1], header[2], header[4] = byte(frame.Length>>16), byte(frame.Length>>8), byte(frame.Length), frame.Flags
 		sent = append(append(sent, header...), make([]byte, frame.Length)...)
+		if frame.Padding > 0 {
+			sent[len(sent)-frame.Length] = byte(frame.Padding - 1)
+		}
 	}
+	sent[len(sent)-5] = 200
 	for _, size := range []int{1, 8, 9, 10, 1000, len(sent)} {
 		scanner := NewScanner()
 		var seen []Frame

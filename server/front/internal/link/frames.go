@@ -32,6 +32,7 @@ const (
 
 // Kinds of the front's frames besides the methods.
 const (
+	OpenStream   byte = 248 // a request without a message; a CANCEL of its number ends the stream
 	Refused      byte = 249 // a call without valid credentials was refused; content: the method
 	Authenticate byte = 250
 	Forget       byte = 251 // number: the handle

@@ -34,8 +34,9 @@ func NewCertificates(material Material) (*Certificates, error) {
 		return nil, err
 	}
 	certificates.outer = &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return certificates.current.Load(), nil },
+		MinVersion:             tls.VersionTLS12,
+		SessionTicketsDisabled: true,
+		GetConfigForClient:     func(*tls.ClientHelloInfo) (*tls.Config, error) { return certificates.current.Load(), nil },
 	}
 	return certificates, nil
 }
@@ -46,8 +47,9 @@ func (certificates *Certificates) Use(material Material) error {
 	if err != nil {
 		return err
 	}
-	// A new configuration has new keys for session tickets: an earlier session is not resumed, so its certificate is verified again.
-	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair}}
+	// No session is resumed, so the client's certificate is always verified with the authorities of now: crypto/tls would take the keys of tickets from
+	// the outer configuration, which stays the same.
+	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair}, SessionTicketsDisabled: true}
 	if material.ClientCA != "" {
 		config.ClientCAs = x509.NewCertPool()
 		if !config.ClientCAs.AppendCertsFromPEM([]byte(material.ClientCA)) {

@@ -10,16 +10,19 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1 import error_pb2
+from gavel.v1.work_service_pb2 import ConsumeRequest
 from gavel_rules.identity.principal import Principal
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.rpc.reflection import Reflection
-from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS
+from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, WORK
+from gavel_server.rpc.telemetry.call_observer import CallObserver
 from gavel_server.rpc.transport import bind, make_server
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
+from prometheus_client import REGISTRY
 
 
 class BrokenHealth(health.aio.HealthServicer):
@@ -153,6 +156,39 @@ async def test_messages_of_reflection_are_charged() -> None:
         assert grpc.StatusCode.RESOURCE_EXHAUSTED == refused.value.code()
         assert await check(channel, b"")
     await server.stop(None)
+
+
+class RefusingWork:
+    """A servicer of WorkService whose streams end with an error."""
+
+    def __getattr__(self, method: str) -> Any:
+        async def unary(request: Any, context: Any) -> None:
+            """Answer nothing."""
+
+        async def consume(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for request in requests:
+                raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"no room on {request.open.bus}")
+            yield
+
+        return consume if method == "Consume" else unary
+
+
+async def test_streams_of_work_are_observed() -> None:
+    """The end of a stream in both directions counts like that of any other call, with its reason and its caller."""
+    reason = {"principal": "anonymous", "reason": "QUEUE_FULL"}
+    before = REGISTRY.get_sample_value("gavel_refusals_total", reason) or 0.0
+    server, interceptor = make_server(), Interceptor(observer=CallObserver())
+    interceptor.register(server, WORK, RefusingWork())
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        consume: Any = channel.stream_stream(f"/{WORK.full_name}/Consume")
+        call = consume(timeout=30)
+        await call.write(ConsumeRequest(open={"bus": "b"}).SerializeToString())  # type: ignore[arg-type]  # a dict will do
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+    await server.stop(None)
+    assert before + 1 == REGISTRY.get_sample_value("gavel_refusals_total", reason)
 
 
 async def test_status_of_a_library_is_passed_on(channel: grpc.aio.Channel) -> None:
