@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from gavel_server.log import EventLog, empty_head
+from gavel_server.log import EventLog, Record, empty_head
 from gavel_server.log.entries import Work
 from gavel_server.log.memory import MemoryLog
 from gavel_server.log.postgresql.log import PostgresqlLog
@@ -196,6 +196,80 @@ async def test_requests_are_bounded(log: EventLog, work: WorkQueues, monkeypatch
     assert 100 <= len(numbers) <= 200
     assert list(range(401 - len(numbers), 401)) == numbers
     assert 400 == len(await work.numbers("decisions", 0, 1_000))
+
+
+@pytest.fixture
+async def lost_requests(log: EventLog, work: WorkQueues, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Park three requests that their queue then loses, and take a later one; return its number."""
+    monkeypatch.setattr("gavel_server.log.work.memory.REQUESTS_MAX", 100)
+    monkeypatch.setattr("gavel_server.log.redis.log.REQUESTS_MAX", 100)
+    monkeypatch.setattr("gavel_server.log.postgresql.log.REQUESTS_MAX", 100)
+    await fill(log, "requests", "requests", "requests")
+    await work.take_new("requests", GROUP, "a", 3)
+    for number in (1, 2, 3):
+        assert await work.park("requests", GROUP, "a", read_parked(number))
+    head = await log.head()
+    await log.append(head, entries_after(head, 400, works=("requests",)), NOW_MS, [])
+    (entry,) = await work.take_new("requests", GROUP, "a", 1)
+    assert entry.sequence_number > 3
+    return entry.sequence_number
+
+
+async def test_lost_entries_are_not_listed(work: WorkQueues, lost_requests: int) -> None:
+    """A parked entry that its queue has lost is neither listed nor counted any more."""
+    await work.park("requests", GROUP, "a", read_parked(lost_requests))
+    assert [lost_requests] == [one.sequence_number for one in await work.read_parked("requests", GROUP, 0, 9)]
+    assert [1] == [group.parked for group in await work.groups() if group.group == GROUP]
+
+
+async def test_lost_entries_are_not_retried(work: WorkQueues, lost_requests: int) -> None:
+    """A parked entry that its queue has lost does not count as retried, named or not, and is dropped."""
+    await work.park("requests", GROUP, "a", read_parked(lost_requests))
+    assert 0 == await work.retry_parked("requests", GROUP, [1, 2])
+    assert 1 == await work.retry_parked("requests", GROUP, None)
+    assert [(lost_requests, 1)] == numbers(await work.take_due("requests", GROUP, "a", 9))
+    assert [(0, 1)] == [(group.parked, group.pending) for group in await work.groups() if group.group == GROUP]
+
+
+async def test_lost_entries_leave_room(work: WorkQueues, lost_requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parked entries that their queue has lost do not count to the limit of a group."""
+    for module in ("memory", "redis", "postgresql"):
+        monkeypatch.setattr(f"gavel_server.log.work.{module}.PARKED_MAX", 3)
+    assert await work.park("requests", GROUP, "a", read_parked(lost_requests))
+    assert [lost_requests] == [one.sequence_number for one in await work.read_parked("requests", GROUP, 0, 9)]
+
+
+async def test_entries_of_trimmed_events(kind: str, log: EventLog, work: WorkQueues) -> None:
+    """An entry whose event was trimmed is taken, due, claimed and retried as before: with its event, or without one if the log had it."""
+    await fill(log, *DECISIONS[:5])
+    stored = {record.sequence_number: record for record in await log.read(1, 9)}
+    await work.take_new("decisions", GROUP, "a", 3)
+    await work.reject("decisions", GROUP, "a", 1, 1, 0)
+    await work.park("decisions", GROUP, "a", read_parked(2))
+    await log.trim(5)
+    assert [1, 2, 3, 4, 5] == await work.numbers("decisions", 0, 9)
+    entries = await work.take_due("decisions", GROUP, "b", 9)
+    assert 1 == await work.retry_parked("decisions", GROUP, [2])
+    entries += await work.take_due("decisions", GROUP, "b", 9)
+    entries += await work.claim("decisions", GROUP, "b", [3], 0)
+    entries += await work.take_new("decisions", GROUP, "b", 9)
+    assert [(1, 2), (2, 1), (3, 2), (4, 1), (5, 1)] == numbers(entries)
+    for number, envelope, chain_hash, _ in entries:
+        if kind == "postgresql" and number < 5:
+            assert (b"", b"") == (envelope, chain_hash)
+        else:
+            assert stored[number] == Record(number, envelope, chain_hash)
+
+
+async def test_pages_of_numbers_are_bounded_in_bytes(kind: str, log: EventLog, work: WorkQueues) -> None:
+    """A page of numbers may be short, for Redis reads the envelopes too; the pages after it hold the others."""
+    await fill(log, *DECISIONS, *DECISIONS, *DECISIONS, name="x" * (TAKE_BYTES_MAX // 16))
+    pages = [await work.numbers("decisions", 0, 99)]
+    while pages[-1]:
+        pages.append(await work.numbers("decisions", pages[-1][-1], 99))
+    assert list(range(1, 28)) == [number for page in pages for number in page]
+    assert (kind in ("redis", "cluster")) == (len(pages[0]) < 27)
+    assert [2, 3, 4] == await work.numbers("decisions", 1, 3)
 
 
 async def test_removed_entries_are_gone_for_all_groups(log: EventLog, work: WorkQueues) -> None:

@@ -91,7 +91,8 @@ class WorkServicer:
             self._refusals.note(_CONSUME, sequencer.bus, context.principal, refusal)
             raise refusal
         try:
-            async with self._groups.open(sequencer, settings, context.address, permission.permits) as stream:
+            is_own = context.principal.is_server
+            async with self._groups.open(sequencer, settings, context.address, permission.permits, is_own=is_own) as stream:
                 settling = asyncio.create_task(_settle_all(requests, stream, settings.silence_ms_max))
                 try:
                     yield ConsumeResponse(opened=ConsumerOpened(consumer=stream.consumer))

@@ -12,7 +12,7 @@ servers can take it, and the items behind it are read on. A stream takes the ite
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import structlog
@@ -21,7 +21,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
-from gavel_server.log import LogError
+from gavel_server.log import LogError, Record
 from gavel_server.log.work.protocol import QueueName, WorkEntry
 from gavel_server.process.time_slice import TimeSlice
 from gavel_server.work.limits import (
@@ -59,6 +59,9 @@ class WorkGroup:
         self._cursor = 0
         self._next_sweep = self._next_heartbeat = self._next_member_sweep = 0.0
         self._problem = ""
+        # Held during a step.
+        self._step_lock = asyncio.Lock()
+        self._is_stopped = False
 
     @property
     def streams(self) -> int:
@@ -72,8 +75,18 @@ class WorkGroup:
         self.sweep_now()
 
     def remove(self, stream: WorkStream) -> None:
-        """Read no more for a stream."""
+        """Read no more for a stream. A step that is under way gives back what it reads for the stream (`step_ended`)."""
         self._streams.remove(stream)
+
+    def stop(self) -> None:
+        """Let `run` end after the step that is under way: what it takes must not stay with consumers that have gone."""
+        self._is_stopped = True
+        self.changed.set()
+
+    async def step_ended(self) -> None:
+        """Wait for the end of the step that is under way."""
+        async with self._step_lock:
+            pass
 
     def sweep_now(self) -> None:
         """Look at once for items that a consumer has left."""
@@ -86,13 +99,16 @@ class WorkGroup:
             self.changed.set()
 
     async def run(self) -> None:
-        """Serve the streams for ever. After an error of the log, go on; an unexpected error ends the streams."""
+        """Serve the streams until `stop`. After an error of the log, go on; an unexpected error ends the streams."""
         replica = self._sequencer.replica
         replica.work_listeners.add(self.notify)
         try:
-            while not replica.closing:
+            while not (replica.closing or self._is_stopped):
                 try:
-                    await self._step()
+                    async with self._step_lock:
+                        is_idle = await self._step()
+                    if is_idle and not self._is_stopped:
+                        await self._wait()
                 except (LogError, ServiceError) as error:
                     self._note(str(error))
                     await asyncio.sleep(FAILURE_PAUSE_SECONDS)
@@ -111,9 +127,10 @@ class WorkGroup:
         for stream in self._streams:
             stream.end(error)
 
-    async def _step(self) -> None:
-        """Do what is due; then read new items once, or wait if there are none or no stream has room."""
-        self._sequencer.is_used = True
+    async def _step(self) -> bool:
+        """Do what is due; then read new items once. Return whether there were none, or no stream has room."""
+        if not all(stream.is_own for stream in self._streams):
+            self._sequencer.is_used = True
         self.changed.clear()
         self._follow_grants()
         await self._look_again()
@@ -132,8 +149,11 @@ class WorkGroup:
         if stream is not None:
             entries = await self._work.take_new(self.queue, self.name, stream.consumer, self._share(stream))
             await self._deliver(stream, entries)
-            if entries:
-                return
+            return not entries
+        return True
+
+    async def _wait(self) -> None:
+        """Wait until something has changed, or the next sweep is due."""
         try:
             async with asyncio.timeout(max(0.0, self._next_sweep - asyncio.get_running_loop().time())):
                 await self.changed.wait()
@@ -217,14 +237,38 @@ class WorkGroup:
         undelivered = {entry.sequence_number: entry.deliveries - 1 for entry in entries}
         try:
             await self._sequencer.confirm(max(undelivered))
-            for entry in entries:
+            for entry in await self._readable(reader, entries):
                 item = await self._item(entry)
-                del undelivered[entry.sequence_number]
                 await self._deliver_one(reader, item)
+                del undelivered[entry.sequence_number]
         except (LogError, ServiceError):
             if undelivered:
                 await self._work.release(self.queue, self.name, reader.consumer, undelivered, SILENCE_MS_MAX)
             raise
+
+    async def _readable(self, reader: WorkStream, entries: list[WorkEntry]) -> list[WorkEntry]:
+        """Return entries with their events, which an archive may have. Those that cannot be read go back for SILENCE_MS_MAX."""
+        trimmed = {entry.sequence_number: entry.deliveries - 1 for entry in entries if not entry.envelope}
+        if not trimmed:
+            return entries
+        records: Mapping[int, Record] = {}
+        problem = "neither the log nor its archive has them"
+        try:
+            records = await self._sequencer.log.read_many(list(trimmed))
+        except LogError as error:
+            problem = str(error)
+        unreadable = {number: deliveries for number, deliveries in trimmed.items() if number not in records}
+        if unreadable:
+            self._note(f"items {', '.join(map(str, unreadable))} cannot be read: {problem}")
+            await self._work.release(self.queue, self.name, reader.consumer, unreadable, 0)
+        readable: list[WorkEntry] = []
+        for entry in entries:
+            record = records.get(entry.sequence_number)
+            if record is not None:
+                readable.append(entry._replace(envelope=record.envelope, chain_hash=record.chain_hash))
+            elif entry.envelope:
+                readable.append(entry)
+        return readable
 
     async def _deliver_one(self, reader: WorkStream, item: Item) -> None:
         entry = item.entry
@@ -240,6 +284,8 @@ class WorkGroup:
             await stream.park(self.queue, self.name, item, DELIVERIES_MAX_REASON, entry.deliveries - 1)
         elif stream in self._streams:
             stream.push(item)
+        else:
+            await self._give_back(stream, item)
 
     async def _item(self, entry: WorkEntry) -> Item:
         envelope = Envelope.FromString(entry.envelope)

@@ -49,10 +49,11 @@ class WorkGroups:
 
     @asynccontextmanager
     async def open(
-        self, sequencer: Sequencer, settings: ConsumerSettings, address: str, permits: Callable[[Traits], bool]
+        self, sequencer: Sequencer, settings: ConsumerSettings, address: str, permits: Callable[[Traits], bool], *, is_own: bool = False
     ) -> AsyncIterator[WorkStream]:
         """Serve a stream within the block. `permits` tells which items the caller may work on now.
 
+        A stream of the server's own reactor (`is_own`) does not keep an idle bus open.
         Raises ServiceError QUEUE_FULL, LogError.
         """
         if self._streams >= STREAMS_MAX:
@@ -60,18 +61,18 @@ class WorkGroups:
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=_RETRY_AFTER_MS)
         self._streams += 1
         try:
-            async with self._member(sequencer, settings, address, permits) as stream:
+            async with self._member(sequencer, settings, address, permits, is_own) as stream:
                 yield stream
         finally:
             self._streams -= 1
 
     @asynccontextmanager
     async def _member(
-        self, sequencer: Sequencer, settings: ConsumerSettings, address: str, permits: Callable[[Traits], bool]
+        self, sequencer: Sequencer, settings: ConsumerSettings, address: str, permits: Callable[[Traits], bool], is_own: bool
     ) -> AsyncIterator[WorkStream]:
         queue, name = settings.queue, settings.group
         work = sequencer.log.work
-        stream = WorkStream(address, settings.labels, settings.in_flight_max, settings.deliveries_max, self._unsent, work, permits)
+        stream = WorkStream(address, settings.labels, settings.in_flight_max, settings.deliveries_max, self._unsent, work, permits, is_own)
         try:
             await work.join(queue, name, stream.consumer, address)
         except GroupsFullError as error:
@@ -94,11 +95,14 @@ class WorkGroups:
             await stream.leave(group.queue, group.name, settling, SILENCE_MS_MAX)
         group.sweep_now()
         if not group.streams:
+            group.stop()
             for key, (one, task) in list(self._groups.items()):
                 if one is group:
                     del self._groups[key]
-                    task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
+        await group.step_ended()
+        with suppress(LogError):
+            await stream.work.leave(group.queue, group.name, stream.consumer)
 
     def _group(self, sequencer: Sequencer, queue: QueueName, name: str) -> WorkGroup:
         key = sequencer, queue, name

@@ -83,7 +83,8 @@ class _Settlement(NamedTuple):
 
 
 class WorkStream:
-    """The items of one consumer. `labels` are those it takes; empty: all. `permits` tells which ones its caller may work on.
+    """The items of one consumer. `labels` are those it takes; empty: all. `permits` tells which ones its caller may work on, and
+    `is_own` whether that is the server itself.
 
     Call `run_settling` in a task.
     """
@@ -97,7 +98,9 @@ class WorkStream:
         unsent: UnsentBytes,
         work: WorkQueues,
         permits: Callable[[Traits], bool],
+        is_own: bool = False,
     ) -> None:
+        self.is_own: Final = is_own
         self.consumer: Final = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(6).hex()}"
         self.address: Final = address
         self.deliveries_max: Final = deliveries_max
@@ -270,7 +273,7 @@ class WorkStream:
     async def leave(self, queue: QueueName, group: str, settling: asyncio.Task[None], idle_ms: int) -> None:
         """End the stream: settle what the consumer has asked for, and give up what it still holds. Raises LogError.
 
-        Items that were not sent count as not delivered.
+        Items that were not sent count as not delivered. The consumer stays a member: its group may have a step under way that reads for it.
         """
         self.end()
         with suppress(TimeoutError):
@@ -287,7 +290,6 @@ class WorkStream:
         while self._outgoing:
             self._unsent.add(self.address, -len(self._outgoing.popleft().entry.envelope))
         await self.work.release(queue, group, self.consumer, deliveries, idle_ms)
-        await self.work.leave(queue, group, self.consumer)
 
     def _pop_outgoing(self) -> Item | None:
         """Return the next item to send. None: there is none, or it is forbidden; then it counts as not delivered."""

@@ -63,12 +63,10 @@ async def _trim_decisions(sequencer: Sequencer) -> None:
             live.add(decision_number(decision))
         if time_slice.is_over(1):
             await time_slice.end()
-    after = 0
-    for _ in range(0, ROUND_ENTRIES_MAX, STEP_ENTRIES):
-        numbers = await work.numbers("decisions", after, STEP_ENTRIES)
-        if not numbers:
-            return
+    after = examined = 0
+    while examined < ROUND_ENTRIES_MAX and (numbers := await work.numbers("decisions", after, STEP_ENTRIES)):
         after = numbers[-1]
+        examined += len(numbers)
         ended = [number for number in numbers if number <= head and number not in live]
         if ended:
             await work.remove("decisions", ended)
@@ -77,12 +75,10 @@ async def _trim_decisions(sequencer: Sequencer) -> None:
 async def _trim_executions(sequencer: Sequencer) -> None:
     work = sequencer.log.work
     time_slice = TimeSlice(STEP_ENTRIES)
-    after = 0
-    for _ in range(0, ROUND_ENTRIES_MAX, STEP_ENTRIES):
-        numbers = await work.numbers("executions", after, STEP_ENTRIES)
-        if not numbers:
-            return
+    after = examined = 0
+    while examined < ROUND_ENTRIES_MAX and (numbers := await work.numbers("executions", after, STEP_ENTRIES)):
         after = numbers[-1]
+        examined += len(numbers)
         records = await sequencer.log.read_many(numbers)
         decisions: dict[int, str] = {}
         for number, record in records.items():

@@ -157,6 +157,7 @@ class MemoryWorkQueues:
         number = parked.sequence_number
         if one.pending_of(number, consumer) is None:
             return True
+        self._drop_lost(queue, one)
         if len(one.parked) >= PARKED_MAX and number not in one.parked:
             return False
         del one.pending[number]
@@ -166,11 +167,13 @@ class MemoryWorkQueues:
     async def read_parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
         """See WorkQueues."""
         one = self._groups.get((queue, group), _Group())
+        self._drop_lost(queue, one)
         return [one.parked[number] for number in sorted(one.parked) if number > after][:limit]
 
     async def retry_parked(self, queue: QueueName, group: str, numbers: Sequence[int] | None) -> int:
         """See WorkQueues."""
         one = self._groups.get((queue, group), _Group())
+        self._drop_lost(queue, one)
         chosen = {number for number in (one.parked if numbers is None else numbers) if number in one.parked}
         for number in chosen:
             del one.parked[number]
@@ -219,6 +222,11 @@ class MemoryWorkQueues:
 
     def _group(self, queue: QueueName, group: str) -> _Group:
         return self._groups.setdefault((queue, group), _Group())
+
+    def _drop_lost(self, queue: QueueName, one: _Group) -> None:
+        """Drop the parked entries that the queue has lost."""
+        for number in one.parked.keys() - self._entries[queue].keys():
+            del one.parked[number]
 
     def _take(self, queue: QueueName, one: _Group, consumer: str, numbers: Sequence[tuple[int, int]]) -> list[WorkEntry]:
         """Take entries, with their deliveries before this one, until TAKE_BYTES_MAX."""

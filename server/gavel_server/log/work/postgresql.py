@@ -1,8 +1,9 @@
 """The work queues in PostgreSQL: tables of entries, groups, consumers and deliveries (`postgresql/schema.sql`).
 
-`gavel.append` adds the entries; their envelopes stay in the log, so that an entry is lost when its event is trimmed. Consumers that take
-rejected or idle entries pass over those that others take at the same moment (SKIP LOCKED). New entries are taken in order: the place of a
-group is a row, which one consumer at a time moves on. Commits do not wait for the disk: a step that a crash loses is a delivery repeated.
+`gavel.append` adds the entries; their envelopes stay in the log, so that an entry whose event was trimmed is taken without one. Consumers
+that take rejected or idle entries pass over those that others take at the same moment (SKIP LOCKED). New entries are taken in order: the
+place of a group is a row, which one consumer at a time moves on. Commits do not wait for the disk: a step that a crash loses is a delivery
+repeated.
 """
 
 # ruff: noqa: S608 - the statements are composed of constants; all values are parameters
@@ -49,8 +50,8 @@ _TAKEN: Final = """taken AS (
 _TAKE_NEW: Final = f"""
 WITH one AS (SELECT last_taken FROM gavel.work_groups WHERE bus = %(bus)s AND queue = %(queue)s AND name = %(group)s FOR UPDATE),
 found AS (
-  SELECT w.sequence_number, w.sequence_number AS place, e.envelope, e.chain_hash
-  FROM one, gavel.work_entries AS w JOIN gavel.events AS e USING (bus, sequence_number)
+  SELECT w.sequence_number, w.sequence_number AS place, coalesce(e.envelope, '') AS envelope, coalesce(e.chain_hash, '') AS chain_hash
+  FROM one, gavel.work_entries AS w LEFT JOIN gavel.events AS e USING (bus, sequence_number)
   WHERE w.bus = %(bus)s AND w.queue = %(queue)s AND w.sequence_number > one.last_taken ORDER BY w.sequence_number LIMIT %(count)s),
 {_TAKEN},
 moved AS (
@@ -63,12 +64,12 @@ noted AS (
     SET state = 'pending', consumer = excluded.consumer, deliveries = 1, heard_ms = excluded.heard_ms)
 SELECT sequence_number, envelope, chain_hash, 1::bigint FROM taken ORDER BY place
 """
-# Takes the deliveries of `chosen`, and forgets those whose entries the queue or the log has lost.
+# Takes the deliveries of `chosen`, and forgets those whose entries the queue has lost.
 _TAKE_CHOSEN: Final = f"""
 found AS (
-  SELECT c.sequence_number, c.place, c.deliveries, e.envelope, e.chain_hash
+  SELECT c.sequence_number, c.place, c.deliveries, coalesce(e.envelope, '') AS envelope, coalesce(e.chain_hash, '') AS chain_hash
   FROM chosen AS c JOIN gavel.work_entries AS w ON w.bus = %(bus)s AND w.queue = %(queue)s AND w.sequence_number = c.sequence_number
-    JOIN gavel.events AS e ON e.bus = w.bus AND e.sequence_number = w.sequence_number),
+    LEFT JOIN gavel.events AS e ON e.bus = w.bus AND e.sequence_number = w.sequence_number),
 {_TAKEN},
 lost AS (
   DELETE FROM gavel.work_deliveries WHERE {_OF_GROUP}
@@ -122,6 +123,11 @@ WHERE {_HELD} AND d.sequence_number = released.number
 _REJECT: Final = f"""
 UPDATE gavel.work_deliveries SET state = 'delayed', deliveries = %(deliveries)s, due_ms = {_NOW} + %(delay_ms)s
 WHERE {_HELD} AND sequence_number = %(number)s RETURNING 1
+"""
+# Drops the parked entries that the queue has lost: that of requests keeps the newest ones.
+_DROP_LOST: Final = f"""
+DELETE FROM gavel.work_deliveries AS d WHERE {_OF_GROUP} AND state = 'parked' AND NOT EXISTS (
+  SELECT FROM gavel.work_entries AS w WHERE (w.bus, w.queue, w.sequence_number) = (d.bus, d.queue, d.sequence_number))
 """
 _PARK: Final = f"""
 WITH held AS (SELECT FROM gavel.work_deliveries WHERE {_HELD} AND sequence_number = %(number)s FOR UPDATE),
@@ -248,28 +254,29 @@ class PostgresqlWorkQueues:
 
     async def park(self, queue: QueueName, group: str, consumer: str, parked: ParkedEntry) -> bool:
         """See WorkQueues."""
-        ((is_done,),) = await self._run(
-            _PARK,
-            queue,
-            group,
-            consumer=consumer,
-            number=parked.sequence_number,
-            deliveries=parked.deliveries,
-            event_id=parked.event_id,
-            reason=parked.reason.replace("\0", "\ufffd"),  # PostgreSQL's text has no NUL
-            parked_max=PARKED_MAX,
-        )
+        values = {
+            "consumer": consumer,
+            "number": parked.sequence_number,
+            "deliveries": parked.deliveries,
+            "event_id": parked.event_id,
+            "reason": parked.reason.replace("\0", "\ufffd"),  # PostgreSQL's text has no NUL
+            "parked_max": PARKED_MAX,
+        }
+        ((is_done,),) = await self._run(_PARK, queue, group, **values)
+        if not is_done:
+            ((is_done,),) = await self._run_without_lost(_PARK, queue, group, **values)
         return bool(is_done)
 
     async def read_parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
         """See WorkQueues."""
-        return [ParkedEntry(*row) for row in await self._run(_PARKED, queue, group, after=after, count=limit)]
+        return [ParkedEntry(*row) for row in await self._run_without_lost(_PARKED, queue, group, after=after, count=limit)]
 
     async def retry_parked(self, queue: QueueName, group: str, numbers: Sequence[int] | None) -> int:
         """See WorkQueues."""
         if numbers is not None and not numbers:
             return 0
-        return len(await self._run(_RETRY_PARKED, queue, group, numbers=None if numbers is None else list(numbers)))
+        chosen = None if numbers is None else list(numbers)
+        return len(await self._run_without_lost(_RETRY_PARKED, queue, group, numbers=chosen))
 
     async def discard_parked(self, queue: QueueName, group: str, numbers: Sequence[int]) -> int:
         """See WorkQueues."""
@@ -317,6 +324,10 @@ class PostgresqlWorkQueues:
 
     async def _run(self, statement: str, queue: QueueName, group: str = "", **values: Any) -> list[tuple[Any, ...]]:
         return await self._pool.read(*self._statement(statement, queue, group, **values))
+
+    async def _run_without_lost(self, statement: str, queue: QueueName, group: str, **values: Any) -> list[tuple[Any, ...]]:
+        """Drop the parked entries that the queue has lost, then run a statement."""
+        return await self._pool.read_all(self._statement(_DROP_LOST, queue, group), self._statement(statement, queue, group, **values))
 
 
 def _entries(rows: list[tuple[Any, ...]]) -> list[WorkEntry]:

@@ -94,7 +94,10 @@ def sort_groups(groups: Iterable[ConsumerGroup]) -> list[ConsumerGroup]:
 
 
 class WorkEntry(NamedTuple):
-    """An entry that a consumer has taken: its event, and how often it has been delivered, this time included."""
+    """An entry that a consumer has taken: its event, and how often it has been delivered, this time included.
+
+    `envelope` and `chain_hash` are empty if the queue leaves them in the log, and the event was trimmed: an archive has them.
+    """
 
     sequence_number: int
     envelope: bytes
@@ -148,14 +151,20 @@ class WorkQueues(Protocol):
     async def park(self, queue: QueueName, group: str, consumer: str, parked: ParkedEntry) -> bool:
         """Park an entry; the store sets the time. Return False, and change nothing, if the group has PARKED_MAX.
 
-        An entry that the consumer does not hold is left alone.
+        An entry that the consumer does not hold is left alone. Parked entries that the queue has lost do not count.
         """
 
     async def read_parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
-        """Return up to `limit` parked entries beyond the number `after`, ascending. A missing group has none, and is not created."""
+        """Return up to `limit` parked entries beyond the number `after`, ascending. A missing group has none, and is not created.
+
+        Those that the queue has lost are dropped.
+        """
 
     async def retry_parked(self, queue: QueueName, group: str, numbers: Sequence[int] | None) -> int:
-        """Make parked entries (None: all) due at once, with no deliveries counted. Return how many there were."""
+        """Make parked entries (None: all) due at once, with no deliveries counted. Return how many there were.
+
+        Those that the queue has lost are dropped, and do not count.
+        """
 
     async def discard_parked(self, queue: QueueName, group: str, numbers: Sequence[int]) -> int:
         """Drop parked entries. Return how many there were."""
@@ -170,7 +179,10 @@ class WorkQueues(Protocol):
         """Remove the consumers that hold no entry and have been silent for `silent_ms`: their servers were killed."""
 
     async def numbers(self, queue: QueueName, after: int, count: int) -> list[int]:
-        """Return up to `count` entries of a queue beyond the number `after`, ascending."""
+        """Return up to `count` entries of a queue beyond the number `after`, ascending.
+
+        A page may be shorter although others follow it; an empty one is the end.
+        """
 
     async def remove(self, queue: QueueName, numbers: Sequence[int]) -> None:
         """Remove entries for all groups, pending and parked ones included: their work has ended in the log."""

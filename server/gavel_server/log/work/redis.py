@@ -104,7 +104,7 @@ class RedisWorkQueues:
     async def read_parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
         """See WorkQueues."""
         key = work_parked_key(self._bus, queue, group)
-        (names,) = self._check(await self._pool.read(("HKEYS", key)))
+        names = await self._run("parked", queue, group, "")
         numbers = sorted(number for number in map(int, names) if number > after)[:limit]
         if not numbers:
             return []
@@ -171,7 +171,7 @@ class RedisWorkQueues:
 
     async def numbers(self, queue: QueueName, after: int, count: int) -> list[int]:
         """See WorkQueues."""
-        (reply,) = await _NUMBERS.run(self._pool.read, (1, work_key(self._bus, queue), after, count))
+        (reply,) = await _NUMBERS.run(self._pool.read, (1, work_key(self._bus, queue), after, count, TAKE_BYTES_MAX))
         return [] if _is_missing(reply) else [int(number) for number in self._check([reply])[0]]
 
     async def remove(self, queue: QueueName, numbers: Sequence[int]) -> None:

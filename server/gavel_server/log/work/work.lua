@@ -42,6 +42,20 @@ local function take_all(count, bytes_max, next_entry)
   return taken
 end
 
+-- Drops the parked entries that the queue has lost. It loses its oldest ones, or all of them: those whose work has ended are removed from
+-- the parked ones too.
+local function drop_lost()
+  local oldest = call('XRANGE', queue, '-', '+', 'COUNT', 1)[1]
+  local first = oldest and tonumber(number_of(oldest[1])) or math.huge
+  for _, number in ipairs(call('HKEYS', parked)) do
+    if tonumber(number) < first then call('HDEL', parked, number) end
+  end
+end
+
+local function has_room(number, parked_max)
+  return call('HLEN', parked) < parked_max or call('HEXISTS', parked, number) == 1
+end
+
 local steps = {}
 
 -- 4 count  5 limit in bytes
@@ -145,14 +159,25 @@ end
 -- 4 number  5 deliveries  6 event_id  7 reason  8 most entries.  Reply: 0 if there are too many
 function steps.park()
   if not is_held(ARGV[4]) then return 1 end
-  if call('HLEN', parked) >= tonumber(ARGV[8]) and call('HEXISTS', parked, ARGV[4]) == 0 then return 0 end
+  local parked_max = tonumber(ARGV[8])
+  if not has_room(ARGV[4], parked_max) then
+    drop_lost()
+    if not has_room(ARGV[4], parked_max) then return 0 end
+  end
   call('HSET', parked, ARGV[4], string.format('%s %d %s %s', ARGV[5], now_ms, ARGV[6], ARGV[7]))
   call('XACK', queue, group, id_of(ARGV[4]))
   return 1
 end
 
--- 4… numbers; none for all.  Reply: how many were parked
+-- Reply: the numbers of the parked entries
+function steps.parked()
+  drop_lost()
+  return call('HKEYS', parked)
+end
+
+-- 4… numbers; none for all.  Reply: how many were parked, and are not lost
 function steps.retry()
+  drop_lost()
   local numbers, count = {}, 0
   if #ARGV < 4 then
     numbers = call('HKEYS', parked)
