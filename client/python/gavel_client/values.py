@@ -14,6 +14,8 @@ from google.protobuf.struct_pb2 import NULL_VALUE, ListValue, Struct, Value
 
 # Doubles, the numbers of a Struct, represent all integers up to here exactly.
 INTEGER_MAX: Final = 2**53
+# Integers from here on are left out of messages.
+SHOWN_MAX: Final = 10**30
 # Protobuf limits recursion when it parses. The server allows parameters fewer levels (16).
 NESTING_MAX: Final = 24
 JSON_NESTING_MAX: Final = 128
@@ -38,7 +40,8 @@ def from_value(value: Value) -> Any:
             return value.bool_value
         case "number_value":
             number = value.number_value
-            return int(number) if number.is_integer() and abs(number) <= INTEGER_MAX else number
+            # Canonical JSON (RFC 8785) has no integers of ±2^53, but doubles.
+            return int(number) if number.is_integer() and abs(number) < INTEGER_MAX else number
         case "string_value":
             return value.string_value
         case "struct_value":
@@ -69,8 +72,8 @@ def _to_json(value: object, path: str, levels_left: int) -> Any:
             _check_text(value, path)
             return value
         case int() | float():
-            _checked_number(value, path)
-            return value
+            number = _checked_number(value, path)
+            return value if abs(number) < INTEGER_MAX else number  # as from_value
         case bytes() | bytearray():
             pass
         case Mapping() | Sequence() if levels_left == 0:
@@ -120,8 +123,10 @@ def _to_value(value: object, path: str, levels_left: int) -> Value:
 
 
 def _checked_number(number: float, path: str) -> float:
-    if not math.isfinite(number):
+    # An int may be too large for a float, and for a message.
+    if isinstance(number, float) and not math.isfinite(number):
         raise ValueError(f"{path} is {number}; only finite numbers can be sent")
     if abs(number) > INTEGER_MAX:
-        raise ValueError(f"{path} is {number}, beyond ±2^53, where doubles are no longer exact; send it as a string")
+        shown = number if isinstance(number, float) or abs(number) < SHOWN_MAX else "an integer"
+        raise ValueError(f"{path} is {shown}, beyond ±2^53, where doubles are no longer exact; send it as a string")
     return float(number)

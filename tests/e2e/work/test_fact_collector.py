@@ -78,9 +78,10 @@ async def test_a_fact_is_collected_once(clients: Clients) -> None:
     assert ["parcel/1", "parcel/2"] == subjects
 
 
-async def test_a_value_that_changes_between_deliveries(clients: Clients) -> None:
-    """A request that is delivered again ends although the value has changed meanwhile: the fact keeps that of the first delivery."""
-    values = iter(["ready", "lost"])
+@pytest.mark.parametrize("second", ["ready", "lost"])
+async def test_a_request_that_is_delivered_again(clients: Clients, second: str) -> None:
+    """A request that is delivered again ends, whether or not the value has changed: the fact keeps value and time of the first delivery."""
+    values = iter(["ready", second])
 
     async def read(_: str, __: str) -> object:
         return next(values)

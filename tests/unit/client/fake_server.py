@@ -6,6 +6,7 @@ with the state that an executor can observe: attempts, leases, outcomes. Neither
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections import defaultdict, deque
@@ -125,6 +126,8 @@ class FakeServer:
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.bus_incarnation = ""
         self.incarnation_questions = 0
+        self.incarnation_errors: deque[ScriptedError] = deque()  # for the next questions
+        self._incarnation_held: tuple[asyncio.Event, asyncio.Event] | None = None
         self.incarnations: list[str] = []  # that came with the unary requests
         self.answers: dict[str, deque[Any] | Callable[[Any], Any]] = defaultdict(deque)
         self._server = grpc.aio.server()
@@ -139,6 +142,11 @@ class FakeServer:
         queue = self.answers[name]
         assert isinstance(queue, deque)
         queue.extend(answers)
+
+    def hold_incarnation(self) -> tuple[asyncio.Event, asyncio.Event]:
+        """Let questions about the incarnation set the first event, and wait for the second one."""
+        self._incarnation_held = asyncio.Event(), asyncio.Event()
+        return self._incarnation_held
 
     async def __aenter__(self) -> Self:
         await self._server.start()
@@ -158,6 +166,12 @@ class FakeServer:
             metadata = list(context.invocation_metadata() or ())
             if INCARNATION_QUESTION[0] in metadata:
                 self.incarnation_questions += 1
+                if self._incarnation_held:
+                    asked, go_on = self._incarnation_held
+                    asked.set()
+                    await go_on.wait()
+                if self.incarnation_errors:
+                    await _abort(context, self.incarnation_errors.popleft())
                 return WhoAmIResponse(bus_incarnation=self.bus_incarnation)
             self.incarnations.append("".join(str(value) for key, value in metadata if key == BUS_INCARNATION_KEY))
             self.requests[method.name].append(request)
@@ -297,6 +311,7 @@ class FakeExecutions:
             return ReportExecutionResponse(envelope=self.reports[envelope.event_id])
         recorded = Envelope()
         recorded.CopyFrom(envelope)
+        recorded.causation_id = envelope.causation_id or envelope.execution.decision_id
         if envelope.execution.attempt < decision.attempt:
             recorded.agent_diagnostic.CopyFrom(AgentDiagnostic(kind="LateExecutionReport"))
         else:

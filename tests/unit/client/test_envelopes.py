@@ -64,6 +64,8 @@ def test_whole_numbers_become_int() -> None:
     ("value", "error", "message"),
     [
         (INTEGER_MAX + 1, ValueError, r"params\.a\[1\]\.b is 9007199254740993, beyond"),
+        (-(10**400), ValueError, r"params\.a\[1\]\.b is an integer, beyond"),
+        pytest.param(10**5_000, ValueError, r"params\.a\[1\]\.b is an integer, beyond", id="unprintable"),
         (-1e300, ValueError, r"params\.a\[1\]\.b is -1e\+300, beyond"),
         (math.nan, ValueError, r"params\.a\[1\]\.b is nan; only finite"),
         (math.inf, ValueError, r"params\.a\[1\]\.b is inf; only finite"),

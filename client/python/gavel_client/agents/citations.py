@@ -1,47 +1,92 @@
-"""The citations of a loop's proposals: new evidence replaces evidence that the loop added earlier.
+"""The citations of an agent's proposals: new evidence replaces evidence that was added earlier.
 
-The agent's own citations stay. An event that the loop added is removed once newer events repeat all its statements, so that the
-number of citations does not grow with the number of proposals.
+The agent's own citations stay. An event that was added is removed once newer events repeat all its statements, so that the
+number of citations does not grow with the number of proposals. A proposal cites at most CITATIONS_MAX events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
-from gavel.v1.common_pb2 import EventReference
+from gavel.v1.common_pb2 import EventReference, TrustTier
+from gavel.v1.decision_pb2 import FactRequirement
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.projection_service_pb2 import ProjectedFact, ProjectedObservation
 from gavel.v1.proposal_pb2 import Proposal
 
-# Subject, fact key and source. Statements of different sources do not replace each other.
-Statement = tuple[str, str, str]
+from gavel_client.envelopes import reference as reference_to
+
+# The contract's limit on `based_on_events`.
+CITATIONS_MAX: Final = 256
+
+
+class Statement(NamedTuple):
+    """One value that an event states. As in the rules, statements of different sources, tiers and kinds do not replace each other."""
+
+    subject: str
+    key: str
+    is_fact: bool
+    source: str
+    """The producer of a fact, or the tool of an observation."""
+    trust_tier: TrustTier.ValueType
+
+    @classmethod
+    def of_row(cls, subject: str, row: ProjectedFact | ProjectedObservation) -> Statement:
+        """Return the statement of a row of a projection."""
+        if isinstance(row, ProjectedFact):
+            return cls(subject, row.key, True, row.producer.id, row.trust_tier)
+        return cls(subject, row.key, False, row.source_tool, row.trust_tier)
+
+    @classmethod
+    def all_of(cls, event: Envelope) -> list[Statement]:
+        """Return the statements of a recorded FACT or OBSERVATION."""
+        if event.WhichOneof("payload") == "fact":
+            return [cls(event.subject, event.fact.key, True, event.producer.id, event.fact.trust_tier)]
+        observation = event.observation
+        return [cls(event.subject, key, False, observation.source_tool, observation.trust_tier) for key in observation.extracted_fields]
 
 
 class Citations:
-    """The references that the next proposal cites, in the order of their addition."""
+    """The references that the next proposal cites, in the order of their addition. `references` are the agent's own."""
 
-    def __init__(self, references: Iterable[EventReference]) -> None:
+    def __init__(self, references: Iterable[EventReference] = ()) -> None:
         self._references = {reference.event_id: reference for reference in references}
-        self._statements: dict[str, set[Statement]] = {}
+        self._statements: dict[str, set[Statement]] = {}  # of the events that were added
+        self._required: set[tuple[str, str]] = set()  # subjects and keys
+
+    @property
+    def references(self) -> list[EventReference]:
+        """The references, at most CITATIONS_MAX: first those with a required key, then the agent's own, then the newest."""
+        references = list(self._references.values())
+        if len(references) <= CITATIONS_MAX:
+            return references
+        cited = {one.event_id for one in sorted(references, key=self._rank, reverse=True)[:CITATIONS_MAX]}
+        return [one for one in references if one.event_id in cited]
+
+    def require(self, requirements: Iterable[FactRequirement]) -> None:
+        """Note what a rejection requires: events that state it are the last to be left out."""
+        self._required.update((row.subject, row.key) for row in requirements)
 
     def add(self, reference: EventReference, statements: Sequence[Statement]) -> bool:
-        """Cite an event with these statements; return whether it is new."""
-        if reference.event_id in self._references:
+        """Cite an event with these statements, or note further statements of a cited one; return whether the event is new."""
+        event_id = reference.event_id
+        if event_id in self._references:
+            if event_id in self._statements:
+                self._statements[event_id].update(statements)
             return False
-        for event_id, remaining in list(self._statements.items()):
-            remaining.difference_update(statements)
+        for other_id, remaining in list(self._statements.items()):
+            if self._references[other_id].sequence_number < reference.sequence_number:
+                remaining.difference_update(statements)
             if not remaining:
-                del self._statements[event_id], self._references[event_id]
-        self._references[reference.event_id] = reference
-        self._statements[reference.event_id] = set(statements)
+                del self._statements[other_id], self._references[other_id]
+        self._references[event_id] = reference
+        self._statements[event_id] = set(statements)
         return True
 
     def add_event(self, event: Envelope) -> bool:
         """Cite a recorded FACT or OBSERVATION; return whether it is new."""
-        reference = EventReference(event_id=event.event_id, sequence_number=event.sequence_number)
-        if event.WhichOneof("payload") == "fact":
-            return self.add(reference, [(event.subject, event.fact.key, event.producer.id)])
-        source = event.observation.source_tool
-        return self.add(reference, [(event.subject, key, source) for key in event.observation.extracted_fields])
+        return self.add(reference_to(event), Statement.all_of(event))
 
     def replace_agent_citations(self, references: Iterable[EventReference]) -> None:
         """Replace the agent's own citations."""
@@ -51,7 +96,12 @@ class Citations:
     def cite_in(self, proposal: Proposal) -> None:
         """Set the citations of a proposal."""
         del proposal.based_on_events[:]
-        proposal.based_on_events.extend(self._references.values())
+        proposal.based_on_events.extend(self.references)
+
+    def _rank(self, reference: EventReference) -> tuple[bool, bool, int]:
+        statements = self._statements.get(reference.event_id)
+        is_required = any((one.subject, one.key) in self._required for one in statements or ())
+        return is_required, statements is None, reference.sequence_number
 
 
 def is_repetition(next_proposal: Envelope, last_proposal: Envelope) -> bool:

@@ -16,6 +16,7 @@ import grpc
 from gavel_client.agents.loop_results import LoopStoppedError, Round, StopReason
 from gavel_client.rpc.backoff import Backoff, retry
 from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.threads import call_plain
 from gavel_client.timeouts import timeout
 
 # Time beyond the deadline to record events that have already happened.
@@ -79,5 +80,5 @@ async def call_function(function: Callable[..., Any], *arguments: object) -> Any
     """Call a coroutine function, or a plain function in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    answer = await asyncio.to_thread(function, *arguments)
+    answer = await asyncio.to_thread(call_plain, function, *arguments)
     return await answer if inspect.isawaitable(answer) else answer

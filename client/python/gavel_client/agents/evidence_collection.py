@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from gavel.v1.envelope_pb2 import Envelope
@@ -137,6 +138,7 @@ class EvidenceCollector:
                 source_tool=outcome.canonical_tool,
                 extracted_fields=fields,
                 evidence=outcome.result,
+                observed_at=time_of_call(outcome.call),
                 trace_id=outcome.result.trace_id,
                 causation_id=outcome.result.event_id,
                 version_binding=context.version_binding,
@@ -197,13 +199,21 @@ def _reading_envelopes(
             extracted_fields=reading.fields,
             query_ref=reading.query_ref,
             evidence=answer,
-            observed_at=reading.observed_at,
+            observed_at=reading.observed_at or time_of_call(call),
             confidence=reading.confidence,
             **fields,
         )
     except (ValueError, TypeError) as error:
         raise ProviderError("INVALID_READING", f"the reading cannot be recorded: {type(error).__name__}") from error
     return answer, observation
+
+
+def time_of_call(call: Envelope) -> datetime | None:
+    """Return when a TOOL_CALL was recorded, by the bus's clock; None if it was not recorded.
+
+    What the tool reads is read after that, however long the server is away before it records the reading.
+    """
+    return call.recorded_at.ToDatetime(timezone.utc) if call.HasField("recorded_at") else None
 
 
 def _recorded_facts(answer: object) -> list[Envelope]:

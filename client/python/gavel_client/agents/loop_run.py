@@ -19,7 +19,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import GetProjectionResponse, ProjectedFact, ProjectedObservation, Projection
 from gavel.v1.proposal_pb2 import Proposal
 
-from gavel_client.agents.citations import Citations, is_repetition
+from gavel_client.agents.citations import Citations, Statement, is_repetition
 from gavel_client.agents.deadline import Deadline, call_function
 from gavel_client.agents.evidence_collection import EvidenceCollector
 from gavel_client.agents.loop_results import LoopResult, LoopStoppedError, Round, StopReason
@@ -219,6 +219,7 @@ class LoopRun:
     async def _cite_projection(self, decision: Decision, next_proposal: Envelope) -> bool:
         """Cite the projection's newer versions of outdated or missing citations; return whether any is new."""
         requirements = decision.retry_hint.fact_requirements
+        self._citations.require(requirements)
         rows = [row for row in requirements if row.state == FACT_REQUIREMENT_STATE_SUPERSEDED]
         required = {(row.subject, row.key) for row in rows}
         subjects = [row.subject for row in rows]
@@ -231,7 +232,7 @@ class LoopRun:
             projected: list[ProjectedFact | ProjectedObservation] = [*projection.facts, *projection.observations]
             for row in projected:
                 if cites_subject or (subject, row.key) in required:
-                    progress = self._citations.add(row.source_event, [(subject, row.key, row.source_event.event_id)]) or progress
+                    progress = self._citations.add(row.source_event, [Statement.of_row(subject, row)]) or progress
         return progress
 
     async def _projection(self, subject: str) -> Projection:

@@ -71,7 +71,7 @@ class ToolReading:
     confidence: float = 1.0
     """Confidence in the reading, 0..1."""
     observed_at: datetime | None = None
-    """When the value was observed; None: now."""
+    """When the value was observed; None: when the call was recorded, just before the tool was called."""
     summary: str = ""
     """Summary for people, recorded in the log; put no secret into it."""
     query_ref: str = ""

@@ -6,6 +6,7 @@ run continues where it was interrupted. All ids are UUIDv5 (RFC 9562 §5.5).
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Final
 
@@ -21,7 +22,8 @@ def first_event_id(producer: Producer, run_key: str) -> str:
     """Return the event_id of the first proposal of a run. Producers have separate keys."""
     if not 0 < len(run_key) <= RUN_KEY_LENGTH_MAX:
         raise ValueError(f"run_key has {len(run_key)} characters; it must have 1 to {RUN_KEY_LENGTH_MAX}")
-    return str(uuid.uuid5(_RUNS, f"{producer.type}/{producer.id}/{run_key}"))
+    # JSON, because any separator may be part of an id or a key.
+    return str(uuid.uuid5(_RUNS, json.dumps([producer.type, producer.id, run_key])))
 
 
 def next_event_id(decision_id: str) -> str:

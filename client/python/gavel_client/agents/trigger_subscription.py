@@ -1,9 +1,10 @@
 """A subscription to the log that wakes an agent by triggers, records every firing and resumes after a restart (constitution §9.1).
 
 Before the agent is woken, the firing is recorded as an AGENT_DIAGNOSTIC `TriggerFired`, caused by its first event and in that
-event's trace. The agent handles one firing at a time, so that priorities take effect. A firing is complete once `wake` has
-returned; then the position advances. After a crash, incomplete firings fire again: delivery is at least once. The diagnostic's
-event_id is a hash of its content, so that a repeated firing adds nothing to the log. An exception of `wake` ends `run`.
+event's trace. It has no cause if that event is older than the bus's idempotency window. The agent handles one firing at a time, so that
+priorities take effect. A firing is complete once `wake` has returned; then the position advances. After a crash, incomplete firings fire
+again: delivery is at least once. The diagnostic's event_id is a hash of its content, so that a repeated firing adds nothing to the log. An
+exception of `wake` ends `run`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ BUFFERED_EVENTS_MAX: Final = 10_000
 LISTED_EVENTS_MAX: Final = 100
 # Interval of saving the positions while nothing fires.
 SAVE_INTERVAL_MS: Final = 1_000
+# Refusals of a firing whose first event is older than the bus's idempotency window: at first, and once it is recorded without a cause.
+CAUSE_UNKNOWN: Final = frozenset({"EVENT_NOT_FOUND", "EVENT_ID_REUSED"})
 _NAMESPACE: Final = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 
 _logger = logging.getLogger(__name__)
@@ -254,7 +257,7 @@ class TriggerSubscription:
                         await self._changed.wait()
                 continue
             try:
-                await retry(partial(self._client.publish_event, self._diagnostic(firing)), self._backoff, self._pause)
+                await self._record(firing)
             except GavelError:
                 if not self._stopping.is_set():
                     raise
@@ -264,6 +267,20 @@ class TriggerSubscription:
             self._windows.complete(firing)
             self._room.set()
             self._save_positions()
+
+    async def _record(self, firing: Firing) -> None:
+        """Record a firing, without its cause if the bus no longer knows that event_id.
+
+        Without the cause it is also repeated, after a firing that was recorded like that and was not completed.
+        """
+        diagnostic = self._diagnostic(firing)
+        try:
+            await retry(partial(self._client.publish_event, diagnostic), self._backoff, self._pause)
+        except GavelError as error:
+            if error.reason not in CAUSE_UNKNOWN:
+                raise
+            diagnostic.ClearField("causation_id")
+            await retry(partial(self._client.publish_event, diagnostic), self._backoff, self._pause)
 
     async def _pause(self, error: GavelError, pause_ms: float) -> None:
         """Wait before another try to record a firing. Raises the error once the subscription stops."""

@@ -240,7 +240,7 @@ class Consumer:
     async def _send_heartbeats(self) -> None:
         """Signal that the entries in progress are being processed, for ever."""
         while True:
-            await asyncio.sleep(self._queue.min_idle_ms / 3000)
+            await asyncio.sleep(self._queue.silence_ms_max / 3000)
             await self._queue.heartbeat(list(self._in_progress))
 
     def _start(self, entry: WorkEntry) -> None:

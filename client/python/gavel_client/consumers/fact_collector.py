@@ -1,7 +1,8 @@
 """The collector of facts: it fetches the facts that decisions lack, and publishes them (constitution §4.8).
 
 For every FactCollectionRequested in the queue of requests it calls the collector of each requested key that it has, and publishes the
-answer as a FACT of its producer. The fact's event_id is a hash of the request, so that a request that is delivered twice gives one fact.
+answer as a FACT of its producer, dated when the collector was called. The fact's event_id is a hash of the request, so that a request that
+is delivered twice gives one fact.
 
     collectors = {"order.status": read_status}
 
@@ -18,6 +19,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timezone
+from functools import partial
 from typing import Final
 
 from gavel.v1.common_pb2 import Producer
@@ -27,6 +30,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client.consumers.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Disposition, Statistics
 from gavel_client.consumers.work_stream import POSTPONEMENT_MS_DEFAULT, REQUESTS, WorkStream
 from gavel_client.envelopes import fact_envelope
+from gavel_client.rpc.backoff import try_once
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelClientError, GavelError
 from gavel_client.timeouts import timeout
@@ -112,6 +116,8 @@ class FactCollector:
         return not requirement.sources or self._producer.id in requirement.sources
 
     async def _collect(self, request: Envelope, subject: str, key: str) -> None:
+        # The value is read after this, and after the request was recorded if this clock is behind that of the bus.
+        read_at = max(datetime.now(timezone.utc), request.recorded_at.ToDatetime(timezone.utc))
         try:
             async with timeout(self._timeout_ms / 1000):
                 value = await self._collectors[key](subject, key)
@@ -123,14 +129,26 @@ class FactCollector:
             key=key,
             value=value,
             event_id=str(uuid.uuid5(_FACTS, f"{request.bus}/{request.event_id}/{subject}/{key}")),
+            occurred_at=read_at,
             trace_id=request.trace_id,
             causation_id=request.event_id,
         )
         try:
-            await self._consumer.call(self._client.publish_event, fact)
+            await self._publish(fact)
         except GavelError as error:
             if error.reason != "EVENT_ID_REUSED":
                 raise
             _logger.warning("request=%s fact=%s was published before, perhaps with another value", request.event_id, fact.event_id)
             return
         _logger.info("request=%s fact=%s key=%s", request.event_id, fact.event_id, key)
+
+    async def _publish(self, fact: Envelope) -> None:
+        """Publish a fact. If this clock is ahead of the bus's, the bus dates the fact, but now only: a later try collects anew."""
+        try:
+            await self._consumer.call(self._client.publish_event, fact)
+        except GavelError as error:
+            if all(violation.field != "envelope.occurred_at" for violation in error.violations):
+                raise
+            _logger.warning("fact=%s this clock is ahead of the bus's, which dates the fact", fact.event_id)
+            fact.ClearField("occurred_at")
+            await try_once(partial(self._client.publish_event, fact))

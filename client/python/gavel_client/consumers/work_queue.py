@@ -108,6 +108,11 @@ class WorkQueue:
         for command in _RAW_COMMANDS:
             self._redis.set_response_callback(command, lambda response, **_: response)
 
+    @property
+    def silence_ms_max(self) -> int:
+        """See WorkSource."""
+        return self.min_idle_ms
+
     async def read(self) -> Entry | None:
         """Return the next entry that the group has not delivered.
 

@@ -33,7 +33,7 @@ class WorkEntry(Protocol):
 class WorkSource(Protocol):
     """One consumer of one work queue. Every method waits until the queue can be reached; `problem` is the reason.
 
-    An entry of a silent consumer is delivered to another one after `min_idle_ms`.
+    An entry of a silent consumer is delivered to another one after `silence_ms_max`.
     """
 
     @property
@@ -46,7 +46,11 @@ class WorkSource(Protocol):
 
     @property
     def min_idle_ms(self) -> int:
-        """Silence of a consumer after which its entries are delivered to others."""
+        """Time after which an entry that could not be processed is delivered again."""
+
+    @property
+    def silence_ms_max(self) -> int:
+        """Silence of a consumer after which its entries are delivered to others: it sends three heartbeats in this time."""
 
     async def read(self) -> WorkEntry | None:
         """Return the next new entry, or None if there is none for a moment."""

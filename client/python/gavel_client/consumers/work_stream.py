@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import grpc
@@ -47,8 +48,19 @@ NUMBER_OF_QUEUE: Final[dict[str, WorkQueue.ValueType]] = {
 IN_FLIGHT_MAX: Final = 1_000
 ACTION_TYPES_MAX: Final = 64
 SILENCE_MS: Final = (1_000, 600_000)
+# The server's limit on the delay until an entry is delivered again.
+DELAY_MS_MAX: Final = 24 * 60 * 60 * 1_000
 # An entry that could not be processed is delivered again after this time.
 POSTPONEMENT_MS_DEFAULT: Final = 30_000
+# Refusals of the settings or of the caller.
+FATAL_CODES: Final = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
 # How long a stream that ends may take to settle what was sent.
 CLOSE_SECONDS_MAX: Final = 2.0
 
@@ -67,12 +79,27 @@ class StreamEntry(NamedTuple):
         return self.item.envelope
 
 
+@dataclass
+class _Consumer:
+    """What the streams of one consumer have in common."""
+
+    client: GavelClient
+    opening: OpenConsumer
+    key: str
+    backoff: Backoff
+    entries: asyncio.Queue[StreamEntry] = field(default_factory=asyncio.Queue)
+    holders: dict[str, _Stream] = field(default_factory=dict)
+    """By entry, the last stream that delivered it."""
+    was_open: bool = False
+    """Whether the server has ever opened a stream, and thus accepted the settings and the caller."""
+
+
 class WorkStream:
     """One consumer of one work queue of `client.bus`, over gRPC. See WorkSource.
 
     `queue` is DECISIONS, EXECUTIONS or REQUESTS. `concurrency` is the number of entries that the consumer processes at once.
     `action_types` selects decisions, `kinds` selects requests; empty: all. After `deliveries_max` deliveries an entry is parked; 0: the
-    server's default.
+    server's default. An entry that could not be processed is delivered again after `min_idle_ms`, 1 ms to a day.
     """
 
     def __init__(
@@ -88,13 +115,15 @@ class WorkStream:
         min_idle_ms: int = POSTPONEMENT_MS_DEFAULT,
         backoff: Backoff | None = None,
     ) -> None:
+        if not 1 <= min_idle_ms <= DELAY_MS_MAX:
+            raise ValueError(f"entries cannot be delivered again after {min_idle_ms} ms; the server takes 1 to {DELAY_MS_MAX} ms")
         self.key = f"{client.bus or BUS_DEFAULT}:{queue}"
         self.group = group
         self.min_idle_ms = min_idle_ms
-        self._client = client
+        # A suspended process keeps its connection; it must not keep its entries.
+        self.silence_ms_max = min(max(min_idle_ms, SILENCE_MS[0]), SILENCE_MS[1])
         self._concurrency = min(concurrency, IN_FLIGHT_MAX)
-        self._backoff = backoff or Backoff()
-        self._opening = OpenConsumer(
+        opening = OpenConsumer(
             bus=client.bus,
             queue=NUMBER_OF_QUEUE[queue],
             group=group,
@@ -103,11 +132,9 @@ class WorkStream:
             kinds=kinds,
             in_flight_max=self._concurrency,
             deliveries_max=deliveries_max,
-            # A suspended process keeps its connection; it must not keep its entries.
-            silence_ms_max=min(max(min_idle_ms, SILENCE_MS[0]), SILENCE_MS[1]),
+            silence_ms_max=self.silence_ms_max,
         )
-        self._entries: asyncio.Queue[StreamEntry] = asyncio.Queue()
-        self._holders: dict[str, _Stream] = {}  # by entry; the last stream that delivered it
+        self._consumer = _Consumer(client, opening, self.key, backoff or Backoff())
         self._streams: list[_Stream] = []
 
     @property
@@ -124,7 +151,7 @@ class WorkStream:
         try:
             async with timeout(BLOCK_MS / 1000):
                 while True:
-                    entry = await self._entries.get()
+                    entry = await self._consumer.entries.get()
                     if entry.stream.holds(entry.entry_id):
                         return entry
         except asyncio.TimeoutError:
@@ -176,10 +203,10 @@ class WorkStream:
         await asyncio.gather(*(stream.close() for stream in self._streams))
 
     def _open(self) -> None:
-        self._streams.append(_Stream(self._client, self._opening, self._entries, self._holders, self._backoff, self.key))
+        self._streams.append(_Stream(self._consumer))
 
     def _settle(self, entry_id: str, request: ConsumeRequest) -> None:
-        holder = self._holders.pop(entry_id, None)
+        holder = self._consumer.holders.pop(entry_id, None)
         if holder is not None:
             holder.send(entry_id, request)
 
@@ -187,28 +214,14 @@ class WorkStream:
 class _Stream:
     """One stream, opened again whenever it breaks."""
 
-    def __init__(
-        self,
-        client: GavelClient,
-        opening: OpenConsumer,
-        entries: asyncio.Queue[StreamEntry],
-        holders: dict[str, _Stream],
-        backoff: Backoff,
-        key: str,
-    ) -> None:
+    def __init__(self, consumer: _Consumer) -> None:
         self.problem = ""
-        self._client = client
-        self._opening = opening
-        self._entries = entries
-        self._holders = holders
-        self._backoff = backoff
-        self._key = key
+        self._consumer = consumer
         self._held: set[str] = set()
         self._requests: asyncio.Queue[ConsumeRequest | None] = asyncio.Queue()
-        self._was_open = False
         self._is_open = False
         self._closing = False
-        self._running = asyncio.create_task(self._run(), name=f"work stream {key}")
+        self._running = asyncio.create_task(self._run(), name=f"work stream {consumer.key}")
 
     @property
     def is_empty(self) -> bool:
@@ -252,56 +265,57 @@ class _Stream:
         while not self._closing:
             try:
                 await self._serve()
-                failures = 0
-            except GavelError as error:
-                failures = 1 if self._was_open and not self.problem else failures + 1
-                pause_ms = self._judge(error, failures)
-                if pause_ms is not None:
-                    await asyncio.sleep(pause_ms / 1000)
+            except Exception as error:  # noqa: BLE001  no error of one stream may end the consumer for ever
+                failures = failures + 1 if self.problem else 1
+                await asyncio.sleep(self._judge(error, failures) / 1000)
             finally:
                 for entry_id in self._held:
-                    if self._holders.get(entry_id) is self:
-                        del self._holders[entry_id]
+                    if self._consumer.holders.get(entry_id) is self:
+                        del self._consumer.holders[entry_id]
                 self._held = set()
                 self._is_open = False
                 self._requests.put_nowait(None)  # gRPC waits for the next request also after the server has ended the stream
                 self._requests = asyncio.Queue()
 
-    def _judge(self, error: GavelError, failures: int) -> float | None:
-        """Return the pause before the stream is opened again. Raises WorkQueueError if that would not help."""
-        if is_unopened_bus(error):
+    def _judge(self, error: Exception, failures: int) -> float:
+        """Return the pause before the stream is opened again, in milliseconds. Raises WorkQueueError if that would not help.
+
+        Once a stream has been open, only the server or what is before it has changed, which may change again: an ingress answers
+        UNIMPLEMENTED while no server is behind it, and rights come and go.
+        """
+        refusal = error if isinstance(error, GavelError) else None
+        if refusal is not None and is_unopened_bus(refusal):
             return BUS_POLL_MS
-        is_setting = error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
-        is_refused = error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-        if is_setting or (is_refused and not self._was_open):
-            raise WorkQueueError(f"work queue {self._key} cannot be used: {describe_error(error)}") from error
-        pause_ms = self._backoff.pause_ms(failures, error.retry_after_ms)
-        self.problem = f"work queue {self._key}: the server does not serve it: {describe_error(error)}"
-        log = _logger.warning if is_transient(error) else _logger.error
-        log("queue=%s stream broken: %s, next try in %d ms", self._key, describe_error(error), pause_ms)
+        key = self._consumer.key
+        if refusal is not None and refusal.code in FATAL_CODES and not self._consumer.was_open:
+            raise WorkQueueError(f"work queue {key} cannot be used: {describe_error(error)}") from error
+        pause_ms = self._consumer.backoff.pause_ms(failures, None if refusal is None else refusal.retry_after_ms)
+        self.problem = f"work queue {key}: the server does not serve it: {describe_error(error)}"
+        log = _logger.warning if refusal is not None and is_transient(refusal) else _logger.error
+        log("queue=%s stream broken: %s, next try in %d ms", key, describe_error(error), pause_ms)
         return pause_ms
 
     async def _serve(self) -> None:
         """Take entries until the server or `close` ends the stream. Raises GavelError."""
-        requests = self._requests
+        requests, consumer = self._requests, self._consumer
 
         async def sent() -> AsyncIterator[ConsumeRequest]:
-            yield ConsumeRequest(open=self._opening)
+            yield ConsumeRequest(open=consumer.opening)
             while (request := await requests.get()) is not None:
                 yield request
 
-        async with aclosing(self._client.consume(sent())) as responses:
+        async with aclosing(consumer.client.consume(sent())) as responses:
             async for response in responses:
                 if response.WhichOneof("item") == "opened":
-                    self._was_open = self._is_open = True
+                    consumer.was_open = self._is_open = True
                     if self.problem:
-                        _logger.info("queue=%s stream open again", self._key)
+                        _logger.info("queue=%s stream open again", consumer.key)
                     self.problem = ""
                 elif response.WhichOneof("item") == "work":
                     entry_id = response.work.item_id
                     self._held.add(entry_id)
-                    self._holders[entry_id] = self
-                    self._entries.put_nowait(StreamEntry(entry_id, response.work, self))
+                    consumer.holders[entry_id] = self
+                    consumer.entries.put_nowait(StreamEntry(entry_id, response.work, self))
                 elif response.WhichOneof("item") == "not_held":
                     # Harmless: an entry is a hint, and the log knows what was done.
-                    _logger.info("queue=%s entry=%s was settled too late; others have it", self._key, response.not_held.item_id)
+                    _logger.info("queue=%s entry=%s was settled too late; others have it", consumer.key, response.not_held.item_id)

@@ -49,6 +49,7 @@ from gavel_client.executor.reports import HANDLER_EXCEPTION, INVALID_RESULT, han
 from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError, HandlerError, describe_error
+from gavel_client.threads import call_plain
 from gavel_client.tools.runtime import ToolRuntime
 from gavel_client.values import from_struct
 
@@ -260,12 +261,15 @@ class Executor:
             overdue = HandlerResult.timeout("HANDLER_TIMEOUT", f"took longer than {handler.timeout_ms} ms")
             result = await _finish(handling, context, None if renewal.done() else overdue)
             recorded = None
-            if result is not None:
-                report = report_envelope(started, self._producer, result, began_at, now())
-                recorded = await self._report(report)
-            if not handling.done():
-                # Never run two attempts at once in this process, even if the handler ignores its cancellation.
+            try:
+                if result is not None:
+                    report = report_envelope(started, self._producer, result, began_at, now())
+                    recorded = await self._report(report)
+            except Exception:
                 await asyncio.wait({handling})
+                raise
+            # Never run two attempts at once in this process, even if the handler ignores its cancellation or its report is refused.
+            await asyncio.wait({handling})
             return recorded
         except asyncio.CancelledError:
             if report is None:
@@ -352,14 +356,16 @@ async def _run_handler(handler: ActionHandler, context: ExecutionContext, thread
 
 async def _run_in_thread(handler: ActionHandler, context: ExecutionContext, threads: ThreadPoolExecutor) -> Any:
     """Call a plain function in a thread. The task ends only with the thread, which may act until then, even if the task is cancelled."""
-    running = threads.submit(contextvars.copy_context().run, handler.handle, context)
+    running = threads.submit(contextvars.copy_context().run, call_plain, handler.handle, context)
     waiting = asyncio.wrap_future(running)
     while True:
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            if waiting.done() or running.cancel():
+            if running.cancel():
                 raise
+            if waiting.done():
+                return waiting.result()
             _logger.info("execution=%s must stop; its thread is asked to", context.execution_id)
 
 

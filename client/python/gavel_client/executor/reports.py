@@ -25,6 +25,8 @@ from gavel_client.values import to_struct
 HANDLER_EXCEPTION: Final = "HANDLER_EXCEPTION"
 HANDLER_CANCELLED: Final = "HANDLER_CANCELLED"
 INVALID_RESULT: Final = "INVALID_RESULT"
+# Characters of the problem that such a report names.
+PROBLEM_LENGTH_MAX: Final = 1_000
 
 # The namespace of the reports' UUIDv5 (RFC 9562 §5.5).
 _REPORTS: Final = uuid.UUID("5f0d7d2e-6d0c-4c52-9a6c-3a1f4f8f0c11")
@@ -68,7 +70,7 @@ def report_envelope(
         execution,
         event_id=str(uuid.uuid5(_REPORTS, f"{decision.bus}/{decision.event_id}/{started.execution_id}")),
         trace_id=decision.trace_id,
-        causation_id=decision.event_id,
+        # No causation_id: the server fills it in, and would look for the decision in its idempotency window, which may be over.
     )
     try:
         details = Execution(reason_code=result.reason_code, completed_steps=result.completed_steps)
@@ -78,6 +80,8 @@ def report_envelope(
             details.result.CopyFrom(to_struct(result.result, "result"))
     except (TypeError, ValueError) as error:
         return strip_result(report, str(error))
+    except Exception as error:  # noqa: BLE001  # a mapping of the handler may raise anything
+        return strip_result(report, describe_error(error))
     report.execution.MergeFrom(details)
     return report
 
@@ -89,7 +93,9 @@ def strip_result(report: Envelope, problem: str) -> Envelope:
     """
     execution = report.execution
     status = EXECUTION_STATUS_PARTIAL if execution.status == EXECUTION_STATUS_SUCCESS else execution.status
-    message = f"the handler's {ExecutionStatus.Name(execution.status)} cannot be recorded: {problem}"
+    # The problem may quote what the handler returned: lone surrogates, which no text of protobuf holds, and any length.
+    quotable = problem[:PROBLEM_LENGTH_MAX].encode(errors="backslashreplace").decode()
+    message = f"the handler's {ExecutionStatus.Name(execution.status)} cannot be recorded: {quotable}"
     stripped = Envelope()
     stripped.CopyFrom(report)
     stripped.execution.CopyFrom(

@@ -24,6 +24,7 @@ from gavel.v1.execution_service_pb2 import BeginExecutionResponse
 from gavel.v1.projection_service_pb2 import GetProjectionResponse, ProjectedFact, ProjectedObservation
 from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_FINISHED, REASON_CODE_ALREADY_RUNNING
 
+from gavel_client.agents.citations import CITATIONS_MAX
 from gavel_client.agents.deadline import Deadline
 from gavel_client.agents.loop_results import LoopResult, LoopStoppedError, StopReason
 from gavel_client.agents.proposal_loop import ProposalLoop
@@ -48,8 +49,6 @@ from gavel_client.rpc.sync import SyncGavelClient
 
 LEASE_MS_DEFAULT: Final = 60_000
 DEADLINE_MS_DEFAULT: Final = 60_000
-# The contract's limit on citations.
-CITATIONS_MAX: Final = 256
 # The shortest wait for another attempt of the same call.
 RECHECK_MS_MIN: Final = 100
 # The time that such a wait leaves of the deadline, to ask once more.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
-from gavel.v1.administration_service_pb2 import WhoAmIRequest
+from gavel.v1.administration_service_pb2 import WhoAmIRequest, WhoAmIResponse
 from gavel.v1.arbitration_service_pb2 import (
     DECISION_PHASE_DECIDED,
     DecisionPhase,
@@ -34,6 +34,7 @@ from gavel_client.rpc.backoff import RetryBudget
 from gavel_client.rpc.calls.call import StreamCall, UnaryCall
 from gavel_client.rpc.connection import CHANNEL_OPTIONS, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
 from gavel_client.rpc.deadlines import WAIT_TIMEOUT_MS
+from gavel_client.rpc.errors import GavelError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -124,19 +125,24 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
             except grpc.RpcError as error:
                 await asyncio.sleep(retries.pause_seconds(error, closed=self.closed))
             else:
-                await self._learn_incarnation(bus)
+                await self._learn_incarnation(bus, retries.timeout_seconds())
                 return response
 
-    async def _learn_incarnation(self, bus: str) -> None:
-        """Ask once for the incarnation of a bus."""
+    async def _learn_incarnation(self, bus: str, seconds_left: float) -> None:
+        """Ask once for the incarnation of a bus, within the time that the call before has left."""
         rpc = self._incarnation_rpc(bus)
         if rpc is None:
             return
+        answer: WhoAmIResponse | grpc.RpcError | None = None
         try:
-            answer = await rpc(WhoAmIRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
-            self._keep_incarnation(bus, answer)
+            seconds = min(INCARNATION_TIMEOUT_SECONDS, seconds_left)
+            answer = await rpc(WhoAmIRequest(bus=bus), timeout=seconds, metadata=self._question_metadata())
         except grpc.RpcError as error:
-            self._keep_incarnation(bus, error)
+            answer = error
+        except GavelError:
+            pass  # there is no token for the question; the client has logged that
+        finally:
+            self._keep_incarnation(bus, answer)
 
     def _iterate(self, call: StreamCall[Response]) -> AsyncGenerator[Response, None]:
         rpc = self._rpc(call)

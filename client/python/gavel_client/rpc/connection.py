@@ -5,6 +5,7 @@ The asynchronous and the synchronous client differ only in how they wait.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from gavel.v1.administration_service_pb2_grpc import AdministrationServiceStub
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.calls.call import StreamCall, UnaryCall
 from gavel_client.rpc.credentials import ClientCredentials, Credential, Metadata, Tls
-from gavel_client.rpc.errors import GavelError
+from gavel_client.rpc.errors import GavelError, describe_error
 
 TARGET_DEFAULT: Final = "127.0.0.1:9090"
 # Responses may be larger than requests: a page of 1,000 events, 500 decisions with their evidence.
@@ -27,12 +28,21 @@ RECONNECT_PAUSE_MS_MIN: Final = 100
 RECONNECT_PAUSE_MS_MAX: Final = 1_000
 # Timeout of one connection attempt: long enough for a distant or busy server, short enough for a second attempt before a read's deadline.
 CONNECT_TIMEOUT_MS: Final = 5_000
+# A connection whose peer has gone without a word ends after both together, also while its only call is a quiet stream. The server permits
+# a ping every 10 s.
+KEEPALIVE_MS: Final = 30_000
+KEEPALIVE_TIMEOUT_MS: Final = 10_000
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", RESPONSE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_PAUSE_MS_MIN),
     # The name misleads: gRPC uses it as the minimum timeout of a connection attempt, not as a pause.
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_PAUSE_MS_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # gRPC 1.85 waits this long for the answer to a ping, whatever the option above says; by default a minute.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit
 )
 
 # The metadata with which a request names the incarnation of its bus: the event_id of the bus's first event.
@@ -42,8 +52,17 @@ INCARNATION_QUESTION: Final = ((BUS_INCARNATION_KEY, ""),)
 # How long a call waits for the server to tell the incarnation. The client asks once for each bus, after the first call that succeeds.
 INCARNATION_TIMEOUT_SECONDS: Final = 2.0
 _TRANSIENT: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND}
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNAUTHENTICATED,  # the credentials have expired since the call
+    }
 )
+
+_logger = logging.getLogger(__name__)
 
 Channel = TypeVar("Channel")
 
@@ -114,8 +133,13 @@ class Connection(ABC, Generic[Channel]):
         return (*own, (BUS_INCARNATION_KEY, incarnation)) if incarnation else own
 
     def _own_metadata(self) -> Metadata:
-        """Return the metadata that shows who calls."""
-        return self._credentials.metadata()
+        """Return the metadata that shows who calls. Raises GavelError UNAVAILABLE if the provider of the token raises."""
+        try:
+            return self._credentials.metadata()
+        except Exception as error:
+            _logger.warning("the provider of the token failed: %s", describe_error(error))
+            message = f"the provider of the token failed: {describe_error(error)}"
+            raise GavelError(grpc.StatusCode.UNAVAILABLE, "", message) from error
 
     def _question_metadata(self) -> Metadata:
         """Return the metadata of the call that asks for the incarnation of a bus."""
@@ -131,11 +155,11 @@ class Connection(ABC, Generic[Channel]):
         self._incarnations[bus] = ""
         return self._stub(AdministrationServiceStub).WhoAmI
 
-    def _keep_incarnation(self, bus: str, answer: WhoAmIResponse | grpc.RpcError) -> None:
-        """Keep what the server told about the incarnation of a bus. After a transient error the next call asks again."""
+    def _keep_incarnation(self, bus: str, answer: WhoAmIResponse | grpc.RpcError | None) -> None:
+        """Keep what the server told about the incarnation of a bus. After a transient error or no answer the next call asks again."""
         if isinstance(answer, WhoAmIResponse):
             self._incarnations[bus] = answer.bus_incarnation
-        elif answer.code() in _TRANSIENT:
+        elif answer is None or answer.code() in _TRANSIENT:
             del self._incarnations[bus]
 
     def _open_stream(self, rpc: Any, request: Any, timeout_ms: int | None, bus: str) -> Stream:

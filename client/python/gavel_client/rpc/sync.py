@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-from gavel.v1.administration_service_pb2 import WhoAmIRequest
+from gavel.v1.administration_service_pb2 import WhoAmIRequest, WhoAmIResponse
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_DECIDED, DecisionPhase, StreamProposalsResponse, WaitDecisionResponse
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.envelope_pb2 import Envelope
@@ -20,6 +20,7 @@ from gavel_client.rpc.backoff import RetryBudget
 from gavel_client.rpc.calls.call import StreamCall, UnaryCall
 from gavel_client.rpc.connection import CHANNEL_OPTIONS, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
 from gavel_client.rpc.deadlines import WAIT_TIMEOUT_MS
+from gavel_client.rpc.errors import GavelError
 from gavel_client.rpc.sync_methods import SyncMethods
 
 if TYPE_CHECKING:
@@ -95,19 +96,24 @@ class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
             except grpc.RpcError as error:
                 time.sleep(retries.pause_seconds(error, closed=self.closed))
             else:
-                self._learn_incarnation(bus)
+                self._learn_incarnation(bus, retries.timeout_seconds())
                 return response
 
-    def _learn_incarnation(self, bus: str) -> None:
-        """Ask once for the incarnation of a bus."""
+    def _learn_incarnation(self, bus: str, seconds_left: float) -> None:
+        """Ask once for the incarnation of a bus, within the time that the call before has left."""
         rpc = self._incarnation_rpc(bus)
         if rpc is None:
             return
+        answer: WhoAmIResponse | grpc.RpcError | None = None
         try:
-            answer = rpc(WhoAmIRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
-            self._keep_incarnation(bus, answer)
+            seconds = min(INCARNATION_TIMEOUT_SECONDS, seconds_left)
+            answer = rpc(WhoAmIRequest(bus=bus), timeout=seconds, metadata=self._question_metadata())
         except grpc.RpcError as error:
-            self._keep_incarnation(bus, error)
+            answer = error
+        except GavelError:
+            pass  # there is no token for the question; the client has logged that
+        finally:
+            self._keep_incarnation(bus, answer)
 
     def _iterate(self, call: StreamCall[Response]) -> Iterator[Response]:
         rpc = self._rpc(call)

@@ -156,6 +156,36 @@ async def test_stale_fact_of_a_provider_ends_the_loop(client: GavelClient) -> No
     assert re.fullmatch("order.status from the provider is [0-9]+ ms old; the limit is 60000 ms", failure.message)
 
 
+async def test_reading_is_as_old_as_its_call(refund_world: World, client: GavelClient) -> None:
+    """The age of a reading counts from its call, so that a value is stale that could not be recorded for longer than it may be old."""
+    sources = Sources(client)
+
+    @(providers := FactProviders()).tool("customer.score", tool_name="fraud-mcp")
+    async def score(need: FactNeed) -> ToolReading:
+        reading = await sources.score(need)
+        refund_world.clock.now_ms += 60_001
+        return reading
+
+    providers.facts("order.status", source="orders-db")(sources.status)
+    result = await ProposalLoop(client, providers).run(draft())
+    assert (StopReason.PROVIDER_FAILED, "TOO_OLD") == (result.reason, result.rounds[0].failures[0].code)
+    (observed,) = [one for one in result.rounds[0].published if one.WhichOneof("payload") == "observation"]
+    (call,) = [one for one in result.rounds[0].published if one.WhichOneof("payload") == "tool_call"]
+    assert call.recorded_at == observed.observation.observed_at
+
+
+async def test_citations_stay_within_the_limit(refund_world: World, client: GavelClient) -> None:
+    """An agent that cites as many events as a proposal may cite is approved once the loop has added the required ones."""
+    sources = Sources(client)
+    notes = [
+        (await client.publish_event(fact_envelope("order/1", ORDERS, key=f"order.note-{number}", value=number))).envelope
+        for number in range(256)
+    ]
+    result = await ProposalLoop(client, sources.providers).run(draft(based_on_events=[reference(note) for note in notes]))
+    assert (StopReason.APPROVED, ["NEED_MORE_FACTS", ""]) == (result.reason, codes(result)), result.detail
+    assert 256 == len(result.rounds[1].proposal.proposal.based_on_events)
+
+
 async def test_facts_of_dependent_subjects_are_fetched_next(world: World) -> None:
     """If a fact's subject depends on another fact, the loop fetches one after the other and is approved."""
     rules = RULES.replace("""'"customer/7"'""", """'"customer/" + facts.owner'""")

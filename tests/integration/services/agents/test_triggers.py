@@ -12,9 +12,11 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import Firing, GavelClient, PositionFile, Trigger, TriggerSubscription, fact_envelope
 from gavel_client.agents import trigger_subscription
 from gavel_client.values import from_struct
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
 from tests.integration.services.world import AGENT, ORDERS, World
 
+DAY_MS = 24 * 60 * 60 * 1_000
 ORDERS_CREATED = Trigger("orders", frozenset({EVENT_CATEGORY_FACT_EVENT}), ("OrderCreated",), ("order/*",))
 
 
@@ -123,6 +125,20 @@ async def test_failed_firing_is_repeated_and_recorded_once(client: GavelClient, 
     await subscription(client, [ORDERS_CREATED], agent, tmp_path / "p").run()
     assert [("orders", [created.sequence_number])] == agent.firings
     assert 1 == len(await firing_diagnostics(client))
+
+
+async def test_events_older_than_the_idempotency_window(world: World, client: GavelClient, tmp_path: Path) -> None:
+    """An event older than the idempotency window wakes the agent; its firing is recorded once, without a cause, even if repeated."""
+    created = await create(client, "order/1")
+    world.clock.now_ms += IDEMPOTENCY_WINDOW_MS_DEFAULT + DAY_MS
+    (await world.buses.open("")).recent_events._locations.clear()
+    with pytest.raises(ZeroDivisionError):
+        await subscription(client, [ORDERS_CREATED], RecordingAgent(1, failing=True), tmp_path / "positions").run()
+    agent = RecordingAgent(1)
+    await subscription(client, [ORDERS_CREATED], agent, tmp_path / "positions").run()
+    assert [("orders", [created.sequence_number])] == agent.firings
+    (diagnostic,) = await firing_diagnostics(client)
+    assert ("", created.trace_id) == (diagnostic.causation_id, diagnostic.trace_id)
 
 
 async def test_an_agent_does_not_wake_itself(client: GavelClient, tmp_path: Path) -> None:

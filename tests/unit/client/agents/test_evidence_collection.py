@@ -33,3 +33,22 @@ async def test_server_that_is_away_beyond_the_deadline() -> None:
     assert [("E_TIMEOUT", "the server was unavailable until the deadline: UNAVAILABLE LOG_UNAVAILABLE")] == [
         (failure.code, failure.message) for failure in current.failures
     ]
+
+
+async def test_plain_provider_that_raises_stop_iteration() -> None:
+    """A plain provider that raises StopIteration, which no future can hold, fails at once and with its place."""
+    providers = FactProviders()
+
+    @providers.facts("order.status")
+    def order(_: FactNeed) -> list[Envelope]:
+        events: list[list[Envelope]] = []
+        return next(iter(events))
+
+    needs, _ = providers.assign([FactRequirement(key="order.status", subject="order/1")], "trace", "decision")
+    current = Round(Envelope())
+    collector = EvidenceCollector(cast("LoopClient", None), Deadline(600_000, Backoff()), current, Envelope())
+    with pytest.raises(LoopStoppedError):
+        await collector.collect(needs)
+    (failure,) = current.failures
+    assert "PROVIDER_EXCEPTION" == failure.code
+    assert failure.message.startswith("RuntimeError at test_evidence_collection.py:")

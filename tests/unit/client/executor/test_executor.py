@@ -27,7 +27,7 @@ from gavel_client.executor import executor as runtime
 from gavel_client.executor.executor import Executor
 from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult, Handlers
 from gavel_client.rpc.client import GavelClient
-from gavel_client.rpc.errors import HandlerError
+from gavel_client.rpc.errors import GavelError, HandlerError
 from gavel_client.values import from_struct
 
 from tests.unit.client.executor_helpers import ACTION, GROUP, Make, carry_out, outcomes, running, succeed
@@ -223,9 +223,37 @@ async def test_handler_that_exits(executions: FakeExecutions, queue: Queue, make
     assert next(iter(executions.reports.values())).execution.error.message.startswith("SystemExit at test_executor.py:")
 
 
+async def test_plain_function_that_raises_stop_iteration(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """A plain function that raises StopIteration, which no future can hold, fails like any other, with its place."""
+    decision = approved_decision(7, bus, max_attempts=1)
+    executions.add(decision)
+    await queue.add(decision)
+
+    def refund(_: ExecutionContext) -> HandlerResult:
+        results: list[HandlerResult] = []
+        return next(iter(results))
+
+    await carry_out(make(refund), queue)
+    (report,) = executions.reports.values()
+    assert (EXECUTION_STATUS_FAILED, "HANDLER_EXCEPTION") == (report.execution.status, report.execution.error.code)
+    assert report.execution.error.message.startswith("RuntimeError at test_executor.py:")
+
+
+class Closed(dict[str, object]):
+    """A mapping that can no longer be read."""
+
+    def items(self) -> Any:
+        """Fail."""
+        raise RuntimeError("the cursor 4711 is closed")
+
+
 UNUSABLE: list[Any] = [
     HandlerResult.success({"when": object()}),
     HandlerResult.success({"n": float("nan")}),
+    HandlerResult.success({"n": 10**400}),
+    HandlerResult.success({"n": 10**5_000}),
+    HandlerResult.success({"\ud800": object()}),
+    HandlerResult.success(Closed(n=1)),
     HandlerResult.success("done"),  # type: ignore[arg-type]  # the mistake
     HandlerResult.partial(["paid"], {"paid": 30}),  # type: ignore[arg-type]  # the mistake
     None,
@@ -244,6 +272,7 @@ async def test_unusable_result_is_partial(returned: Any, executions: FakeExecuti
     await carry_out(make(return_it), queue)
     (report,) = executions.reports.values()
     assert (EXECUTION_STATUS_PARTIAL, "INVALID_RESULT") == (report.execution.status, report.execution.error.code)
+    assert "4711" not in report.execution.error.message
 
 
 async def test_refused_result_is_partial(server: FakeServer, executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
@@ -407,6 +436,35 @@ async def test_handler_that_ignores_its_cancellation(
         go_on.set()
         await until_equal(queue.ids, [])
     assert [(1, EXECUTION_STATUS_TIMEOUT), (2, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
+
+
+async def test_no_attempt_begins_beside_one_whose_report_was_refused(
+    server: FakeServer, client: GavelClient, executions: FakeExecutions, make: Make, bus: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """An attempt whose report is refused does not end before its handler, which ignores its cancellation."""
+    monkeypatch.setattr(runtime, "CANCEL_GRACE_MS", 10)
+    executions.add(approved_decision(7, bus))
+    server.answers["ReportExecution"] = lambda _: refusal(grpc.StatusCode.PERMISSION_DENIED, "RIGHT_LACKING")
+    go_on = asyncio.Event()
+
+    async def stubborn(_: ExecutionContext) -> HandlerResult:
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+        return HandlerResult.success()
+
+    executor = make(stubborn, timeout_ms=20)
+    begun = await client.begin_execution(approved_decision(7, bus).event_id, producer=executor._producer, lease_ms=60_000)
+    attempt = asyncio.create_task(executor._attempt(begun.started, time.monotonic()))
+    try:
+        await until(lambda: "the report EXECUTION_STATUS_TIMEOUT was refused" in caplog.text)
+        for _ in range(100):  # more steps of the event loop than the end of an attempt takes
+            await asyncio.sleep(0)
+        assert not attempt.done()
+    finally:
+        go_on.set()
+    with pytest.raises(GavelError, match="PERMISSION_DENIED"):
+        await attempt
 
 
 async def test_refused_report_is_logged(

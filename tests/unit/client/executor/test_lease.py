@@ -12,10 +12,19 @@ from typing import Any
 
 import grpc
 import pytest
+from gavel.v1.common_pb2 import Producer
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
-from gavel.v1.execution_service_pb2 import BeginExecutionRequest, BeginExecutionResponse, ExecutionRefusal
+from gavel.v1.execution_service_pb2 import (
+    BeginExecutionRequest,
+    BeginExecutionResponse,
+    ExecutionRefusal,
+    ExecutionStarted,
+    RenewExecutionRequest,
+    RenewExecutionResponse,
+)
 from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_RUNNING
 from gavel_client.executor import lease
+from gavel_client.executor.lease import keep_alive
 from gavel_client.handlers import ExecutionContext, HandlerResult
 from gavel_client.rpc.client import GavelClient
 
@@ -195,3 +204,30 @@ async def test_entry_of_a_killed_executor_is_claimed(
     assert [2] == attempts
     assert [(2, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
     assert executor.statistics.claimed >= 1
+
+
+async def test_provider_of_tokens_that_fails_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is renewed although the provider of the client's token fails once meanwhile."""
+    monkeypatch.setattr(lease, "RETRY_FRACTION", 0.0)
+    renewed = asyncio.Event()
+    failures = [OSError("the token cannot be read")]
+
+    def token() -> str:
+        if failures:
+            raise failures.pop()
+        return "token"
+
+    def renew(_: RenewExecutionRequest) -> RenewExecutionResponse:
+        renewed.set()
+        return RenewExecutionResponse()
+
+    server.answers["RenewExecution"] = renew
+    started = ExecutionStarted(execution_id="exec_1", attempt=1, decision=approved_decision(7, "default"))
+    async with GavelClient(server.target, credentials=token) as client:
+        # The renewal is due, and the lease is far from its end.
+        renewal = asyncio.create_task(keep_alive(client, started, Producer(id="executor-1"), 3_000_000, time.monotonic() - 1_500))
+        ends = asyncio.create_task(renewed.wait())
+        await asyncio.wait({renewal, ends}, return_when=asyncio.FIRST_COMPLETED)
+        assert not renewal.done()
+        renewal.cancel()
+        await ends

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
 from gavel.v1.projection_service_pb2 import GetStatusResponse
-from gavel_client import Certificate, GavelClient, SyncGavelClient, Tls, TokenFile
+from gavel_client import Certificate, GavelClient, GavelError, SyncGavelClient, Tls, TokenFile
+from gavel_client.rpc.backoff import Backoff, is_transient, retry
 from gavel_client.rpc.connection import Connection
 from gavel_client.rpc.credentials import Credential
 from gavel_server.identity.development_certificates import make_certificates
@@ -105,3 +108,42 @@ async def test_token_of_each_call(server: FakeServer) -> None:
         for _ in range(2):
             await client.get_status()
     assert "fourth" == next(tokens)
+
+
+def failing_once() -> Callable[[], str]:
+    """Return a provider of a token that raises at its first call."""
+    failures = [OSError("the token 4711 cannot be read")]
+
+    def token() -> str:
+        if failures:
+            raise failures.pop()
+        return "token"
+
+    return token
+
+
+async def test_a_provider_that_raises(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The failure of a provider of tokens is a transient error of the call, with its cause, and its text is in no log."""
+
+    def blocking() -> GavelError:
+        with SyncGavelClient(server.target, credentials=failing_once()) as client, pytest.raises(GavelError) as raised:
+            client.get_status()
+        return raised.value
+
+    async with GavelClient(server.target, credentials=failing_once()) as client:
+        with pytest.raises(GavelError) as raised:
+            await client.get_status()
+        await client.get_status()
+    for error in (raised.value, await asyncio.to_thread(blocking)):
+        assert is_transient(error)
+        assert isinstance(error.__cause__, OSError)
+        assert "OSError at test_credentials.py:" in error.message
+    assert 2 == caplog.text.count("the provider of the token failed: OSError at test_credentials.py:")
+    assert "4711" not in caplog.text
+
+
+async def test_a_call_that_is_retried_outlasts_its_provider(server: FakeServer, backoff: Backoff) -> None:
+    """A caller that retries until the server answers, as for the report of an attempt, also outlasts a provider of tokens that fails."""
+    async with GavelClient(server.target, credentials=failing_once()) as client:
+        await retry(client.get_status, backoff)
+    assert 1 == len(server.requests["GetStatus"])

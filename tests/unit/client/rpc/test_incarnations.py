@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import pytest
 from gavel_client import GavelClient, GavelError, SyncGavelClient
+from gavel_client.rpc import client as client_module
 from gavel_client.rpc.backoff import Backoff
 
 from tests.unit.client.fake_server import FakeServer, refusal
@@ -56,3 +57,59 @@ async def test_the_synchronous_client(server: FakeServer, backoff: Backoff) -> N
 
     await asyncio.to_thread(call)
     assert (["", INCARNATION], 1) == ([*server.incarnations], server.incarnation_questions)
+
+
+async def test_a_question_that_is_cancelled_is_asked_again(client: GavelClient, server: FakeServer) -> None:
+    """A caller that is cancelled while its client asks for the incarnation leaves the question to the next call."""
+    server.bus_incarnation = INCARNATION
+    asked, go_on = server.hold_incarnation()
+    call = asyncio.create_task(client.get_projection("order/1"))
+    await asked.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    go_on.set()
+    for _ in range(2):
+        await client.get_projection("order/1")
+    assert ["", "", INCARNATION] == server.incarnations
+
+
+async def test_the_question_ends_with_the_time_of_the_call(
+    client: GavelClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not tell the incarnation delays a call at most until its deadline; the next call asks again."""
+    server.bus_incarnation = INCARNATION
+    monkeypatch.setattr(client_module, "INCARNATION_TIMEOUT_SECONDS", 3_600.0)
+    _, go_on = server.hold_incarnation()
+    await client.get_projection("order/1", timeout_ms=1_000)
+    go_on.set()
+    for _ in range(2):
+        await client.get_projection("order/1")
+    assert ["", "", INCARNATION] == server.incarnations
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED])
+async def test_a_question_that_fails_is_asked_again(client: GavelClient, server: FakeServer, code: grpc.StatusCode) -> None:
+    """A question that a stopping server cancels, or whose credentials expire, is asked again after the next call."""
+    server.bus_incarnation = INCARNATION
+    server.incarnation_errors.append(refusal(code))
+    for _ in range(3):
+        await client.get_projection("order/1")
+    assert ["", "", INCARNATION] == server.incarnations
+
+
+async def test_a_question_without_a_token_is_asked_again(server: FakeServer) -> None:
+    """A call that has succeeded returns its answer although its client gets no token for the question, which the next call asks."""
+    server.bus_incarnation = INCARNATION
+    tokens = iter(["token", None, "token", "token", "token"])
+
+    def token() -> str:
+        text = next(tokens)
+        if text is None:
+            raise OSError("the token of 4711 cannot be read")
+        return text
+
+    async with GavelClient(server.target, credentials=token) as client:
+        for _ in range(3):
+            await client.get_projection("order/1")
+    assert ["", "", INCARNATION] == server.incarnations
