@@ -32,9 +32,12 @@ class Places:
         self._waiting: Final[FairQueue[asyncio.Future[None]]] = FairQueue(waiting_max, waiting_max * TURN_BYTES)
 
     @asynccontextmanager
-    async def occupy(self, caller: str) -> AsyncIterator[None]:
-        """Occupy a place within the block, once there is one. Raises ServiceError QUEUE_FULL."""
-        await self._enter(caller)
+    async def occupy(self, caller: str, *, announces: bool = True) -> AsyncIterator[None]:
+        """Occupy a place within the block, once there is one. Raises ServiceError QUEUE_FULL.
+
+        `announces`: let the native front know of a wait, which sends the headers of the call.
+        """
+        await self._enter(caller, announces)
         try:
             yield
         finally:
@@ -56,8 +59,8 @@ class Places:
         running.add_done_callback(self._end)
         return await asyncio.shield(running)
 
-    async def _enter(self, caller: str) -> None:
-        """Wait for a place and occupy it."""
+    async def _enter(self, caller: str, announces: bool = True) -> None:
+        """Wait for a place and occupy it. `announces`: see `occupy`."""
         if self._running < self._places_max:
             self._running += 1
             return
@@ -70,7 +73,8 @@ class Places:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(caller, turn, TURN_BYTES)
         try:
-            await announce_wait()
+            if announces:
+                await announce_wait()
             await turn
         except BaseException:
             if not turn.done() or turn.cancelled():

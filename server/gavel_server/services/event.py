@@ -236,7 +236,8 @@ class EventServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         if request.HasField("last_read"):
             last_read = Head(request.last_read.sequence_number, request.last_read.chain_hash)
-            await check_history(sequencer, last_read, self._reads.occupy(context.caller))
+            # Announced, the wait would send the headers that say that the caller is subscribed.
+            await check_history(sequencer, last_read, self._reads.occupy(context.caller, announces=False))
         await context.send_headers()  # the caller learns that it is subscribed before there is an event
         event_filter = EventFilter(
             frozenset(request.categories),

@@ -130,7 +130,10 @@ async def test_a_trimmed_event_is_not_a_lost_one(world: World) -> None:
 
 
 async def test_few_callers_look_for_their_last_event_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller occupies a place for reads while the log is read for its last event, and not while it waits for the server to read on."""
+    """A caller occupies a place for reads while the log is read for its last event, and not while it waits for the server to read on.
+
+    Its wait is not announced: an announcement sends the headers, which say that the caller is subscribed.
+    """
     event = await world.publish(fact("order/1", "order.status", "paid"))
     sequencer = await world.buses.open("")
     read_many, may_read, has_read_on = sequencer.log.read_many, asyncio.Event(), asyncio.Event()
@@ -144,6 +147,12 @@ async def test_few_callers_look_for_their_last_event_at_once(world: World, monke
 
     monkeypatch.setattr(sequencer.log, "read_many", count_reads)
     monkeypatch.setattr(sequencer, "read_on", has_read_on.wait)
+    announced: list[str] = []
+
+    async def announce_wait() -> None:
+        announced.append("")
+
+    monkeypatch.setattr("gavel_server.fairness.places.announce_wait", announce_wait)
     lost = Checkpoint(sequence_number=event.sequence_number, chain_hash=bytes(32))
     readers = [asyncio.create_task(refusal(_take(world, 1, last_read=lost))) for _ in range(3 * READS_MAX)]
     assert not await wait_until(lambda: reads > READS_MAX, 200)
@@ -152,6 +161,7 @@ async def test_few_callers_look_for_their_last_event_at_once(world: World, monke
     assert await wait_until(lambda: reads == len(readers), WAIT_MS_MAX)
     has_read_on.set()
     assert {"HISTORY_REPLACED"} == {(await reader).reason for reader in readers}
+    assert [] == announced
 
 
 async def test_a_reported_loss_is_not_accepted_yet(world: World) -> None:

@@ -11,11 +11,14 @@ from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.codec.fields import Field
 from gavel_rules.replay.duplicate_fields import find_duplicate_field
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct, Value
 
 from tests.support.histories.story import story
 
 DECISION = Field(Envelope, "decision")
 PROPOSAL = Field(Envelope, "proposal")
+PARAMS = Field(Proposal, "params")
+AMOUNT = Struct(fields={"amount": Value(number_value=1)})
 BASED_ON_EVENTS = Field(Proposal, "based_on_events")
 
 
@@ -34,10 +37,12 @@ def twice(message: Message) -> bytes:
         (DECISION.content(twice(Decision(outcome=OUTCOME_APPROVED))), "decision.outcome"),
         (PROPOSAL.content(twice(Proposal(projection_version=1))), "proposal.projection_version"),
         (PROPOSAL.content(BASED_ON_EVENTS.content(twice(EventReference(event_id="e")))), "proposal.based_on_events.event_id"),
+        (PROPOSAL.content(PARAMS.content(twice(AMOUNT))), "proposal.params.fields"),
+        (PROPOSAL.content(PARAMS.content(twice(Struct(fields={"": Value(number_value=1)})))), "proposal.params.fields"),
     ],
 )
 def test_duplicates(content: bytes, path: str) -> None:
-    """A singular field that occurs twice is found at any depth, also as another member of its oneof."""
+    """A singular field or a key of a map that occurs twice is found at any depth, also as another member of its oneof."""
     Envelope.FromString(content)
     assert path == find_duplicate_field(content, Envelope.DESCRIPTOR)
 
@@ -47,6 +52,7 @@ def test_duplicates(content: bytes, path: str) -> None:
     [
         b"",
         PROPOSAL.content(twice(Proposal(based_on_events=[EventReference(event_id="e")], required_facts=["order.status"]))),
+        PROPOSAL.content(PARAMS.content(AMOUNT.SerializeToString() + Struct(fields={"note": Value(number_value=1)}).SerializeToString())),
         bytes([0xFA, 0x3F, 1, 65]) * 2,
     ],
 )
