@@ -135,7 +135,7 @@ COMMAND_CASES: list[tuple[dict[str, Any], Any]] = [
     ({"commandId": "text.cat", "argv": ["a.txt"], "cwd": "/workspace/src"}, output("one two two\n")),
     ({"commandId": "process.script", "argv": ["pwd -P | sed 's#.*/##'; exit 3"]}, output("inside\n", 3)),
     ({"commandId": "process.script", "argv": ["echo no >&2; kill -TERM $$"]}, output("", 143, "no\n")),
-    ({"commandId": "process.script", "argv": ["env | sort | cut -d= -f1 | head -1"]}, output("HOME\n")),
+    ({"commandId": "process.script", "argv": ["env | grep -v ^GIT_CONFIG | sort | cut -d= -f1 | head -1"]}, output("HOME\n")),
     ({"commandId": "process.script", "argv": ["head -c 5000 /dev/zero | tr '\\0' x"]}, output("x" * OUTPUT_BYTES_MAX, truncated=True)),
     ({"commandId": "process.sleep", "argv": ["3600"], "timeoutMs": 50}, output("", 137, timeout_hit=True)),
     ({"commandId": "process.script", "argv": ["cat"]}, output("")),

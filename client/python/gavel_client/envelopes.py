@@ -26,7 +26,7 @@ from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gavel_client.values import to_struct, to_value
+from gavel_client.values import INTEGER_MAX, to_struct, to_value
 
 if TYPE_CHECKING:
     pass
@@ -311,7 +311,20 @@ def content_hash(value: Any) -> str:
     # Imported here, because only producers of evidence need it: the rest of the client works without it.
     import rfc8785
 
-    return "sha256:" + hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+    try:
+        canonical = rfc8785.dumps(value)
+    except rfc8785.IntegerDomainError:
+        canonical = rfc8785.dumps(_with_doubles(value))
+    return "sha256:" + hashlib.sha256(canonical).hexdigest()
+
+
+def _with_doubles(value: Any) -> Any:
+    """Return a value with ±2^53 as the double that the wire carries: RFC 8785's library takes smaller integers only."""
+    if isinstance(value, Mapping):
+        return {key: _with_doubles(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_doubles(item) for item in value]
+    return float(value) if isinstance(value, int) and abs(value) == INTEGER_MAX else value
 
 
 def diagnostic_envelope(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from contextlib import AsyncExitStack
 
 import pytest
@@ -83,14 +84,24 @@ async def test_clients_learn_of_a_change(world: World, mode: str) -> None:
 
 @pytest.mark.long
 async def test_a_reviewed_digest(world: World) -> None:
-    """A tool whose first definition is not the one that the configuration names is closed from the start."""
+    """A tool whose definition is not the one that the configuration names is closed, until the configuration names the accepted one."""
     world.configure_ledger({"digest": "sha256:" + "0" * 64})
 
-    async with world.connect() as client:
-        result = await client.call_tool("ledger__append", {"text": "one"})
+    await world.deploy(LEDGER_RULES)
+    reason = "the definition is not the one that the configuration names"
 
-    assert (True, []) == (result.is_error, world.lines)
-    assert "the definition is not the one that the configuration names" in text_of(result)
+    async with world.connect() as client:
+        first = await client.call_tool("ledger__append", {"text": "one"})
+        accepted = _accept(world, "ledger.append")
+        second = await client.call_tool("ledger__append", {"text": "one"})
+    [digest] = re.findall("change it and start the proxy again: servers.ledger.tools.append.digest: (sha256:.*)", accepted)
+    assert [True, True] == [reason in text_of(result) for result in (first, second)]
+    assert [] == world.lines
+
+    world.configure_ledger({"digest": digest})
+    async with world.connect() as client:
+        await client.call_tool("ledger__append", {"text": "two"})
+    assert ["two"] == world.lines
 
 
 def _accept(world: World, *names: str) -> str:
@@ -107,7 +118,7 @@ def _accept(world: World, *names: str) -> str:
     ]
     finished = run_gavel(arguments, os.environ)
     assert 0 == finished.returncode, finished.stderr
-    return finished.stdout
+    return finished.stdout + finished.stderr
 
 
 @pytest.mark.long

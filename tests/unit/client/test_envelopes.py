@@ -220,3 +220,11 @@ def test_time_without_zone_is_refused() -> None:
 def test_reference() -> None:
     """A reference holds the event_id and the sequence number of a recorded event."""
     assert EventReference(event_id="e", sequence_number=3) == reference(Envelope(event_id="e", sequence_number=3))
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53)])
+def test_the_hash_of_the_largest_integers(number: int) -> None:
+    """The largest integers that a double holds have the hash of the double that the wire carries, at any depth; larger ones have none."""
+    assert content_hash([{"n": float(number)}]) == content_hash([{"n": number}])
+    with pytest.raises(ValueError, match="domain"):
+        content_hash([{"n": 2 * number}])

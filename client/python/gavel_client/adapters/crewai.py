@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from gavel_client.adapters.extras import extra
@@ -17,6 +18,7 @@ from gavel_client.gate.answers import WAITS
 from gavel_client.gate.results import success, unknown
 from gavel_client.handlers import HandlerResult
 from gavel_client.rpc.errors import HandlerError
+from gavel_client.threads import call_plain
 
 with extra("crewai"):
     from crewai.hooks import HookAborted, ToolCallHookContext
@@ -71,7 +73,7 @@ class _GatedTool(BaseTool):
             return ToolFailure(message=str(error), code=error.code)
 
     async def _arun(self, **arguments: Any) -> Any:
-        return await asyncio.to_thread(self._run, **arguments)
+        return await asyncio.to_thread(call_plain, partial(self._run, **arguments))
 
     def format_output_for_agent(self, raw_result: Any) -> str:
         if self._inner is None or isinstance(raw_result, ToolFailure):

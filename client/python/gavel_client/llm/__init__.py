@@ -13,6 +13,7 @@ from gavel_client.llm.agent_tools import ActionTool, AgentRun, AgentTool, FinalA
 from gavel_client.llm.attempts import RetryPolicy
 from gavel_client.llm.errors import (
     InvalidOutputError,
+    InvalidRequestError,
     LLMError,
     LLMFailedError,
     LLMProviderError,
@@ -58,6 +59,7 @@ __all__ = [
     "AssistantMessage",
     "FinalAnswer",
     "InvalidOutputError",
+    "InvalidRequestError",
     "InvocationRecorder",
     "LLMCitationRef",
     "LLMContext",

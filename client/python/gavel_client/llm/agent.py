@@ -18,6 +18,7 @@ import grpc
 from gavel.v1.common_pb2 import EventCategory, Producer
 from gavel.v1.envelope_pb2 import Envelope
 
+from gavel_client.agents.citations import Citations
 from gavel_client.envelopes import reference
 from gavel_client.llm.agent_results import AgentResponse, AgentStoppedError, AgentTurn, ToolExecutionResult
 from gavel_client.llm.agent_tools import FINAL_ANSWER, AgentRun, AgentTool, FinalAnswer, failure
@@ -82,7 +83,7 @@ class Agent:
         proposals are made once. The bindings of tools of `session_id` apply. Raises AgentStoppedError for a run without an answer, and
         what LLMService.complete raises.
         """
-        evidence = [reference(cause)] if cause.event_category in _EVIDENCE else []
+        evidence = Citations([reference(cause)] if cause.event_category in _EVIDENCE else [])
         run = AgentRun(
             self._client, self._producer, cause.subject, cause.trace_id, run_key or cause.event_id, session_id, evidence=evidence
         )
@@ -107,7 +108,7 @@ class Agent:
             if end:
                 return
             messages.append(AssistantMessage(response))
-            messages += [ToolMessage(one.call.call_id, one.call.name, one.output, one.error is not None) for one in results]
+            messages += [message_of(one) for one in results]
             causation_id = next((one.event_ids[-1] for one in reversed(results) if one.event_ids), causation_id)
         raise AgentStoppedError("turns_max", turns)
 
@@ -127,6 +128,11 @@ class Agent:
             if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
                 raise
             return failure(call, ARGS, error.message)
+
+
+def message_of(result: ToolExecutionResult) -> ToolMessage:
+    """Return the message that tells the model the result of a call."""
+    return ToolMessage(result.call.call_id, result.call.name, result.output, result.error is not None, result.recorded_output)
 
 
 def _end(response: LLMResponse, results: Sequence[ToolExecutionResult]) -> str:

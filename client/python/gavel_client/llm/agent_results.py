@@ -24,6 +24,8 @@ class ToolExecutionResult:
     """Events in the log: call, result and observation, or proposals and decisions; the last one last."""
     details: Any = None
     """The ToolOutcome of a runtime, the LoopResult of a proposal, or the decoded final answer."""
+    recorded_output: str | None = None
+    """The output without the redactions of its contract, for the record of the next call of the model. None: it has none."""
 
 
 @dataclass(frozen=True)

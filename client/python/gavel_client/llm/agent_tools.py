@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import rfc8785
-from gavel.v1.common_pb2 import EventReference, Producer
+from gavel.v1.common_pb2 import Producer
 from gavel.v1.tool_pb2 import ToolContract
 
+from gavel_client.agents.citations import Citations
+from gavel_client.agents.evidence_collection import time_of_call
 from gavel_client.agents.loop_results import LoopResult
 from gavel_client.agents.proposal_loop import ProposalLoop
-from gavel_client.envelopes import observation_envelope, proposal_envelope, reference
+from gavel_client.envelopes import observation_envelope, proposal_envelope
 from gavel_client.llm.agent_results import ToolExecutionResult
 from gavel_client.llm.models import LLMToolCall
 from gavel_client.llm.requests import LLMTool
@@ -27,6 +29,7 @@ from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.tools.errors import ARGS
 from gavel_client.tools.invocation import TIMEOUT_MS_DEFAULT, ToolContext, ToolOutcome
+from gavel_client.tools.redaction import redact
 from gavel_client.tools.runtime import ToolRuntime
 from gavel_client.tools.schemas import Schemas
 from gavel_client.values import from_struct, to_struct
@@ -57,8 +60,8 @@ class AgentRun:
     """Session of the agent, whose bindings of tools apply."""
     invocation_id: str = ""
     """The event of the model's call that the tools are called for: the cause of what they do."""
-    evidence: list[EventReference] = field(default_factory=list)
-    """The events that a proposal cites: the cause of the run, and the observations of its tools."""
+    evidence: Citations = field(default_factory=Citations)
+    """The events that a proposal cites: the cause of the run, and the latest observations of its tools."""
 
 
 class AgentTool(Protocol):
@@ -96,7 +99,8 @@ class RuntimeTool:
         self._observe = observe
         self._subject = subject
         self._timeout_ms = timeout_ms
-        self.definition: Final = LLMTool(model_name(contract.name), description, _object_schema(from_struct(contract.argument_schema)))
+        parameters = _object_schema(from_struct(contract.argument_schema))
+        self.definition: Final = LLMTool(model_name(contract.name), description, parameters, tuple(contract.redactions))
 
     async def run(self, call: LLMToolCall, arguments: Arguments, run: AgentRun) -> ToolExecutionResult:
         """Call the tool; record the observed values of its result as an observation.
@@ -126,7 +130,8 @@ class RuntimeTool:
             event_ids += await self._record_observation(subject, outcome, run)
         except GavelError as error:
             note = f"\n[the observation of this result is not recorded, and no proposal can cite it: {describe_error(error)}]"
-        return ToolExecutionResult(call, _json(outcome.data) + note, None, event_ids, outcome)
+        recorded = _json(redact(outcome.data, "result", outcome.redactions)) + note if outcome.redactions else None
+        return ToolExecutionResult(call, _json(outcome.data) + note, None, event_ids, outcome, recorded)
 
     async def _record_observation(self, subject: str, outcome: ToolOutcome, run: AgentRun) -> tuple[str, ...]:
         fields = self._observe(outcome.data or {}) if self._observe else {}
@@ -138,11 +143,12 @@ class RuntimeTool:
             source_tool=outcome.canonical_tool,
             extracted_fields=fields,
             evidence=outcome.result,
+            observed_at=time_of_call(outcome.call),
             trace_id=run.trace_id,
             causation_id=outcome.result.event_id,
         )
         recorded = (await run.client.publish_event(observation)).envelope
-        run.evidence.append(reference(recorded))
+        run.evidence.add_event(recorded)
         return (recorded.event_id,)
 
 
@@ -212,7 +218,7 @@ class ActionTool:
                 action_type=self._action_type,
                 params=arguments,
                 max_fact_age_ms=self._max_fact_age_ms,
-                based_on_events=run.evidence,
+                based_on_events=run.evidence.references,
                 risk=self._risk,
                 confidence=self._confidence,
                 trace_id=run.trace_id,
@@ -220,7 +226,12 @@ class ActionTool:
             )
         except Exception as error:  # noqa: BLE001  # the model chose the arguments
             return failure(call, ARGS, f"the arguments cannot be proposed: {describe_error(error)}")
-        work: dict[str, Any] = {"run": run.run_key, "action_type": self._action_type, "subject": subject, "params": arguments}
+        work: dict[str, Any] = {
+            "run": run.run_key,
+            "action_type": self._action_type,
+            "subject": subject,
+            "params": from_struct(proposal.proposal.params),
+        }
         result = await self._loop.run(proposal, run_key=hashlib.sha256(rfc8785.dumps(work)).hexdigest())
         return ToolExecutionResult(call, _cut(result.explain()), _refusal(result), _event_ids(result), result)
 
@@ -276,7 +287,8 @@ def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _json(value: object) -> str:
-    return _cut(json.dumps(value, ensure_ascii=False))
+    # A message about arguments may repeat a lone surrogate of the model's; here it becomes an escape of JSON.
+    return _cut(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode())
 
 
 def _cut(text: str) -> str:

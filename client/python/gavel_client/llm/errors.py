@@ -46,6 +46,10 @@ class UnknownProviderEvent(LLMError):  # noqa: N818 (the name of the design, con
         self.raw: Final = raw
 
 
+class InvalidRequestError(LLMError):
+    """A request that the log cannot record, so it is not sent: its JSON has no canonical form, or its settings are no Struct."""
+
+
 class LLMProviderError(LLMError):
     """A failed attempt. `status` is that of HTTP, if there was an answer; `retry_after_ms` the provider's advice, if any."""
 

@@ -11,7 +11,8 @@ equal prompts have equal hashes with every provider. docs/hashing.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,9 +22,11 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_client.envelopes import content_hash, diagnostic_envelope
 from gavel_client.evidence.store import EvidenceStore
+from gavel_client.llm.errors import InvalidRequestError, LLMProviderError
 from gavel_client.llm.models import JsonObject, LLMProviderMeta, LLMResponse, LLMToolCall
-from gavel_client.llm.requests import AssistantMessage, LLMMessage, LLMRequest, SystemMessage, ToolMessage, UserMessage
+from gavel_client.llm.requests import AssistantMessage, LLMMessage, LLMRequest, LLMTool, SystemMessage, ToolMessage, UserMessage
 from gavel_client.rpc.client import GavelClient
+from gavel_client.tools.redaction import REDACTED, redact
 from gavel_client.values import to_struct
 
 KIND: Final = "LlmInvocationCommitted"
@@ -52,6 +55,7 @@ class Invocation:
     """One call with all its attempts; `response` is None if there is no complete answer."""
 
     request: LLMRequest
+    prompt_hash: str
     settings: JsonObject
     requested_model: str
     provider_meta: Sequence[LLMProviderMeta]
@@ -89,8 +93,8 @@ class InvocationRecorder:
 
 
 def prompt_json(request: LLMRequest) -> JsonObject:
-    """Return the prompt as JSON values, the same for every provider."""
-    prompt: dict[str, Any] = {"messages": [_message_json(message) for message in request.messages]}
+    """Return the prompt as JSON values, the same for every provider, without the redactions of its tools."""
+    prompt: dict[str, Any] = {"messages": [_message_json(message, request.tools) for message in request.messages]}
     if request.tools:
         prompt["tools"] = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in request.tools]
     if request.output_schema is not None:
@@ -98,41 +102,70 @@ def prompt_json(request: LLMRequest) -> JsonObject:
     return prompt
 
 
-def output_json(response: LLMResponse) -> JsonObject:
-    """Return the output as JSON values: text and tool calls."""
-    return {"text": response.text, "tool_calls": _calls_json(response.tool_calls)}
+def output_json(response: LLMResponse, tools: Sequence[LLMTool] = ()) -> JsonObject:
+    """Return the output as JSON values: text and tool calls, without the redactions of `tools`."""
+    return {"text": response.text, "tool_calls": _calls_json(response.tool_calls, tools)}
+
+
+def check_request(request: LLMRequest, settings: Iterable[JsonObject]) -> str:
+    """Return the hash of a prompt, once all of a request can be recorded, with each of `settings`. Raises InvalidRequestError."""
+    try:
+        for one in settings:
+            _settings_detail(one)
+        return content_hash(prompt_json(request))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the request cannot be recorded, so it is not sent: {error}") from error
+
+
+def check_response(request: LLMRequest, response: LLMResponse, provider: str) -> None:
+    """Check that an answer can be recorded. Raises LLMProviderError."""
+    try:
+        _output_detail(request, response)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LLMProviderError(provider, "malformed", f"its answer cannot be recorded: {error}") from error
 
 
 def evidence_of(invocation: Invocation) -> bytes:
     """Return the captured evidence of a call: the canonical JSON of prompt and output."""
     import rfc8785
 
-    output = None if invocation.response is None else output_json(invocation.response)
+    output = None if invocation.response is None else output_json(invocation.response, invocation.request.tools)
     return rfc8785.dumps({"prompt": prompt_json(invocation.request), "output": output})
 
 
 def _detail(invocation: Invocation) -> LlmInvocation:
     detail = LlmInvocation(
         requested_model=invocation.requested_model,
-        prompt_hash=content_hash(prompt_json(invocation.request)),
+        prompt_hash=invocation.prompt_hash,
         duration_ms=invocation.duration_ms,
         attempts=[_attempt(meta) for meta in invocation.provider_meta[-ATTEMPTS_RECORDED_MAX:]],
     )
-    settings = {name: value for name, value in invocation.settings.items() if name != "temperature"}
-    detail.settings.CopyFrom(to_struct(settings, "settings"))
-    temperature = invocation.settings.get("temperature")
+    detail.MergeFrom(_settings_detail(invocation.settings))
+    if invocation.response is not None:
+        detail.MergeFrom(_output_detail(invocation.request, invocation.response))
+    return detail
+
+
+def _settings_detail(settings: JsonObject) -> LlmInvocation:
+    others = {name: value for name, value in settings.items() if name != "temperature"}
+    detail = LlmInvocation(settings=to_struct(others, "settings"))
+    temperature = settings.get("temperature")
     if temperature is not None:
         detail.llm_temperature = float(temperature)
-    response = invocation.response
-    if response is not None:
-        detail.llm_model = response.model
-        detail.llm_provider = response.provider_meta[-1].provider_name
-        detail.response_id = response.id
-        detail.output_hash = content_hash(output_json(response))
-        if response.usage is not None:
-            detail.token_count = response.usage.total_tokens
-            detail.input_token_count = response.usage.input_tokens
-            detail.output_token_count = response.usage.output_tokens
+    return detail
+
+
+def _output_detail(request: LLMRequest, response: LLMResponse) -> LlmInvocation:
+    detail = LlmInvocation(
+        llm_model=response.model,
+        llm_provider=response.provider_meta[-1].provider_name,
+        response_id=response.id,
+        output_hash=content_hash(output_json(response, request.tools)),
+    )
+    if response.usage is not None:
+        detail.token_count = response.usage.total_tokens
+        detail.input_token_count = response.usage.input_tokens
+        detail.output_token_count = response.usage.output_tokens
     return detail
 
 
@@ -146,17 +179,29 @@ def _attempt(meta: LLMProviderMeta) -> LlmAttempt:
     )
 
 
-def _message_json(message: LLMMessage) -> JsonObject:
+def _message_json(message: LLMMessage, tools: Sequence[LLMTool]) -> JsonObject:
     match message:
         case SystemMessage(text):
             return {"role": "system", "text": text}
         case UserMessage(text):
             return {"role": "user", "text": text}
         case AssistantMessage(response):
-            return {"role": "assistant", "text": response.text, "tool_calls": _calls_json(response.tool_calls)}
-        case ToolMessage(name=name, output=output, is_error=is_error):
-            return {"role": "tool", "name": name, "text": output, "is_error": is_error}
+            return {"role": "assistant", "text": response.text, "tool_calls": _calls_json(response.tool_calls, tools)}
+        case ToolMessage(name=name, output=output, is_error=is_error, recorded_output=recorded):
+            return {"role": "tool", "name": name, "text": output if recorded is None else recorded, "is_error": is_error}
 
 
-def _calls_json(calls: Sequence[LLMToolCall]) -> list[JsonObject]:
-    return [{"name": call.name, "arguments": call.arguments} for call in calls]
+def _calls_json(calls: Sequence[LLMToolCall], tools: Sequence[LLMTool]) -> list[JsonObject]:
+    redactions = {tool.name: tool.redactions for tool in tools if tool.redactions}
+    return [{"name": call.name, "arguments": _redacted(call.arguments, redactions.get(call.name, ()))} for call in calls]
+
+
+def _redacted(arguments: str, redactions: Sequence[str]) -> str:
+    """Return the arguments of a call, as a model wrote them, without redactions."""
+    if not any(pointer.split("/")[1:2] == ["arguments"] for pointer in redactions):
+        return arguments
+    try:
+        return json.dumps(redact(json.loads(arguments or "{}"), "arguments", redactions), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        # Where the values are is not known.
+        return REDACTED

@@ -199,7 +199,7 @@ class ModelProvider:
 
     def _response(self, raw: JsonObject, raw_events: list[JsonObject], started_at: float) -> LLMResponse:
         with _format_errors(self._name, raw_events[-1]):
-            response = self._wire.response(raw, self._name)
+            response = self._wire.response(_well_formed(raw), self._name)
             _check_texts(_texts_of_response(response))
             _check_usage(response.usage)
         latency_ms = (time.monotonic() - started_at) * 1000
@@ -227,9 +227,21 @@ def _format_errors(provider: str, raw: JsonObject) -> Iterator[None]:
     """Turn errors of reading JSON of an unexpected shape into a failure of the provider."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         message = f"its answer lacks what its format requires ({type(error).__name__}: {error})"
         raise LLMProviderError(provider, "malformed", message, raw=raw) from error
+
+
+def _well_formed(value: Any) -> Any:
+    """Return JSON with U+FFFD in place of each lone surrogate, which no text in UTF-8 can hold. Two halves of a character become it."""
+    match value:
+        case str():
+            return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case Mapping():
+            return {_well_formed(name): _well_formed(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_well_formed(item) for item in value]
+    return value
 
 
 def _check_texts(texts: Iterable[object]) -> None:

@@ -36,12 +36,13 @@ class AssistantMessage:
 
 @dataclass(frozen=True)
 class ToolMessage:
-    """The output of a tool for the call `call_id` of an earlier answer."""
+    """The output of a tool for the call `call_id` of an earlier answer. `recorded_output`, if set, is recorded in its place."""
 
     call_id: str
     name: str
     output: str
     is_error: bool = False
+    recorded_output: str | None = None
 
 
 LLMMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
@@ -49,11 +50,15 @@ LLMMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(frozen=True)
 class LLMTool:
-    """A tool that the model may call. `name` has 1..64 letters, digits, "_" and "-". `parameters` is a JSON Schema of an object."""
+    """A tool that the model may call. `name` has 1..64 letters, digits, "_" and "-". `parameters` is a JSON Schema of an object.
+
+    `redactions` are those of a contract; those of arguments apply to the record of a call.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    redactions: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

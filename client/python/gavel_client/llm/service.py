@@ -19,14 +19,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from gavel.v1.envelope_pb2 import Envelope
+from google.protobuf.struct_pb2 import Struct
 
 from gavel_client.llm.attempts import Attempts, RetryPolicy
 from gavel_client.llm.errors import InvalidOutputError, LLMFailedError, LLMProviderError
-from gavel_client.llm.invocations import INVOCATION, Invocation, InvocationRecorder, LLMContext
+from gavel_client.llm.invocations import INVOCATION, Invocation, InvocationRecorder, LLMContext, check_request, check_response
 from gavel_client.llm.models import LLMProviderMeta, LLMResponse, LLMStreamEvent
 from gavel_client.llm.provider import LLMProvider, completed_event, error_event
 from gavel_client.llm.requests import AssistantMessage, LLMRequest, UserMessage
 from gavel_client.rpc.errors import describe_error
+from gavel_client.tools.records import clip
 from gavel_client.tools.schemas import Schemas
 from gavel_client.values import to_struct
 
@@ -46,6 +48,22 @@ class LLMJson:
 
     value: Any
     response: LLMResponse
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call: what is asked, the hash of its prompt if it is recorded, and the attempts so far."""
+
+    request: LLMRequest
+    context: LLMContext | None
+    prompt_hash: str
+    attempts: Attempts
+
+    def invocation(self, response: LLMResponse | None) -> Invocation:
+        """Return the call for its record."""
+        provider, attempts = self.attempts.provider, self.attempts
+        settings = provider.settings(self.request)
+        return Invocation(self.request, self.prompt_hash, settings, provider.model, attempts.provider_meta, attempts.duration_ms, response)
 
 
 class LLMService:
@@ -88,21 +106,23 @@ class LLMService:
         """Return the model's answer.
 
         Raises LLMFailedError if no provider answered, UnknownProviderEvent for an answer that its adapter does not know, GavelError if the
-        call cannot be recorded.
+        call cannot be recorded, InvalidRequestError for a request that no event can hold, before it is sent.
         """
-        attempts = Attempts(self._providers, self._policy)
+        call = self._begin(request, context)
+        attempts = call.attempts
         try:
             while True:
                 timeout_ms = attempts.begin()
                 try:
                     response = await attempts.provider.complete(request, timeout_ms=timeout_ms)
+                    self._check(call, response)
                     break
                 except LLMProviderError as error:
                     await attempts.fail(error)
         except (Exception, asyncio.CancelledError) as error:
-            await self._record_failure(request, attempts, error, context)
+            await self._record_failure(call, error)
             raise
-        return await self._record(request, attempts, attempts.succeed(response), context)
+        return await self._record(call, attempts.succeed(response))
 
     async def stream(self, request: LLMRequest, *, context: LLMContext | None = None) -> AsyncGenerator[LLMStreamEvent, None]:
         """Yield the answer as it comes; the last event has the response that `complete` returns.
@@ -110,7 +130,8 @@ class LLMService:
         Another attempt follows a failure only before the first event: afterwards the caller has seen a part of the answer. Then the last
         event is "response.error", and the iteration raises LLMFailedError. Raises what `complete` raises.
         """
-        attempts = Attempts(self._providers, self._policy)
+        call = self._begin(request, context)
+        attempts = call.attempts
         answer: LLMResponse | None = None
         has_output = False
         try:
@@ -120,6 +141,7 @@ class LLMService:
                     async with aclosing(events):
                         async for event in events:
                             if event.chunk.response is not None:
+                                self._check(call, event.chunk.response)
                                 answer = event.chunk.response
                             elif event.event_type != "response.error":  # its exception follows
                                 has_output = True
@@ -132,9 +154,9 @@ class LLMService:
                     yield error_event(error, attempts.provider_meta)
                     raise LLMFailedError(attempts.provider_meta) from error
         except (Exception, asyncio.CancelledError, GeneratorExit) as error:
-            await self._record_failure(request, attempts, error, context)
+            await self._record_failure(call, error)
             raise
-        yield completed_event(await self._record(request, attempts, attempts.succeed(answer), context))
+        yield completed_event(await self._record(call, attempts.succeed(answer)))
 
     async def complete_json(
         self,
@@ -147,15 +169,15 @@ class LLMService:
         """Return the model's answer decoded from JSON, if it matches `schema` (JSON Schema 2020-12), and the response.
 
         An output that does not match is sent back with its problems, up to `outputs_max` outputs in all; each is a call of its own. The
-        attempts of all of them are in the response's `provider_meta`. Raises InvalidOutputError if the last one does not match either, and
-        what `complete` raises.
+        attempts of all of them are in the response's `provider_meta`. Raises InvalidOutputError if the last one does not match either,
+        ValueError for a schema that no Struct can hold, and what `complete` raises.
         """
-        request = dataclasses.replace(request, output_schema=schema)
+        request, checked = dataclasses.replace(request, output_schema=schema), to_struct(schema, "schema")
         rejected: tuple[LLMProviderMeta, ...] = ()
         for remaining in reversed(range(outputs_max)):
             response = await self.complete(request, context=context)
             response = dataclasses.replace(response, provider_meta=rejected + response.provider_meta)
-            value, problem = self._decode(response, schema)
+            value, problem = self._decode(response, checked)
             if not problem:
                 return LLMJson(value, response)
             if not remaining:
@@ -167,36 +189,43 @@ class LLMService:
             request = dataclasses.replace(request, messages=[*request.messages, AssistantMessage(response), advice])
         raise ValueError(f"outputs_max is {outputs_max}; it must be positive")
 
-    def _decode(self, response: LLMResponse, schema: Mapping[str, Any]) -> tuple[Any, str]:
+    def _decode(self, response: LLMResponse, schema: Struct) -> tuple[Any, str]:
         """Return the decoded output and the problem with it; "" if there is none."""
         if response.finish_reason != "stop":
             return None, f"the answer ended by {response.finish_reason}"
         try:
             value = json.loads(response.text)
-        except ValueError as error:
+            return value, clip(self._schemas.problem(schema, value, "output"))
+        except (ValueError, RecursionError) as error:
             return None, f"the output is not JSON: {error}"
-        return value, self._schemas.problem(to_struct(schema, "schema"), value, "output")
 
-    async def _record(self, request: LLMRequest, attempts: Attempts, response: LLMResponse, context: LLMContext | None) -> LLMResponse:
+    def _begin(self, request: LLMRequest, context: LLMContext | None) -> _Call:
+        """Begin a call. Raises InvalidRequestError for a request that cannot be recorded: its answer would be paid for and lost."""
+        is_recorded = self._recorder is not None
+        prompt_hash = check_request(request, [provider.settings(request) for provider in self._providers]) if is_recorded else ""
+        return _Call(request, context, prompt_hash, Attempts(self._providers, self._policy))
+
+    def _check(self, call: _Call, response: LLMResponse) -> None:
+        """Raise LLMProviderError for an answer that cannot be recorded."""
+        if self._recorder is not None:
+            check_response(call.request, response, call.attempts.provider.name)
+
+    async def _record(self, call: _Call, response: LLMResponse) -> LLMResponse:
         if self._recorder is None:
             return response
-        event = await _to_its_end(self._recorder.record(self._invocation(request, attempts, response), context))
+        event = await _to_its_end(self._recorder.record(call.invocation(response), call.context))
         entry = {"event_id": event.event_id, "sequence_number": event.sequence_number, "trace_id": event.trace_id}
         return dataclasses.replace(response, extras={**response.extras, INVOCATION: entry})
 
-    async def _record_failure(self, request: LLMRequest, attempts: Attempts, error: BaseException, context: LLMContext | None) -> None:
-        attempts.abandon(error)
+    async def _record_failure(self, call: _Call, error: BaseException) -> None:
+        call.attempts.abandon(error)
         if self._recorder is None:
             return
-        recording = self._recorder.record(self._invocation(request, attempts, None), context)
+        recording = self._recorder.record(call.invocation(None), call.context)
         if isinstance(error, Exception):
             await _to_its_end(recording)
         else:
             await _wait_for_last_record(asyncio.ensure_future(recording))
-
-    def _invocation(self, request: LLMRequest, attempts: Attempts, response: LLMResponse | None) -> Invocation:
-        provider = attempts.provider
-        return Invocation(request, provider.settings(request), provider.model, attempts.provider_meta, attempts.duration_ms, response)
 
 
 async def _to_its_end(recording: Coroutine[Any, Any, Envelope]) -> Envelope:

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -162,10 +163,10 @@ class Proxy:
         is_own = (proposal.producer.type, proposal.producer.id) == (agent.producer.type, agent.producer.id)
         return state if is_own and server in self._upstreams else None
 
-    async def resume(self, state: WaitDecisionResponse, caller: Caller, *, cancelled: bool = False) -> CallToolResult | Pending | Refused:
-        """Make the call of a decision, if the decision approves it and it was not made yet. With `cancelled` end the decision without it.
+    async def resume(self, state: WaitDecisionResponse, caller: Caller, cancelled: asyncio.Event) -> CallToolResult | Pending | Refused:
+        """Make the call of a decision, if the decision approves it and it was not made yet. Raises GavelError.
 
-        Raises GavelError.
+        If `cancelled` is set before the call has begun, the decision ends without it.
         """
         decision = state.decision
         content = decision.decision
@@ -179,9 +180,7 @@ class Proxy:
         if await self._pins.check_one(definition) is not None:
             return Pending(decision.event_id, "TOOL_CLOSED", decision)
         call = self._effect_call(definition, from_struct(content.params), caller)
-        if cancelled:
-            call.cancelled.set()
-        return await self._effects.resume(decision, call)
+        return await self._effects.resume(decision, replace(call, cancelled=cancelled))
 
     async def cancel(self, state: WaitDecisionResponse, caller: Caller) -> None:
         """Forget the call of a decision: the next equal call is another one. Raises GavelError and OSError."""
@@ -217,13 +216,15 @@ class Proxy:
         closed = await self._pins.check_one(definition)
         if closed is not None:
             return answers.closed(closed.reason)
-        call = self._effect_call(definition, arguments, caller)
-        if call.settings.mode == "read":
-            return await self._witness.read(definition, call.settings, arguments, caller, call.agent, call.timeout_ms)
+        settings = self.configuration.settings(definition.server, definition.tool.name)
+        if settings.mode == "read":
+            timeout_ms = self.configuration.servers[definition.server].timeout_ms
+            return await self._witness.read(definition, settings, arguments, caller, self._agents[caller.agent], timeout_ms)
         try:
-            to_struct(arguments, "arguments")  # they become the params of a proposal
+            params = from_struct(to_struct(arguments, "arguments"))
         except (TypeError, ValueError) as error:
             return answers.failed(f"The call was not made: {error}.")
+        call = self._effect_call(definition, params, caller)
         answer = await self._effects.call(call, caller)
         if self._observation is not None and isinstance(answer, Pending | Refused) and answer.decision is not None and _denies(answer):
             await self._effects.forget(answer.decision, call.agent)

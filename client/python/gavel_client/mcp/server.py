@@ -136,7 +136,7 @@ class _Handlers:
                 caller.agent,
                 params.task_id,
                 state,
-                lambda task, cancelled: self._proxy.resume(task, caller, cancelled=cancelled),
+                lambda task, cancelled: self._proxy.resume(task, caller, cancelled),
             )
         except GavelError as error:
             raise _unreachable(error) from None

@@ -14,7 +14,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_EXECUTED, WaitDecisionResponse
 from gavel.v1.envelope_pb2 import Envelope
@@ -35,8 +35,10 @@ CANCELLED_MAX: Final = 10_000
 # The oldest of them, of which those that have ended make room for others.
 OLDEST_MAX: Final = 100
 
-# Takes the state of a task's decision, and whether the task is cancelled. Makes the call that the decision approves, or gives it up.
-Resume = Callable[[WaitDecisionResponse, bool], Awaitable[CallToolResult | Pending | Refused]]
+CallAnswer = CallToolResult | Pending | Refused
+# Takes the state of a task's decision, and the event that is set once the task is cancelled. Makes the call that the decision approves, or
+# gives it up if the event is set before the call has begun.
+Resume = Callable[[WaitDecisionResponse, asyncio.Event], Awaitable[CallAnswer]]
 # Returns the state of the decision that a task waits for, or None if the log has no such decision.
 Find = Callable[[str], Awaitable[WaitDecisionResponse | None]]
 
@@ -47,11 +49,18 @@ class TaskParams(RequestParams):
     task_id: str
 
 
+class _ResumedCall(NamedTuple):
+    """The call of a task, and the event that is set once the task is cancelled."""
+
+    running: asyncio.Future[CallAnswer]
+    cancelled: asyncio.Event
+
+
 class Tasks:
     """The tasks of a proxy. `cancelled` is the folder of the cancelled ones; proxies that share it share them."""
 
     def __init__(self, cancelled: Path) -> None:
-        self._calls: Final[dict[str, asyncio.Task[CallToolResult | Pending | Refused]]] = {}
+        self._calls: Final[dict[str, _ResumedCall]] = {}
         self._cancelled: Final = cancelled
 
     def created(self, decision: Envelope) -> dict[str, Any]:
@@ -65,20 +74,26 @@ class Tasks:
         """
         file = self._file(agent, task_id)
         make_directory(file.parent)
-        if file.exists():
-            return
-        if len(os.listdir(file.parent)) >= CANCELLED_MAX and not await _drop_ended(file.parent, find):
-            raise OSError(errno.EDQUOT, f"{agent} has cancelled {CANCELLED_MAX} tasks that persons have to decide about", str(file.parent))
-        file.touch(mode=0o600)
-        sync_folder(file.parent)
+        if not file.exists():
+            if len(os.listdir(file.parent)) >= CANCELLED_MAX and not await _drop_ended(file.parent, find):
+                message = f"{agent} has cancelled {CANCELLED_MAX} tasks that persons have to decide about"
+                raise OSError(errno.EDQUOT, message, str(file.parent))
+            file.touch(mode=0o600)
+            sync_folder(file.parent)
+        if task_id in self._calls:
+            # A poll may be about to make the call.
+            self._calls[task_id].cancelled.set()
 
     async def get(self, agent: str, task_id: str, state: WaitDecisionResponse, resume: Resume) -> dict[str, Any]:
         """Return an agent's task. An approved one makes its call by `resume`, a cancelled one gives it up. Raises GavelError."""
         is_cancelled = self._file(agent, task_id).exists()
         if task_id not in self._calls:
             # An approval that nobody carries out would hold other work on its conflict key.
-            self._calls[task_id] = asyncio.ensure_future(resume(state, is_cancelled))
-        call = self._calls[task_id]
+            cancelled = asyncio.Event()
+            if is_cancelled:
+                cancelled.set()
+            self._calls[task_id] = _ResumedCall(asyncio.ensure_future(resume(state, cancelled)), cancelled)
+        call = self._calls[task_id].running
         await asyncio.wait({call}, timeout=CALL_WAIT_SECONDS)
         if not call.done():
             return _task(state.decision, "working", task_id)

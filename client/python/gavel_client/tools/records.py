@@ -100,6 +100,8 @@ class ToolRecorder:
         except EvidenceError as error:
             # A result is not given out without its evidence.
             answer = ToolFailure(TOOL, f"the tool returned, but {error}")
+        except ValueError as error:  # of canonical JSON
+            answer = ToolFailure(TOOL, clip(f"the tool returned, but its result has no hash: {error}"), may_have_acted=True)
         try:
             result = await self._publish(_result_envelope(invocation, call, answer, hashes, duration_ms))
         except GavelError as error:

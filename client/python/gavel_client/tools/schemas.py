@@ -35,11 +35,15 @@ class Schemas:
         if not schema.fields:
             return ""
         problems: list[str] = []
-        for error in self._of(schema).iter_errors(value):
-            place = "".join(f"/{part}" for part in error.instance_path)
-            problems.append(f"{name}{place}: {error.message}")
-            if len(problems) == PROBLEMS_MAX:
-                break
+        validator = self._of(schema)
+        try:
+            for error in validator.iter_errors(value):
+                place = "".join(f"/{part}" for part in error.instance_path)
+                problems.append(f"{name}{place}: {error.message}")
+                if len(problems) == PROBLEMS_MAX:
+                    break
+        except ValueError as error:  # lone surrogates, too many levels
+            return f"{name} cannot be checked: {error}"
         return "; ".join(problems)
 
     def _of(self, schema: Struct) -> Any:

@@ -8,7 +8,19 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
-from gavel_client.llm import LLMError, LLMProviderError, LLMRequest, LLMResponse, LLMService, ModelProvider, UserMessage, attempts, provider
+from gavel_client.llm import (
+    AssistantMessage,
+    LLMError,
+    LLMProviderError,
+    LLMRequest,
+    LLMResponse,
+    LLMService,
+    LLMToolCall,
+    ModelProvider,
+    UserMessage,
+    attempts,
+    provider,
+)
 from gavel_client.llm.provider import WireFormat
 from gavel_client.llm.providers.anthropic_messages import MessagesFormat
 from gavel_client.llm.providers.chat_completions import ChatCompletionsFormat
@@ -182,3 +194,35 @@ def test_an_empty_stream_is_an_error(api: str) -> None:
     assert isinstance(complete, LLMProviderError)
     assert isinstance(streamed, LLMProviderError)
     assert ("malformed", "incomplete_stream") == (complete.code, streamed.code)
+
+
+async def test_lone_surrogates_are_replaced() -> None:
+    """A lone surrogate, which no text in UTF-8 can hold, becomes U+FFFD everywhere in a response; two halves of a character become it."""
+    body = json.loads(transcript("messages", "text", ".json").read_bytes())
+    call = {"type": "tool_use", "id": "1", "name": "find", "input": {"\ud800": ["a\udfff"]}}
+    text = {"type": "text", "text": "\ud83d, \ud83d\ude00"}
+    model = ModelProvider("p", "m", FORMATS["messages"], Memory({**body, "content": [text, call]}, []), {})
+
+    response = await model.complete(QUESTION)
+
+    assert ("\ufffd, 😀", '{"\ufffd":["a\ufffd"]}') == (response.text, response.tool_calls[0].arguments)
+    assert json.dumps({key: value for key, value in response.to_dict().items() if key != "raw_events"}, ensure_ascii=False).encode()
+
+
+async def test_arguments_with_too_many_levels() -> None:
+    """Arguments that no parser reads make an answer malformed, and go to another provider as they are, as invalid JSON."""
+    body = json.loads(transcript("messages", "text", ".json").read_bytes())
+    arguments: dict[str, Any] = {}
+    for _ in range(100_000):
+        arguments = {"a": arguments}
+    block = {"type": "tool_use", "id": "1", "name": "find", "input": arguments}
+    model = ModelProvider("p", "m", FORMATS["messages"], Memory({**body, "content": [block]}, []), {})
+    text = '{"a":' * 100_000
+    answer = LLMResponse("1", "m", "", "tool_calls", (LLMToolCall("1", "find", text),))
+
+    with pytest.raises(LLMProviderError) as failure:
+        await model.complete(QUESTION)
+    sent = FORMATS["messages"].body(LLMRequest([UserMessage("-"), AssistantMessage(answer)]), "m", "p")
+
+    assert "malformed" == failure.value.code
+    assert {"INVALID_JSON": text} == sent["messages"][1]["content"][0]["input"]

@@ -1,31 +1,55 @@
-"""The recording of a call of a model whose caller leaves."""
+"""The record of a call of a model: also if its caller leaves, and never missing because it cannot be built."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client.llm import LLMRequest, LLMResponse, LLMService, UserMessage
+from gavel_client.llm import (
+    InvalidOutputError,
+    InvalidRequestError,
+    LLMRequest,
+    LLMResponse,
+    LLMService,
+    LLMStreamChunk,
+    LLMStreamEvent,
+    RetryPolicy,
+    UserMessage,
+)
 from gavel_client.llm.invocations import Invocation, LLMContext
 from gavel_client.llm.models import LLMProviderMeta
+from gavel_client.rpc.backoff import Backoff
 
 QUESTION = LLMRequest([UserMessage("-")])
 
 
 class Provider:
-    """A provider that answers at once."""
+    """A provider that answers at once, with each of `texts` in turn."""
 
     name = model = "scripted"
 
-    def settings(self, request: LLMRequest) -> dict[str, Any]:
-        """Return no settings."""
-        return {}
+    def __init__(self, texts: Sequence[str] = ("yes",), settings: Mapping[str, Any] | None = None) -> None:
+        self.asked = 0
+        self._texts = texts
+        self._settings = settings or {}
+
+    def settings(self, request: LLMRequest) -> Mapping[str, Any]:
+        """Return the settings."""
+        return self._settings
 
     async def complete(self, request: LLMRequest, *, timeout_ms: int) -> LLMResponse:
         """Return an answer."""
-        return LLMResponse("answer-1", self.model, "yes", "stop", provider_meta=(LLMProviderMeta(self.name, self.model, 1.0),))
+        self.asked += 1
+        text = self._texts[(self.asked - 1) % len(self._texts)]
+        meta = LLMProviderMeta(self.name, self.model, 1.0)
+        return LLMResponse("answer-1", self.model, text, "stop", provider_meta=(meta,), raw_events=({},))
+
+    async def stream(self, request: LLMRequest, *, timeout_ms: int) -> AsyncGenerator[LLMStreamEvent, None]:
+        """Yield the last event of a stream."""
+        yield LLMStreamEvent("response.completed", LLMStreamChunk(response=await self.complete(request, timeout_ms=timeout_ms)))
 
 
 class Recorder:
@@ -86,3 +110,71 @@ async def test_a_record_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPa
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert "is not recorded within" in caplog.text
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    return {"a": _deep(levels - 1)} if levels else {}
+
+
+@pytest.mark.parametrize(
+    ("request_", "settings"),
+    [
+        (LLMRequest([UserMessage("-")], output_schema={"maximum": 2**63 - 1}), {}),
+        (LLMRequest([UserMessage("a \ud800")]), {}),
+        (QUESTION, {"thinking": _deep(30)}),
+        (QUESTION, {"temperature": "hot"}),
+    ],
+)
+async def test_a_request_that_cannot_be_recorded_is_not_sent(request_: LLMRequest, settings: dict[str, Any]) -> None:
+    """A request whose record cannot be built fails before any provider is asked, with `complete` and `stream`."""
+    provider, recorder = Provider(settings=settings), Recorder()
+    service = _service(provider, recorder)
+
+    with pytest.raises(InvalidRequestError, match="the request cannot be recorded, so it is not sent"):
+        await service.complete(request_)
+    with pytest.raises(InvalidRequestError):
+        await anext(service.stream(request_))
+
+    assert (0, []) == (provider.asked, recorder.recorded)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_that_cannot_be_recorded_is_a_failed_attempt(streams: bool) -> None:
+    """An answer without a hash counts as malformed: the call is recorded with the failed attempt, and the next answer is given out."""
+    provider, recorder = Provider(["\ud800", "yes"]), Recorder()
+    recorder.open.set()
+    service = _service(provider, recorder)
+
+    if streams:
+        [event] = [event async for event in service.stream(QUESTION)]
+        response = event.chunk.response
+    else:
+        response = await service.complete(QUESTION)
+
+    assert response is not None
+    assert ("yes", 2) == (response.text, provider.asked)
+    codes = [meta.extra.get("error", {}).get("code") for meta in recorder.recorded[0].provider_meta]
+    assert ["malformed", None] == codes
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 900 + "]" * 900, '"\\ud800"'])
+async def test_an_output_that_cannot_be_checked(text: str) -> None:
+    """JSON with too many levels, and lone surrogates, are outputs that do not match."""
+    with pytest.raises(InvalidOutputError):
+        await LLMService([_any(Provider([text]))]).complete_json(QUESTION, {"type": "object"})
+
+
+async def test_a_schema_that_cannot_be_checked_is_not_sent() -> None:
+    """A schema of the output that no Struct can hold fails before any provider is asked."""
+    provider = Provider()
+    with pytest.raises(ValueError, match=r"schema\.maximum"):
+        await LLMService([_any(provider)]).complete_json(QUESTION, {"maximum": 2**63 - 1})
+    assert 0 == provider.asked
+
+
+def _service(provider: Provider, recorder: Recorder) -> LLMService:
+    return LLMService([_any(provider)], recorder=_any(recorder), policy=RetryPolicy(backoff=Backoff(1, 1.0, 1)))
+
+
+def _any(fake: object) -> Any:
+    return fake

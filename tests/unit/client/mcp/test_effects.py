@@ -5,6 +5,8 @@ tests/e2e/mcp has the rest.
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -31,7 +33,7 @@ from gavel_client.mcp import observation as observation_module
 from gavel_client.mcp import witness as witness_module
 from gavel_client.mcp.caller import Caller
 from gavel_client.mcp.configuration import ToolSettings
-from gavel_client.mcp.effects import LEASE_MARGIN_MS, NOT_RECORDED, EffectCall, Effects
+from gavel_client.mcp.effects import CANCELLED, LEASE_MARGIN_MS, NOT_RECORDED, EffectCall, Effects
 from gavel_client.mcp.open_calls import OpenCalls, Turn
 from gavel_client.mcp.tasks import Tasks
 from gavel_client.mcp.upstreams.definitions import ToolDefinition
@@ -162,7 +164,7 @@ async def test_a_task_goes_on_after_gavel_was_away(tmp_path: Path, monkeypatch: 
     decision = approve(gavel, key_of(turn))
     tasks, state = Tasks(tmp_path / "cancelled"), WaitDecisionResponse(decision=decision)
 
-    async def resume(_: WaitDecisionResponse, __: bool) -> CallToolResult | Pending | Refused:
+    async def resume(_: WaitDecisionResponse, __: asyncio.Event) -> CallToolResult | Pending | Refused:
         return await made.resume(decision, call(gavel))
 
     gavel.is_away = True
@@ -171,6 +173,30 @@ async def test_a_task_goes_on_after_gavel_was_away(tmp_path: Path, monkeypatch: 
     gavel.is_away = False
     assert "completed" == (await tasks.get(AGENT, decision.event_id, state, resume))["status"]
     assert 1 == len(gavel.reports)
+
+
+async def test_a_task_that_is_cancelled_while_its_call_begins(tmp_path: Path) -> None:
+    """A task that is cancelled while BeginExecution is under way makes no call, and its attempt ends as ABORTED."""
+    gavel = Gavel()
+    made, _ = effects(tmp_path, AssertionError("the tool is called"))
+    decision = approve(gavel, "other")
+    tasks, state = Tasks(tmp_path / "cancelled"), WaitDecisionResponse(decision=decision)
+    begin = gavel.begin_execution
+
+    async def find(_: str) -> WaitDecisionResponse:
+        return state
+
+    async def cancel_and_begin(*arguments: Any, **options: Any) -> BeginExecutionResponse:
+        await tasks.cancel(AGENT, decision.event_id, find)
+        return await begin(*arguments, **options)
+
+    async def resume(_: WaitDecisionResponse, cancelled: asyncio.Event) -> CallToolResult | Pending | Refused:
+        return await made.resume(decision, replace(call(gavel), cancelled=cancelled))
+
+    gavel.begin_execution = cancel_and_begin  # type: ignore[method-assign]
+    assert "cancelled" == (await tasks.get(AGENT, decision.event_id, state, resume))["status"]
+    (report,) = gavel.reports
+    assert (EXECUTION_STATUS_ABORTED, CANCELLED) == (report.execution.status, report.execution.reason_code)
 
 
 async def test_another_call_than_the_approved_one_ends_its_task(tmp_path: Path) -> None:

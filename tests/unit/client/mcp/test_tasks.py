@@ -53,7 +53,7 @@ def finder(ended: set[str]) -> Find:
 def waiting(task_id: str) -> Resume:
     """Return a function that resumes the task of an open review."""
 
-    async def resume(_: WaitDecisionResponse, __: bool) -> Pending:
+    async def resume(_: WaitDecisionResponse, __: asyncio.Event) -> Pending:
         return Pending(task_id, "CAREFUL")
 
     return resume
@@ -81,7 +81,7 @@ async def test_a_result_that_imitates_a_cancellation(tmp_path: Path) -> None:
     imitation = CallToolResult.model_validate(answers.CANCELLED.model_dump(mode="json", by_alias=True), by_name=False)
     assert answers.CANCELLED == imitation
 
-    async def resume(_: WaitDecisionResponse, __: bool) -> CallToolResult:
+    async def resume(_: WaitDecisionResponse, __: asyncio.Event) -> CallToolResult:
         return result_of(result_data(imitation), is_error=True)
 
     task_id = str(uuid.uuid4())
@@ -129,8 +129,8 @@ async def test_polls_at_the_same_time(tmp_path: Path, end: str) -> None:
     calls: list[bool] = []
     answer = ENDS[end]
 
-    async def resume(_: WaitDecisionResponse, is_cancelled: bool) -> CallToolResult | Pending | Refused:
-        calls.append(is_cancelled)
+    async def resume(_: WaitDecisionResponse, cancelled: asyncio.Event) -> CallToolResult | Pending | Refused:
+        calls.append(cancelled.is_set())
         await asyncio.sleep(0)  # the other polls begin
         if isinstance(answer, GavelError):
             raise answer
@@ -149,3 +149,23 @@ async def test_polls_at_the_same_time(tmp_path: Path, end: str) -> None:
         assert ("working" if end == "working" else "completed") == polls[0]["status"]
     await asyncio.gather(poll(), return_exceptions=True)
     assert (1 if end in ("completed", "refused") else 2) == len(calls)
+
+
+async def test_a_task_that_is_cancelled_while_it_resumes(tmp_path: Path) -> None:
+    """A cancelled task makes no call, also if a poll is about to begin it: the resumed call learns of the cancellation."""
+    tasks = Tasks(tmp_path)
+    (task_id,) = task_ids(1)
+    resumed, begun = asyncio.Event(), asyncio.Event()
+
+    async def resume(_: WaitDecisionResponse, cancelled: asyncio.Event) -> CallToolResult:
+        resumed.set()
+        await begun.wait()
+        return answers.CANCELLED if cancelled.is_set() else CallToolResult(content=[TextContent(text="appended")])
+
+    poll = asyncio.ensure_future(tasks.get(AGENT, task_id, state(task_id), resume))
+    await resumed.wait()
+    await tasks.cancel(AGENT, task_id, finder(set()))
+    begun.set()
+
+    assert "cancelled" == (await poll)["status"]
+    assert "cancelled" == (await tasks.get(AGENT, task_id, state(task_id), resume))["status"]

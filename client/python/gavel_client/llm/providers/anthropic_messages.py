@@ -276,7 +276,7 @@ def _assistant_blocks(response: LLMResponse, provider: str) -> list[JsonObject]:
 def _arguments(text: str) -> JsonObject:
     try:
         arguments = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {INVALID_JSON: text}
     return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
 

@@ -55,6 +55,8 @@ _NOT_CARRIED_OUT: Final = frozenset(
         types.URL_ELICITATION_REQUIRED,
     }
 )
+# The message of the SDK's own error for requests under way when the connection ends.
+_CLOSED: Final = "Connection closed"
 # The message of the SDK's own error for a session that the server does not know.
 _NO_SESSION: Final = "Session terminated"
 # A message holds a result, whose characters may be escaped, or a page of the list of tools.
@@ -134,7 +136,7 @@ class Upstream:
         if isinstance(result, InputRequiredResult) or not isinstance(result, CallToolResult):
             message = f"{self.name} asks for something else than the call before it acts, which the proxy does not pass on"
             raise UpstreamError(TOOL, message, may_have_acted=False)
-        size = len(result.model_dump_json())
+        size = len(result.model_dump_json().encode())
         if size > self.settings.result_bytes_max:
             message = f"the result of {self.name} has {size} bytes; the limit is {self.settings.result_bytes_max} (result_bytes_max)"
             raise UpstreamError(QUOTA, message, may_have_acted=True)
@@ -181,11 +183,12 @@ class Upstream:
             return UpstreamError(QUOTA, f"{self.name} answered with more than {self._message_bytes_max} bytes", may_have_acted=True)
         if error.code == types.PARSE_ERROR:
             return UpstreamError(TOOL, f"{self.name} answered with invalid JSON", may_have_acted=True)
-        if error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT):
-            self._ended = True
+        if error.code == types.CONNECTION_CLOSED:
+            # Servers use the code for errors of their own. A list of tools shows whether the connection works.
             self._wake.set()
-            reason = f": it sent a message of more than {self._message_bytes_max} bytes" if self._is_too_large else ""
-            return UpstreamError(LOST, f"the connection to {self.name} ended before it answered{reason}", may_have_acted=True)
+            if error.message == _CLOSED:
+                reason = f": it sent a message of more than {self._message_bytes_max} bytes" if self._is_too_large else ""
+                return UpstreamError(LOST, f"the connection to {self.name} ended before it answered{reason}", may_have_acted=True)
         was_refused = error.code in _NOT_CARRIED_OUT or (error.code == types.INVALID_REQUEST and error.message == _NO_SESSION)
         return UpstreamError(TOOL, f"{self.name} answered with the error {error.code}", may_have_acted=not was_refused)
 

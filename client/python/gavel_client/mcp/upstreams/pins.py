@@ -2,7 +2,8 @@
 
 The version of a contract is the digest of the definition. The proxy registers the first definition that it sees, or the one that the
 configuration names. A tool whose definition has another digest has drifted: the drift is recorded as the diagnostic `ToolDrift`, and the
-tool is closed until somebody accepts the definition (`gavel mcp accept`). Nothing of a drifted definition reaches a model.
+tool is closed until somebody accepts the definition (`gavel mcp accept`), and changes the digest that the configuration names, if it names
+one. Nothing of a drifted definition reaches a model.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class Pins:
             contract = self._contract(definition)
         except DefinitionError as error:
             return Closed(str(error))
-        if registered is None and configured not in ("", definition.digest):
+        pin = "" if registered is None else registered.version
+        if configured not in ("", pin, definition.digest):
             return await self._drift(definition, configured, "the definition is not the one that the configuration names")
         if registered is not None and registered.version != definition.digest:
             same = registered.argument_schema == contract.argument_schema and registered.result_schema == contract.result_schema

@@ -87,7 +87,7 @@ async def _stop(process: Process) -> None:
 
 
 async def _end(process: Process) -> None:
-    """Close the server's stdin and wait for its end; a server that goes on is ended by signals, with its descendants."""
+    """Close the server's stdin and wait for its end; then end by signals what is left of its process group, be it the server itself."""
     with suppress(*_CLOSED):
         if process.stdin is not None:
             await process.stdin.aclose()
@@ -95,8 +95,8 @@ async def _end(process: Process) -> None:
         # Not wait(), which also waits for descendants that hold the pipes.
         while process.returncode is None:  # noqa: ASYNC110  # nothing else tells of the end
             await anyio.sleep(0.01)
-    if process.returncode is None:
-        await terminate_posix_process_tree(process, STOP_SECONDS)
+    # The group keeps its number while it has members, also after the server has ended.
+    await terminate_posix_process_tree(process, STOP_SECONDS)
 
 
 def _parse(line: bytes) -> SessionMessage | Exception:

@@ -11,7 +11,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -41,6 +41,9 @@ _CODES: Final = {
     errno.EDQUOT: (QUOTA, "has no room left"),
     errno.EFBIG: (QUOTA, "is too large"),
 }
+
+# Takes an open directory, and raises ToolError if the call must not go through it.
+Check = Callable[[int], None]
 
 
 class Jail:
@@ -76,9 +79,12 @@ class Jail:
             self._check_ordinary(status, path)
             return True
 
-    def write(self, path: str, content: bytes, *, replaces: bool) -> None:
-        """Put a whole file in place in one step. With `replaces` it may take the place of another file. Raises ToolError."""
-        with self._directory_of(path) as (directory, name), _translate_errors(path):
+    def write(self, path: str, content: bytes, *, replaces: bool, check: Check = lambda directory: None) -> None:
+        """Put a whole file in place in one step. With `replaces` it may take the place of another file. Raises ToolError.
+
+        `check` gets each open directory of the path, from the root on.
+        """
+        with self._directory_of(path, check) as (directory, name), _translate_errors(path):
             mode = 0o644
             if replaces:
                 with suppress(FileNotFoundError):
@@ -109,23 +115,25 @@ class Jail:
             yield directory
 
     @contextmanager
-    def _directory_of(self, path: str) -> Iterator[tuple[int, str]]:
+    def _directory_of(self, path: str, check: Check = lambda directory: None) -> Iterator[tuple[int, str]]:
         """Yield the open directory of a path, and the last component."""
         *components, name = _components(path)
-        with self._opened(components, path) as directory:
+        with self._opened(components, path, check) as directory:
             yield directory, name
 
     @contextmanager
-    def _opened(self, components: list[str], path: str) -> Iterator[int]:
+    def _opened(self, components: list[str], path: str, check: Check = lambda directory: None) -> Iterator[int]:
         directory = os.dup(self._root)
         try:
             with _translate_errors(path):
+                check(directory)
                 for component in components:
                     inner = os.open(component, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=directory)
                     os.close(directory)
                     directory = inner
                     if os.fstat(directory).st_dev != self._device:
                         raise ToolError(PERMISSION, f"{path} lies on another file system")
+                    check(directory)
             yield directory
         finally:
             os.close(directory)

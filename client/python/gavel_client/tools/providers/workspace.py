@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gavel_client.tools.errors import ARGS, CONFLICT, PATH, PERMISSION, QUOTA, TOOL, ToolError
 from gavel_client.tools.invocation import ToolData, ToolInvocation
+from gavel_client.tools.providers.git import is_git_directory, is_git_path
 from gavel_client.tools.providers.jail import Jail
 
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -19,8 +20,6 @@ _EFFECTS: Final = {
     "fs.patch_text": "workspace.fs.write",
 }
 _MODES: Final = ("overwrite", "append", "create")
-# A listed command such as `git status` runs the programs that the files below name.
-_GIT: Final = ".git"
 
 Arguments = Mapping[str, Any]
 
@@ -103,15 +102,19 @@ class Workspace:
             raise ToolError(TOOL, f"{path} is not text in UTF-8") from None
 
     def _write(self, path: str, text: str, *, replaces: bool) -> None:
-        if any(part.lower() == _GIT for part in path.split("/")):
-            raise ToolError(PERMISSION, f"{path} belongs to Git, whose configuration names programs that git runs")
+        def check(directory: int) -> None:
+            if is_git_directory(directory):
+                raise ToolError(PERMISSION, f"{path} lies in a repository of Git, whose configuration names programs that git runs")
+
+        if is_git_path(path):
+            raise ToolError(PERMISSION, f"{path} has a name of Git, whose configuration names programs that git runs")
         try:
             content = text.encode()
         except UnicodeEncodeError:
             raise ToolError(ARGS, "the text holds lone surrogates") from None
         if len(content) > self._bytes_max:
             raise ToolError(QUOTA, f"{path} would have {len(content)} bytes; the limit is {self._bytes_max}")
-        self._jail.write(path, content, replaces=replaces)
+        self._jail.write(path, content, replaces=replaces, check=check)
 
 
 def _text(arguments: Arguments, name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gavel_client.tools.errors import ARGS, PERMISSION, ToolError
 from gavel_client.tools.invocation import ToolData, ToolInvocation
+from gavel_client.tools.providers.git import explicit_repositories
 from gavel_client.tools.providers.jail import ROOT, Jail
 from gavel_client.tools.providers.processes import OUTPUT_BYTES_MAX, run_process
 
@@ -24,7 +25,8 @@ ENVIRONMENT_DEFAULT: Final[Mapping[str, str]] = {"PATH": "/usr/local/bin:/usr/bi
 class WorkspaceCommand:
     """Serves command.run: `commands` gives the program and its first arguments by commandId. Linux only.
 
-    The programs get `environment` and nothing of this process's own, which may hold secrets.
+    The programs get `environment` and nothing of this process's own, which may hold secrets. Git, among them, does not take a directory for
+    a repository because of its content: an agent can choose the directory, and may have written the content.
     """
 
     provider_id = "workspace-command"
@@ -45,7 +47,7 @@ class WorkspaceCommand:
                 raise ValueError(f"the program of the command {command_id} is not a list of texts, e.g. [git, status]")
         self._jail: Final = Jail(directory)
         self._commands: Final = {command_id: tuple(program) for command_id, program in commands.items()}
-        self._environment: Final = environment
+        self._environment: Final = explicit_repositories(environment)
         self._output_bytes_max: Final = output_bytes_max
 
     async def invoke(self, invocation: ToolInvocation) -> ToolData:

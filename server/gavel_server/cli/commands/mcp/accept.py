@@ -66,7 +66,8 @@ async def _accept(names: list[str], configuration: Configuration, folder: Path, 
                     output.print_line(f"accepted {definition.name} as {definition.digest}")
                     if configuration.settings(definition.server, definition.tool.name).digest not in ("", definition.digest):
                         output.print_note(
-                            "the configuration names the earlier digest, which counts on buses that do not have the tool yet; replace it"
+                            "the configuration names another digest; to open the tool, change it and start the proxy again: "
+                            f"servers.{definition.server}.tools.{definition.tool.name}.digest: {definition.digest}"
                         )
             if not drifted:
                 output.print_line("no tool has drifted")

@@ -31,6 +31,14 @@ for line in sys.stdin:
     print('{"jsonrpc": "2.0", "id": 1, "result": {"length": %d}}' % len(line), flush=True)
 open(sys.argv[1], "w").close()
 """
+# Starts a process in its group, names it in a file, and ends when its stdin ends.
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(["sleep", "3600"], stdout=subprocess.DEVNULL)
+open(sys.argv[1], "w").write(str(child.pid))
+print('{"jsonrpc": "2.0", "method": "notifications/initialized"}', flush=True)
+sys.stdin.read()
+"""
 
 
 async def test_an_endless_line(tmp_path: Path) -> None:
@@ -58,6 +66,18 @@ async def test_a_conversation(tmp_path: Path) -> None:
     assert isinstance(answer, JSONRPCResponse)
     assert {"length": len(request.model_dump_json(exclude_unset=True)) + 1} == answer.result
     assert (tmp_path / "ended").exists()
+
+
+async def test_descendants_of_a_server_that_ends_by_itself(tmp_path: Path) -> None:
+    """The processes that a server has started end with it, also if it ends by itself."""
+    async with open_stdio([sys.executable, "-c", PARENT, str(tmp_path / "child")], {}, tmp_path, BYTES_MAX, lambda: None) as (read, _):
+        with anyio.fail_after(60):
+            await anext(aiter(read))
+
+    command = Path("/proc") / (tmp_path / "child").read_text() / "cmdline"
+    with anyio.fail_after(60), suppress(OSError):
+        while command.read_bytes():  # noqa: ASYNC110  # an ended process has none, though its parent may not have noticed
+            await anyio.sleep(0.01)
 
 
 @asynccontextmanager

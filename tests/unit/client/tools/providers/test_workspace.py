@@ -273,7 +273,9 @@ def _part(answer: dict[str, object]) -> tuple[object, object]:
     return answer["text"], answer["truncated"]
 
 
-@pytest.mark.parametrize("path", [".git/config", ".git", ".GIT/config"])
+@pytest.mark.parametrize(
+    "path", [".git/config", ".git", ".GIT/config", ".git. /config", "git~1/config", ".g\u200dit/config", ".git::$DATA"]
+)
 def test_git_runs_nothing_for_an_agent(workspace: Workspace, directory: Path, path: str) -> None:
     """The files that name the programs of Git cannot be written or patched, and can be read."""
     for name in (".git", ".GIT"):
@@ -284,3 +286,26 @@ def test_git_runs_nothing_for_an_agent(workspace: Workspace, directory: Path, pa
     assert errors.PERMISSION == code_of(workspace.write_text, path=at, text="[core]\n\tfsmonitor = touch /tmp/out")
     assert errors.PERMISSION == code_of(workspace.patch_text, path=config, old="[core]", new="[x]")
     assert "[core]" == workspace.read_text({"path": config})["text"]
+
+
+@pytest.mark.parametrize("others", [("objects", "refs"), ("refs",), ("commondir",)])
+@pytest.mark.parametrize("path", ["config", "hooks/post-index-change", "worktrees/one/new"])
+def test_nothing_is_written_into_a_repository(workspace: Workspace, directory: Path, others: tuple[str, ...], path: str) -> None:
+    """A directory that git takes for a repository cannot be changed at any depth, whatever its name."""
+    fixture = directory / "src/repo.fixture"
+    (fixture / "hooks").mkdir(parents=True)
+    (fixture / "worktrees/one").mkdir(parents=True)
+    (fixture / "HEAD").symlink_to("refs/heads/main")
+    for name in others:
+        (fixture / name).mkdir()
+
+    assert errors.PERMISSION == code_of(workspace.write_text, path=f"/workspace/src/repo.fixture/{path}", text="x")
+
+
+@pytest.mark.parametrize("name", ["HEAD", "head", "commondir", "Commondir. ", "config.worktree"])
+def test_no_directory_becomes_a_repository(workspace: Workspace, directory: Path, name: str) -> None:
+    """Files that make a directory a repository, or configure one, cannot be written; directories may have their names."""
+    (directory / "src" / name).mkdir()
+
+    assert errors.PERMISSION == code_of(workspace.write_text, path=f"/workspace/{name}", text="x")
+    assert 1 == workspace.write_text({"path": f"/workspace/src/{name}/a", "text": "x"})["bytes"]
