@@ -142,13 +142,14 @@ class ReferenceResolution:
             if location is None and await self._settle():
                 # The cause may have been in the append under way.
                 location = await replica.recent_events.find_location(envelope.causation_id, replica.now_ms())
-            if location is None:
+            trace = location.trace_id if location is not None else replica.trace_of_pending(envelope.causation_id)
+            if trace is None:
                 if await self._repeated_requests.answer_known(request):
                     return None
                 message = f"causation_id {envelope.causation_id} names no event of bus {replica.bus} within the idempotency window"
                 request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
                 return None
-            trace_id = location.trace_id
+            trace_id = trace
         if trace_id and not envelope.trace_id and not envelope.HasField("execution"):
             command = request.command
             if isinstance(command, SubmitProposal):

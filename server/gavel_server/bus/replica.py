@@ -114,6 +114,11 @@ class Replica:
         state = self.state
         return max(state.time_ms(self.clock.now_ms()), state.recorded_at_ms)
 
+    def trace_of_pending(self, event_id: str) -> str | None:
+        """Return the trace of a live decision or an open review, whose id is known for as long as it lives; None for other events."""
+        pending = self.state.live_decision(event_id) or self.state.reviews.get(event_id)
+        return None if pending is None else pending.decision.trace_id
+
     def write_error(self) -> ServiceError | None:
         """Return the error that writes get now, or None."""
         if self.write_block is not None:

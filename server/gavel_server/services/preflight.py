@@ -220,10 +220,11 @@ async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes:
     if not causation_id:
         return _check_trace(sequencer, proposal, "", principal)
     cause = await sequencer.recent_events.find_location(causation_id, sequencer.now_ms())
-    if cause is None:
+    trace_id = cause.trace_id if cause is not None else sequencer.replica.trace_of_pending(causation_id)
+    if trace_id is None:
         message = f"causation_id {causation_id} names no event of bus {sequencer.bus} within the idempotency window"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-    return _check_trace(sequencer, proposal if proposal.trace_id else proposal.with_trace(cause.trace_id), cause.trace_id, principal)
+    return _check_trace(sequencer, proposal if proposal.trace_id else proposal.with_trace(trace_id), trace_id, principal)
 
 
 def _check_trace(sequencer: Sequencer, proposal: ProposalView, cause_trace_id: str, principal: Principal) -> ProposalView:

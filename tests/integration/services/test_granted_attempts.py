@@ -33,3 +33,23 @@ async def test_the_report_of_an_old_approval(world: World) -> None:
     moment.FromMilliseconds(world.clock.now_ms)
     recorded = await world.report(report_envelope(started, EXECUTOR, HandlerResult.success(), moment, moment))
     assert (EXECUTION_STATUS_SUCCESS, approval.event_id) == (recorded.execution.status, recorded.causation_id)
+
+
+async def test_what_an_old_approval_causes(world: World) -> None:
+    """A live decision may be the cause of an event, such as a call of a tool by its executor, although it is older than the window."""
+    await world.activate(RULE_SET.replace("max_age_ms: 60000", f"max_age_ms: {AGE_MS}"))
+    proposed = proposal("order/1", cites=[await world.publish(fact("order/1", "order.status", "delivered"))])
+    proposed.proposal.max_fact_age_ms = AGE_MS
+    approval = await world.propose(proposed)
+    await world.report(report(approval, await world.begin(approval), EXECUTION_STATUS_PARTIAL))
+    world.clock.now_ms += IDEMPOTENCY_WINDOW_MS_DEFAULT + DAY_MS
+    (await world.buses.open("")).recent_events._locations.clear()
+    caused = fact("order/2", "order.status", "seen")
+    caused.causation_id = approval.event_id
+    assert approval.trace_id == (await world.publish(caused)).trace_id
+    (review,) = (await world.projections.ListPendingReviews(ListPendingReviewsRequest())).reviews
+    world.clock.now_ms += IDEMPOTENCY_WINDOW_MS_DEFAULT + DAY_MS
+    (await world.buses.open("")).recent_events._locations.clear()
+    caused.ClearField("event_id")
+    caused.causation_id = review.decision_id
+    assert approval.trace_id == (await world.publish(caused)).trace_id
