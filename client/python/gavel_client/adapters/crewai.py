@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 from gavel_client.adapters.extras import extra
@@ -73,7 +72,7 @@ class _GatedTool(BaseTool):
             return ToolFailure(message=str(error), code=error.code)
 
     async def _arun(self, **arguments: Any) -> Any:
-        return await asyncio.to_thread(call_plain, partial(self._run, **arguments))
+        return await asyncio.to_thread(call_plain, lambda: self._run(**arguments))
 
     def format_output_for_agent(self, raw_result: Any) -> str:
         if self._inner is None or isinstance(raw_result, ToolFailure):
