@@ -200,7 +200,7 @@ func (call *call) receive(bytes int, padding int) {
 	if call.refusal != nil {
 		return
 	}
-	if call.unread == 0 {
+	if call.unread == 0 && bytes > 0 {
 		call.since = call.connection.table.now
 	}
 	call.unread += bytes

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +28,7 @@ const readAheadBytes = 8 << 10
 const turnBytes = 64 << 10
 
 // On so many connections grpc-go may answer headers that have not become a call. An answer quotes headers, and takes several times their bytes.
+// Beyond that, the caller with most of these connections loses the one that has waited longest.
 const abortsMax = 32
 
 var errLeft = errors.New("the connection was closed")
@@ -47,15 +49,14 @@ type connection struct {
 	user   *uint32 // at the other end of a Unix socket; nil: of none
 
 	// Used by the reading goroutine only.
-	inbound   http2.Scanner
-	buffer    []byte
-	start     int             // of buffer: what grpc-go has not read
-	scanned   int             // of buffer: the end of what grpc-go may read
-	end       int             // of buffer: the end of what has arrived
-	turn      int             // bytes read since other goroutines could run
-	injected  []byte          // frames that grpc-go reads before the buffer
-	isOpening bool            // grpc-go was handed whole headers, which have not become a call
-	aborting  <-chan struct{} // closed when grpc-go has answered headers that have not become a call; nil: there are none
+	inbound  http2.Scanner
+	buffer   []byte
+	start    int             // of buffer: what grpc-go has not read
+	scanned  int             // of buffer: the end of what grpc-go may read
+	end      int             // of buffer: the end of what has arrived
+	turn     int             // bytes read since other goroutines could run
+	injected []byte          // frames that grpc-go reads before the buffer
+	aborting <-chan struct{} // closed when grpc-go has answered headers that have not become a call; nil: there are none
 
 	// Used by the writing goroutine only.
 	outbound http2.Scanner
@@ -66,9 +67,10 @@ type connection struct {
 	// Guarded by the mutex of connections.
 	calls      map[uint32]*call
 	opening    uint32        // the stream whose headers came last
+	isOpening  bool          // grpc-go was handed these headers, which have not become a call; only the reading goroutine changes it
 	isComplete bool          // nothing follows these headers
-	aborted    uint32        // the last stream whose headers have not become a call
-	abort      chan struct{} // closed when grpc-go has reset that stream; nil: it has
+	aborted    [2]uint32     // the last streams whose headers have not become a call, the latest first
+	abort      chan struct{} // closed when grpc-go has reset the latest of them; nil: it has
 	bytes      int           // that the calls hold
 	busy       int           // how many calls keep it from counting as idle
 	idle       int           // rank among the connections that have become idle
@@ -138,7 +140,6 @@ func (connection *connection) Read(data []byte) (int, error) {
 			return count, nil
 		}
 		if connection.isOpening { // else `open` would have been called by now
-			connection.isOpening = false
 			connection.beginAbort()
 			continue
 		}
@@ -219,17 +220,19 @@ func (connection *connection) beginAbort() {
 	table := connection.table
 	table.mutex.Lock()
 	defer table.unlock()
+	connection.isOpening = false
+	connection.aborted = [2]uint32{connection.opening, connection.aborted[0]}
+	connection.countReset()
 	if connection.hasLeft {
 		return
 	}
-	if table.aborts >= abortsMax {
-		connection.leave(http2.EnhanceYourCalm)
-		return
-	}
-	table.aborts++
-	connection.aborted, connection.abort = connection.opening, make(chan struct{})
+	connection.abort = make(chan struct{})
 	connection.aborting = connection.abort
 	connection.injected = http2.NewStreamError(connection.opening)
+	table.aborts = append(table.aborts, connection)
+	if len(table.aborts) > abortsMax {
+		table.ofMostAborts().leave(http2.EnhanceYourCalm)
+	}
 }
 
 // endAbort notes that grpc-go has answered the headers that have not become a call, or never will.
@@ -237,7 +240,7 @@ func (connection *connection) endAbort() {
 	if connection.abort != nil {
 		close(connection.abort)
 		connection.abort = nil
-		connection.table.aborts--
+		drop(&connection.table.aborts, connection)
 	}
 }
 
@@ -274,16 +277,19 @@ func (connection *connection) Write(data []byte) (int, error) {
 	table.unlock()
 	count, err := connection.Conn.Write(data)
 	connection.writingSince.Store(0)
+	if err != nil {
+		connection.Close() // grpc-go writes no more, so Read would wait for ever for an answer to be sent
+	}
 	return count, err
 }
 
 // send notes a frame to the caller.
 func (connection *connection) send(frame http2.Frame) {
 	call := connection.calls[frame.Stream]
-	if frame.Kind == http2.Reset && (frame.Stream != connection.aborted || connection.abort != nil) { // grpc-go may reset an aborted stream twice
+	if frame.Kind == http2.Reset && !connection.isAborted(frame.Stream) {
 		connection.countReset()
 	}
-	if frame.Kind == http2.Reset && frame.Stream == connection.aborted {
+	if frame.Kind == http2.Reset && frame.Stream == connection.aborted[0] {
 		connection.endAbort()
 	}
 	if call == nil {
@@ -296,6 +302,12 @@ func (connection *connection) send(frame http2.Frame) {
 	if isLast || frame.Kind == http2.Reset {
 		connection.remove(call)
 	}
+}
+
+// isAborted reports whether the headers of a stream that is being reset have not become a call. beginAbort counts that once, but grpc-go may reset the
+// stream twice: before beginAbort is called, and until the next such stream is reset.
+func (connection *connection) isAborted(stream uint32) bool {
+	return connection.isOpening && stream == connection.opening || slices.Contains(connection.aborted[:], stream)
 }
 
 // open notes the call whose headers have just come.

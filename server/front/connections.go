@@ -38,7 +38,7 @@ type connections struct {
 	now    int            // seconds since the start
 	idle   int            // how often a connection has become idle
 	ended  []*call        // calls whose refusal is to be sent
-	aborts int            // connections on which grpc-go answers headers that have not become a call
+	aborts []*connection  // those on which grpc-go answers headers that have not become a call, in order
 
 	handles map[uint32]*credential // that the server has given
 }
@@ -160,6 +160,18 @@ func (connections *connections) ofLargestShare(newcomer string) *connection {
 		}
 	}
 	return last
+}
+
+// ofMostAborts returns the connection that has waited longest in `aborts`, of the caller that has most connections there. A caller that reads
+// its answers is not there for long.
+func (connections *connections) ofMostAborts() *connection {
+	counts := map[string]int{}
+	for _, connection := range connections.aborts {
+		counts[connection.caller]++
+	}
+	return slices.MaxFunc(connections.aborts, func(one, other *connection) int {
+		return cmp.Compare(counts[one.caller], counts[other.caller])
+	})
 }
 
 // remove forgets a connection that is closed, and its calls. Headers that grpc-go still reads from it become no calls.

@@ -308,42 +308,158 @@ func TestCallsWhoseStatusIsNotSent(t *testing.T) {
 	}
 }
 
-// openAborted lets a connection read the headers of a stream, which do not become a call, and returns the frame that it then injects.
-func (connection *connection) openAborted(t *testing.T, theirs net.Conn, stream byte) []byte {
-	t.Helper()
-	go theirs.Write([]byte{0, 0, 0, http2.Headers, http2.EndHeaders, 0, 0, 0, stream})
-	data := make([]byte, 100)
-	if count, err := io.ReadFull(connection, data[:9]); err != nil {
-		t.Fatalf("%d bytes are read, and: %v", count, err)
-	}
-	count, _ := connection.Read(data)
-	return data[:count]
+// admitPipe admits a connection whose preface has come, and returns the caller's end as well.
+func (connections *connections) admitPipe(t *testing.T, host string) (*connection, net.Conn) {
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { ours.Close(); theirs.Close() })
+	connection := connections.admit(socket{ours, &net.TCPAddr{IP: net.ParseIP(host), Port: 4711}})
+	connection.inbound = http2.Scanner{}
+	return connection, theirs
 }
 
-// Headers that do not become a call are reset, and nothing is read until that is sent; each counts once as a reset.
+// readHeaders lets a connection read the headers of a stream, which do not become a call.
+func (connection *connection) readHeaders(t *testing.T, theirs net.Conn, stream byte) {
+	t.Helper()
+	go theirs.Write([]byte{0, 0, 0, http2.Headers, http2.EndHeaders, 0, 0, 0, stream})
+	if count, err := io.ReadFull(connection, make([]byte, 9)); err != nil {
+		t.Fatalf("%d bytes are read, and: %v", count, err)
+	}
+}
+
+// openAborted is readHeaders, and reads the frame that the connection then injects.
+func (connection *connection) openAborted(t *testing.T, theirs net.Conn, stream byte) {
+	t.Helper()
+	connection.readHeaders(t, theirs, stream)
+	data := make([]byte, 100)
+	count, err := connection.Read(data)
+	if err != nil || !bytes.Equal(data[:count], http2.NewStreamError(uint32(stream))) {
+		t.Fatalf("grpc-go reads %v after the headers, and: %v", data[:count], err)
+	}
+}
+
+// Headers that do not become a call are reset, and nothing is read until that is sent.
 func TestHeadersThatBecomeNoCall(t *testing.T) {
 	connections := newConnections(limitsOfTests())
-	ours, theirs := net.Pipe()
-	defer theirs.Close()
-	connection := connections.admit(socket{ours, &net.TCPAddr{IP: net.ParseIP("10.0.0.1"), Port: 4711}})
-	connection.inbound = http2.Scanner{} // the preface has come
+	connection, theirs := connections.admitPipe(t, "10.0.0.1")
 	for stream := byte(1); stream <= 3; stream += 2 {
-		if injected := connection.openAborted(t, theirs, stream); !bytes.Equal(injected, http2.NewStreamError(uint32(stream))) {
-			t.Fatalf("grpc-go reads %v after the headers", injected)
-		}
-		if connection.aborting == nil || connections.aborts != 1 {
+		connection.openAborted(t, theirs, stream)
+		if connection.abort == nil || len(connections.aborts) != 1 {
 			t.Fatal("the connection reads on before the answer is sent")
 		}
-		for range 2 {
-			connection.send(http2.Frame{Kind: http2.Reset, Stream: uint32(stream)})
+		connection.send(http2.Frame{Kind: http2.Reset, Stream: uint32(stream)})
+		if connection.abort != nil || len(connections.aborts) != 0 {
+			t.Fatal("the connection waits for an answer that is being sent")
 		}
 	}
-	if connections.aborts != 0 || connection.resetCount != 2 {
-		t.Errorf("%d answers wait, and %d calls were reset", connections.aborts, connection.resetCount)
+}
+
+// Headers that do not become a call count as one reset, whenever grpc-go resets their stream, and how often.
+func TestHeadersThatBecomeNoCallCountOnce(t *testing.T) {
+	connections := newConnections(limitsOfTests())
+	connection, theirs := connections.admitPipe(t, "10.0.0.1")
+	reset := func(stream uint32) { connection.send(http2.Frame{Kind: http2.Reset, Stream: stream}) }
+	connection.readHeaders(t, theirs, 1)
+	reset(1) // before the front knows that the headers have not become a call
+	if count, err := connection.Read(make([]byte, 100)); count == 0 || err != nil {
+		t.Fatal(err)
 	}
-	connections.aborts = abortsMax
-	if injected := connection.openAborted(t, theirs, 5); len(injected) > 0 || connections.holds(connection) {
-		t.Error("the connection stays open, though many answers wait")
+	reset(1)
+	connection.openAborted(t, theirs, 3)
+	reset(3)
+	connection.openAborted(t, theirs, 5)
+	reset(3) // grpc-go has only now written the reset that was injected
+	reset(5)
+	if connection.resetCount != 3 || len(connections.aborts) != 0 {
+		t.Errorf("three streams count as %d resets, and %d answers wait", connection.resetCount, len(connections.aborts))
+	}
+	call := connection.openNext()
+	reset(call.id)
+	if connection.resetCount != 4 {
+		t.Error("a call that is reset does not count")
+	}
+}
+
+// Too many headers that do not become a call count as too many resets.
+func TestManyHeadersThatBecomeNoCall(t *testing.T) {
+	limits := limitsOfTests()
+	connections := newConnections(limits)
+	connection, theirs := connections.admitPipe(t, "10.0.0.1")
+	for place := range limits.Resets {
+		connection.openAborted(t, theirs, byte(2*place+1))
+		connection.send(http2.Frame{Kind: http2.Reset, Stream: connection.opening})
+	}
+	if !connections.holds(connection) {
+		t.Fatal("the connection is closed at the limit")
+	}
+	connection.readHeaders(t, theirs, byte(2*limits.Resets+1))
+	if count, err := connection.Read(make([]byte, 100)); count > 0 || err == nil || connections.holds(connection) {
+		t.Error("the connection stays open above the limit")
+	}
+}
+
+// A caller that lets answers to its headers wait on many connections loses the oldest of them; the connections of others stay open.
+func TestTheCallerWithMostAbortsMakesRoom(t *testing.T) {
+	limits := limitsOfTests()
+	limits.Connections, limits.CallerConnections = 2*abortsMax, 2*abortsMax
+	connections := newConnections(limits)
+	open := func(host string) *connection {
+		connection, theirs := connections.admitPipe(t, host)
+		connection.openAborted(t, theirs, 1)
+		return connection
+	}
+	first := open("10.0.0.2")
+	var greedy []*connection
+	for range abortsMax - 1 {
+		greedy = append(greedy, open("10.0.0.1"))
+	}
+	if len(connections.all) != abortsMax {
+		t.Fatalf("%d connections are left at the limit", len(connections.all))
+	}
+	another := open("10.0.0.3")
+	if !connections.holds(first) || !connections.holds(another) || connections.holds(greedy[0]) {
+		t.Error("the caller with most connections that wait does not make room for another caller")
+	}
+	own := open("10.0.0.1")
+	if !connections.holds(first) || !connections.holds(another) || !connections.holds(own) || connections.holds(greedy[1]) {
+		t.Error("the caller with most connections that wait does not make room for its own")
+	}
+	if len(connections.aborts) != abortsMax || len(connections.all) != abortsMax {
+		t.Errorf("%d connections wait, of %d", len(connections.aborts), len(connections.all))
+	}
+	if _, err := greedy[0].Read(make([]byte, 9)); err == nil {
+		t.Error("a closed connection is read")
+	}
+}
+
+// unwritable is a socket whose caller has closed it to answers.
+type unwritable struct{ net.Conn }
+
+func (unwritable) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// A connection that cannot be written does not wait for an answer to headers that have not become a call: grpc-go writes nothing after the first error.
+func TestHeadersThatCannotBeAnswered(t *testing.T) {
+	settings := []byte{0, 0, 0, 4, 0, 0, 0, 0, 0}
+	for _, isOpened := range []bool{false, true} {
+		connections := newConnections(limitsOfTests())
+		connection, theirs := connections.admitPipe(t, "10.0.0.1")
+		connection.Conn = unwritable{connection.Conn}
+		if isOpened {
+			connection.openAborted(t, theirs, 1)
+		} else {
+			connection.readHeaders(t, theirs, 1)
+		}
+		if _, err := connection.Write(settings); err == nil {
+			t.Fatal("the socket is written")
+		}
+		if connections.holds(connection) || len(connections.aborts) != 0 {
+			t.Fatalf("the connection is kept, and %d answers wait", len(connections.aborts))
+		}
+		if count, err := connection.Read(make([]byte, 100)); count > 0 || err == nil {
+			t.Errorf("grpc-go reads %d bytes", count)
+		}
+		if len(connections.aborts) != 0 {
+			t.Error("the answer waits")
+		}
 	}
 }
 
@@ -417,6 +533,23 @@ func TestPaddingOfMessages(t *testing.T) {
 		call.settle(message)
 		if connection.bytes != left {
 			t.Errorf("the connection holds %d bytes, not %d", connection.bytes, left)
+		}
+	}
+}
+
+// Frames without data do not keep a call open whose message does not arrive.
+func TestPaddingIsNoMessage(t *testing.T) {
+	limits := limitsOfTests()
+	call := callOf(t, limits)
+	for _, frame := range []http2.Frame{{Kind: http2.Data}, {Kind: http2.Data, Length: 1, Padding: 1}} {
+		call = call.connection.openNext()
+		frame.Stream = call.id
+		for range limits.RequestSeconds {
+			call.connection.receive(frame)
+			call.connection.table.tick()
+		}
+		if call.refusal.Code() != codes.ResourceExhausted {
+			t.Errorf("a call that gets frames of %d bytes of padding is not refused: %v", frame.Padding, call.refusal)
 		}
 	}
 }

@@ -43,6 +43,21 @@ func (connections *connections) present(connection *connection, digest byte) *cr
 	return credential
 }
 
+// hasBegun reports whether the server is being asked about the credential.
+func (credential *credential) hasBegun() bool {
+	table := credential.connection.table
+	table.mutex.Lock()
+	defer table.mutex.Unlock()
+	return credential.isAsked
+}
+
+// hasWaiting reports whether a call or credential waits for its turn.
+func (turns *turns) hasWaiting() bool {
+	turns.mutex.Lock()
+	defer turns.mutex.Unlock()
+	return len(turns.addresses) > 0
+}
+
 // The server is asked about few credentials of an address at once. One whose calls have gone meanwhile is not asked about.
 func TestCredentialsTakeTurns(t *testing.T) {
 	calls, server := pipe(t)
@@ -60,11 +75,12 @@ func TestCredentialsTakeTurns(t *testing.T) {
 	}
 	last := connections.present(connection, 3)
 	number := binary.LittleEndian.Uint32(frame[4:])
-	connections.mutex.Lock()
-	isAsked := last.isAsked
-	connections.mutex.Unlock()
-	if frame[8] != link.Authenticate || isAsked {
-		t.Error("the server is asked about two credentials at once")
+	for !connections.authentications.hasWaiting() && !last.hasBegun() {
+		time.Sleep(time.Millisecond)
+	}
+	calls.link.Send(link.NewFrame(link.Forget, 7, "")) // a question about the last one would precede it
+	if next := receive(t, server); frame[8] != link.Authenticate || next[8] != link.Forget || last.hasBegun() {
+		t.Fatal("the server is asked about two credentials at once")
 	}
 	server.Write(link.NewFrame(link.Refusal, number, ""))
 	<-first.ready

@@ -17,6 +17,7 @@ from gavel_server.rpc import limits
 from tests.integration.front.world import CALL_SECONDS_MAX, HOT, PROPOSALS, STREAM, UNARY, World, memory_kib
 from tests.support.fronts import FRONTS
 from tests.support.http2 import (
+    DATA,
     END_HEADERS,
     END_STREAM,
     FRAME_BYTES_MAX,
@@ -41,6 +42,7 @@ MEMORY_KIB: Final = 300 * 1024
 GROWTH_KIB: Final = 50 * 1024
 GZIP: Final = (b"grpc-encoding", b"gzip")
 ENHANCE_YOUR_CALM: Final = 11
+PADDED: Final = 0x8
 # Where tests wait for a time limit, they shorten it.
 SHORT_SECONDS: Final = 2
 
@@ -126,6 +128,21 @@ async def test_calls_whose_message_does_not_come(world: World, method: str, monk
     assert f"the request did not arrive within {SHORT_SECONDS} s; try again" == await waiting.details()
     assert not proposals.done()
     proposals.cancel()
+
+
+@pytest.mark.parametrize(("flags", "payload"), [(0, b""), (PADDED, b"\0")], ids=["nothing", "padding"])
+async def test_calls_that_get_frames_without_data(world: World, flags: int, payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames without data do not keep a call open whose message does not come."""
+    monkeypatch.setattr(limits, "REQUEST_SECONDS_MAX", SHORT_SECONDS)
+    await world.start()
+    async with connections(world, 1) as (connection,):
+        stream = connection.start_call(HOT.encode())
+
+        def send_on() -> bool:
+            connection.send(frame(DATA, flags, stream, payload))
+            return stream in ended(connection)
+
+        await until(send_on)
 
 
 async def test_unfinished_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
