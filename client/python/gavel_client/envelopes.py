@@ -307,15 +307,19 @@ def tool_result_envelope(
 
 
 def content_hash(value: Any) -> str:
-    """Return "sha256:" and the hex digits of SHA-256 over the RFC 8785 canonical JSON of `value`."""
+    """Return "sha256:" and the hex digits of SHA-256 over the canonical JSON of `value`. Raises ValueError."""
+    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the RFC 8785 canonical JSON of `value`. Raises ValueError."""
     # Imported here, because only producers of evidence need it: the rest of the client works without it.
     import rfc8785
 
     try:
-        canonical = rfc8785.dumps(value)
+        return rfc8785.dumps(value)
     except rfc8785.IntegerDomainError:
-        canonical = rfc8785.dumps(_with_doubles(value))
-    return "sha256:" + hashlib.sha256(canonical).hexdigest()
+        return rfc8785.dumps(_with_doubles(value))
 
 
 def _with_doubles(value: Any) -> Any:

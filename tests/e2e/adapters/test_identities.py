@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel_client import GavelClient, GavelError, fact_envelope
-from gavel_client.gate import Allowed, Gate
+from gavel_client.gate import Allowed, Gate, Pending
 from gavel_server.identity.tokens import add_token
 
 from tests.e2e.adapters.agents.agent import Depot, actions
 from tests.e2e.adapters.conftest import RULES
 from tests.e2e.adapters.test_leases import CALL
-from tests.e2e.world import ACTION, DEPOT, POLICY, Server, prove, run_servers, wait_for_events
+from tests.e2e.world import ACTION, DEPOT, PATIENT_MS, POLICY, Server, prove, run_servers, wait_for_events
 
 NAMES = ("ada", "depot", "sender", "reader")
 GRANTS = f"""
@@ -23,7 +24,7 @@ gavel: v1
 name: parcels
 version: 1
 grants:
-  - {{to: [ada], may: [deploy, activate, grant, read, subscribe, replay]}}
+  - {{to: [ada], may: [deploy, activate, grant, read, review, subscribe, replay]}}
   - {{to: [depot], may: [publish], produce: {{types: [database_snapshot], ids: [{DEPOT.id}]}}, facts: ["parcel.*"]}}
   - {{to: [sender], may: [propose], produce: {{types: [agent], ids: [sender]}}, actions: [{ACTION}]}}
   - {{to: [sender], may: [execute], produce: {{types: [executor], ids: [tools]}}, actions: [{ACTION}]}}
@@ -45,13 +46,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 @pytest.fixture
 async def callers(secured: tuple[Server, dict[str, str]]) -> AsyncIterator[dict[str, GavelClient]]:
-    """A client for each caller, with the grants and the rules in force and two parcels that are ready."""
+    """A client for each caller, with the grants and the rules in force and four parcels that are ready."""
     server, tokens = secured
     clients = {name: GavelClient(server.address, credentials=token) for name, token in tokens.items()}
     await clients["ada"].deploy_grants(GRANTS)
     await clients["ada"].deploy_rule_set(RULES)
     await clients["ada"].activate_rule_set(POLICY, 1)
-    for parcel in ("parcel/1", "parcel/2"):
+    for parcel in ("parcel/1", "parcel/2", "parcel/3", "parcel/4"):
         await clients["depot"].publish_event(fact_envelope(parcel, DEPOT, key="parcel.status", value="ready"))
     yield clients
     for client in clients.values():
@@ -76,3 +77,18 @@ async def test_a_gate_acts_with_the_rights_of_its_caller(callers: dict[str, Gave
     (report,) = await wait_for_events(callers["ada"], lambda event: event.execution.status == EXECUTION_STATUS_SUCCESS)
     assert "sender" == report.attestation.principal
     await prove(callers["ada"])
+
+
+async def test_a_held_call_needs_no_further_rights(callers: dict[str, GavelClient]) -> None:
+    """A call that the review of another call of its task holds is pending, and is proposed anew after the verdict, with the same rights."""
+    gate = Gate(callers["sender"], actions(), agent="sender", executor="tools", deadline_ms=PATIENT_MS)
+    heavy = replace(CALL, arguments={"parcel": "3", "weight": 50.0}, task="task-3")
+    light = replace(CALL, arguments={"parcel": "4", "weight": 2.0}, task="task-3")
+    assert isinstance(await gate(heavy), Pending)
+    for _ in range(2):
+        assert isinstance(await gate(light), Pending)
+    (review,) = (await callers["ada"].list_pending_reviews()).reviews
+    await callers["ada"].resolve_review(review.decision_id, REVIEW_VERDICT_APPROVE, reviewer="ada", reason="looked at")
+    answer = await gate(light)
+    assert isinstance(answer, Allowed)
+    await answer.run(lambda: Depot().act("4"))

@@ -48,7 +48,7 @@ class ApprovedTool:
             return refusal
         try:
             output = self._original.invoke(call, *rest, **options)
-            self._result = _result_of(output)
+            self._result = _result_of(output, call["id"])
         except BaseException as error:
             self._error = error
             raise
@@ -59,7 +59,7 @@ class ApprovedTool:
             return refusal
         try:
             output = await self._original.ainvoke(call, *rest, **options)
-            self._result = _result_of(output)
+            self._result = _result_of(output, call["id"])
         except BaseException as error:
             self._error = error
             raise
@@ -91,9 +91,9 @@ def own(request: ToolCallRequest) -> ToolCallRequest:
     return request.override(tool_call={**request.tool_call, "args": deepcopy(request.tool_call["args"])})
 
 
-def _result_of(output: object) -> HandlerResult:
-    """Return the report of a tool that has returned. Tools may return their errors, as messages."""
-    if any(message.status == "error" for message in _messages(output)):
+def _result_of(output: object, call_id: str) -> HandlerResult:
+    """Return the report of a tool that has returned. Tools may return their errors, as messages, beside messages about other calls."""
+    if any(message.status == "error" and message.tool_call_id == call_id for message in _messages(output)):
         return unknown("the tool returned an error")
     return success(output.content if isinstance(output, ToolMessage) else None)
 

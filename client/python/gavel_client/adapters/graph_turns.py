@@ -1,7 +1,8 @@
 """The turns of calls in LangChain: each answer of a model has its own, whatever is removed from the messages.
 
 The number of the answers is kept in the state of the graph, and each answer carries its turn. A node that runs again starts from the same
-state, so it comes to the same turn.
+state, so it comes to the same turn. An agent within another graph counts from one each time that it is called. Its turns begin with its
+place there, which LangGraph names anew for each visit, and keeps while a node is resumed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ with extra("langgraph"):
     from langchain.messages import AIMessage, HumanMessage
     from langgraph.types import Command
 
+# Between the nodes of nested graphs in a `checkpoint_ns`; the last node is that of the tools.
+NS_SEP: Final = "|"
 # The key of the turn in `additional_kwargs` of an answer.
 TURN: Final = "gavel_turn"
 
@@ -52,9 +55,11 @@ def with_turn(request: ModelRequest[Any], response: ModelResponse[Any]) -> Exten
 
 
 def call_of(request: ToolCallRequest) -> Call:
-    """Return the call: its task is the thread, its turn the model's answer. Raises ValueError."""
+    """Return the call: its task is the thread, its turn the model's answer, after the agent's place in other graphs. Raises ValueError."""
     settings = request.runtime.config.get("configurable", {})
-    return Call(request.tool_call["name"], request.tool_call["args"], str(settings.get("thread_id", "")), _turn(request))
+    place = str(settings.get("checkpoint_ns", "")).rpartition(NS_SEP)[0]
+    turn = f"{place}/{_turn(request)}" if place else _turn(request)
+    return Call(request.tool_call["name"], request.tool_call["args"], str(settings.get("thread_id", "")), turn)
 
 
 def _turn(request: ToolCallRequest) -> str:

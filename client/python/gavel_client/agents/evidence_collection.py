@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from gavel.v1.envelope_pb2 import Envelope
@@ -94,12 +94,20 @@ class EvidenceCollector:
                 **fields,
             ),
         )
-        began_at = time.monotonic()
+        began_at = tried_at = time.monotonic()
+
+        async def read(need: FactNeed) -> object:
+            nonlocal tried_at
+            tried_at = time.monotonic()
+            return await call_function(tool.read, need)
+
         try:
-            reading = await self._call_provider(tool.read, need, tool.timeout_ms)
+            reading = await self._call_provider(read, need, tool.timeout_ms)
             if not isinstance(reading, ToolReading):
                 raise ProviderError("INVALID_READING", f"the provider returned {type(reading).__name__}, not a ToolReading")
-            answer, observation = _reading_envelopes(call, reading, tool, fields, int((time.monotonic() - began_at) * 1000))
+            duration_ms = int((time.monotonic() - began_at) * 1000)
+            read_at = time_of_call(call, tried_at - began_at)
+            answer, observation = _reading_envelopes(call, reading, tool, fields, duration_ms, read_at)
         except ProviderError as error:
             duration_ms = int((time.monotonic() - began_at) * 1000)
             await self._publish(tool_result_envelope(call, error_code=error.code, result_summary=error.message, duration_ms=duration_ms))
@@ -180,9 +188,12 @@ class EvidenceCollector:
 
 
 def _reading_envelopes(
-    call: Envelope, reading: ToolReading, tool: ToolProvider, fields: EnvelopeFields, duration_ms: int
+    call: Envelope, reading: ToolReading, tool: ToolProvider, fields: EnvelopeFields, duration_ms: int, read_at: datetime | None
 ) -> tuple[Envelope, Envelope]:
-    """Return the TOOL_RESULT and the OBSERVATION of a reading. Raises ProviderError if its values cannot be recorded."""
+    """Return the TOOL_RESULT and the OBSERVATION of a reading, by default of `read_at`.
+
+    Raises ProviderError if its values cannot be recorded.
+    """
     try:
         answer = tool_result_envelope(
             call,
@@ -199,7 +210,7 @@ def _reading_envelopes(
             extracted_fields=reading.fields,
             query_ref=reading.query_ref,
             evidence=answer,
-            observed_at=reading.observed_at or time_of_call(call),
+            observed_at=reading.observed_at or read_at,
             confidence=reading.confidence,
             **fields,
         )
@@ -208,12 +219,14 @@ def _reading_envelopes(
     return answer, observation
 
 
-def time_of_call(call: Envelope) -> datetime | None:
-    """Return when a TOOL_CALL was recorded, by the bus's clock; None if it was not recorded.
+def time_of_call(call: Envelope, later_seconds: float = 0.0) -> datetime | None:
+    """Return the time by the bus's clock so long after a TOOL_CALL was recorded; None if it was not recorded.
 
-    What the tool reads is read after that, however long the server is away before it records the reading.
+    What a try reads is read after it began, however long the server is away before it records the reading.
     """
-    return call.recorded_at.ToDatetime(timezone.utc) if call.HasField("recorded_at") else None
+    if not call.HasField("recorded_at"):
+        return None
+    return call.recorded_at.ToDatetime(timezone.utc) + timedelta(seconds=later_seconds)
 
 
 def _recorded_facts(answer: object) -> list[Envelope]:

@@ -15,7 +15,7 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse, PublishEventResponse
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse, ReportExecutionResponse
-from gavel.v1.projection_service_pb2 import GetProjectionResponse
+from gavel.v1.projection_service_pb2 import GetProjectionResponse, ListPendingReviewsResponse
 
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.sync import SyncGavelClient
@@ -52,6 +52,10 @@ class ThreadedClient:
     async def get_projection(self, subject: str, *, page_token: str = "", timeout_ms: int) -> GetProjectionResponse:
         """Read a page of the state of a subject."""
         return await asyncio.to_thread(self._client.get_projection, subject, page_token=page_token, timeout_ms=timeout_ms)
+
+    async def list_pending_reviews(self, *, page_token: str = "", timeout_ms: int) -> ListPendingReviewsResponse:
+        """Read a page of the open reviews."""
+        return await asyncio.to_thread(self._client.list_pending_reviews, page_token=page_token, timeout_ms=timeout_ms)
 
     async def begin_execution(
         self, decision_id: str, *, producer: Producer, lease_ms: int, request_id: str, timeout_ms: int

@@ -235,7 +235,7 @@ class Consumer:
                     self._start(entry)
                 if cursor == START:
                     break
-            await asyncio.sleep(self._queue.min_idle_ms / 3000)
+            await asyncio.sleep(self._queue.silence_ms_max / 3000)
 
     async def _send_heartbeats(self) -> None:
         """Signal that the entries in progress are being processed, for ever."""

@@ -53,7 +53,7 @@ class FactCollector:
     """Collects facts of `client.bus` as `producer`, with `collectors` by fact key. Call `run` once; call `stop` in the same event loop.
 
     A key is collected only for rules that accept the producer as its source. A call of a collector is cancelled after `timeout_ms`, and has
-    failed. `retry_ms` is the time until a request whose collector failed is delivered again; at least a second.
+    failed. `retry_ms` is the time until a request whose collector failed is delivered again, 1 ms to a day.
     """
 
     def __init__(

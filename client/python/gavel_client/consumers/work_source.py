@@ -45,12 +45,9 @@ class WorkSource(Protocol):
         """The reason why no entry can be taken now, as a sentence, or ""."""
 
     @property
-    def min_idle_ms(self) -> int:
-        """Time after which an entry that could not be processed is delivered again."""
-
-    @property
     def silence_ms_max(self) -> int:
-        """Silence of a consumer after which its entries are delivered to others: it sends three heartbeats in this time."""
+        """Silence of a consumer after which its entries are delivered to others: it sends three heartbeats, and claims
+        three times, in this time."""
 
     async def read(self) -> WorkEntry | None:
         """Return the next new entry, or None if there is none for a moment."""

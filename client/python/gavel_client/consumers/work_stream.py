@@ -287,7 +287,8 @@ class _Stream:
         if refusal is not None and is_unopened_bus(refusal):
             return BUS_POLL_MS
         key = self._consumer.key
-        if refusal is not None and refusal.code in FATAL_CODES and not self._consumer.was_open:
+        is_fatal = self._consumer.client.lacks_token if refusal is None else refusal.code in FATAL_CODES
+        if is_fatal and not self._consumer.was_open:
             raise WorkQueueError(f"work queue {key} cannot be used: {describe_error(error)}") from error
         pause_ms = self._consumer.backoff.pause_ms(failures, None if refusal is None else refusal.retry_after_ms)
         self.problem = f"work queue {key}: the server does not serve it: {describe_error(error)}"

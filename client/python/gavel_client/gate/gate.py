@@ -21,7 +21,7 @@ from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_EXECUTOR, Eve
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
-from gavel.v1.projection_service_pb2 import GetProjectionResponse, ProjectedFact, ProjectedObservation
+from gavel.v1.projection_service_pb2 import GetProjectionResponse, ListPendingReviewsResponse, ProjectedFact, ProjectedObservation
 from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_FINISHED, REASON_CODE_ALREADY_RUNNING
 
 from gavel_client.agents.citations import CITATIONS_MAX
@@ -31,7 +31,6 @@ from gavel_client.agents.proposal_loop import ProposalLoop
 from gavel_client.agents.providers import FactProviders
 from gavel_client.agents.recorded_steps import WORK
 from gavel_client.agents.recorded_steps import work as work_of
-from gavel_client.agents.remedies import is_under_review
 from gavel_client.agents.run_ids import first_event_id
 from gavel_client.agents.threaded_client import LoopClient, ThreadedClient
 from gavel_client.blocking import run_blocking
@@ -45,6 +44,7 @@ from gavel_client.rpc.backoff import Backoff, is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.deadlines import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.rpc.paging import pages
 from gavel_client.rpc.sync import SyncGavelClient
 
 LEASE_MS_DEFAULT: Final = 60_000
@@ -55,10 +55,14 @@ RECHECK_MS_MIN: Final = 100
 ANSWER_MS: Final = 2_000
 # Lapsed approvals of one call that `SyncGate.ask_anew` passes over.
 LAPSES_MAX: Final = 64
-# Proposals of one call that are refused because of the reviews of others.
+# New proposals of one call, in one answer of the gate, that are refused because of the reviews of others.
 HOLDS_MAX: Final = 64
 # The reason of a call that cannot be proposed.
 CALL_INVALID: Final = "CALL_INVALID"
+# What the function of an action raises for arguments that it cannot use. Any other error is not the model's.
+_ARGUMENT_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+# The fields of requests, with those below them, that follow from the arguments of a call.
+_ARGUMENT_FIELDS: Final = ("subject.", "envelope.subject.", "envelope.proposal.")
 
 _logger = logging.getLogger(__name__)
 
@@ -162,7 +166,7 @@ class Gate:
         try:
             action = self._actions.action(call)
             return _Work(self._proposal(call, action), run_key(call, action))
-        except Exception as error:  # noqa: BLE001  # the function is the application's, and its values may be the model's
+        except _ARGUMENT_ERRORS as error:
             _logger.warning("tool=%s a call has no usable action: %s", call.tool, describe_error(error))
             return Refused(CALL_INVALID, f"its arguments give no usable action ({describe_error(error)})")
 
@@ -174,8 +178,9 @@ class Gate:
                 proposal.proposal.based_on_events.extend(await self._citations(deadline, proposal.subject))
             result = await self._run(deadline, work)
         except GavelError as error:
-            if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+            if not _is_about_arguments(error):
                 raise
+            _logger.warning("subject=%s Gavel does not take the proposal of a call: %s", proposal.subject, describe_error(error))
             problems = [f"{violation.field}: {violation.description}" for violation in error.violations]
             return Refused(CALL_INVALID, "; ".join([f"Gavel takes no such proposal ({describe_error(error)})", *problems]))
         decision = result.decision
@@ -193,27 +198,44 @@ class Gate:
         The key of the new run follows from the refusal, so every process comes to the same proposal.
         """
         proposal, key = work
-        for _ in range(HOLDS_MAX):
+        proposals = 0
+        while True:
             result = await self._loop.run(proposal, run_key=key, deadline_ms=max(int(deadline.ms_left()), 1))
             refusal = result.decision
             if result.reason is not StopReason.REVIEW or refusal is None or refusal.decision.outcome != OUTCOME_REJECTED:
-                break
+                return result
             key = content_hash([key, refusal.event_id])
             proposal.causation_id = refusal.event_id
-            if await self._is_held(deadline, proposal, first_event_id(self._agent, key)):
-                break
-        return result
+            try:
+                if not await self._is_recorded(deadline, first_event_id(self._agent, key)):
+                    proposals += 1
+                    if proposals == HOLDS_MAX or await self._is_held(deadline, proposal.trace_id):
+                        return result
+            except (GavelError, LoopStoppedError) as error:
+                _logger.warning("decision=%s may still be held by a review: %s", refusal.event_id, describe_error(error))
+                return result
 
-    async def _is_held(self, deadline: Deadline, proposal: Envelope, event_id: str) -> bool:
-        """Report whether a proposal is not in the log as `event_id`, and would be refused because another call is under review."""
+    async def _is_held(self, deadline: Deadline, trace_id: str) -> bool:
+        """Report whether a trace has an open review. A preflight would tell, too, but needs a right of its own."""
+
+        async def read(page_token: str = "") -> ListPendingReviewsResponse:
+            return await self._ask(
+                deadline, lambda ms: self._client.list_pending_reviews(page_token=page_token, timeout_ms=ms), READ_TIMEOUT_MS
+            )
+
+        async for page in pages(read):
+            if any(review.trace_id == trace_id for review in page.reviews):
+                return True
+        return False
+
+    async def _is_recorded(self, deadline: Deadline, event_id: str) -> bool:
         try:
             await self._ask(deadline, lambda ms: self._client.get_event(event_id=event_id, timeout_ms=ms), READ_TIMEOUT_MS)
         except GavelError as error:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
-            trial = await self._ask(deadline, lambda ms: self._client.preflight(proposal, timeout_ms=ms), READ_TIMEOUT_MS)
-            return is_under_review(trial.decision) and trial.decision.outcome == OUTCOME_REJECTED
-        return False
+            return False
+        return True
 
     def _proposal(self, call: Call, action: Action) -> Envelope:
         return proposal_envelope(
@@ -350,6 +372,13 @@ class SyncGate:
 
 def _as_sync(answer: Answer) -> SyncAnswer:
     return SyncAllowed(answer) if isinstance(answer, Allowed) else answer
+
+
+def _is_about_arguments(error: GavelError) -> bool:
+    """Report whether the server refuses nothing but fields that follow from the arguments of a call."""
+    fields = [violation.field for violation in error.violations]
+    are_arguments = all(f"{field}.".startswith(_ARGUMENT_FIELDS) for field in fields)
+    return error.code is grpc.StatusCode.INVALID_ARGUMENT and bool(fields) and are_arguments
 
 
 def run_key(call: Call, action: Action) -> str:

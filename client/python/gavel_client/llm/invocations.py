@@ -20,7 +20,7 @@ from gavel.v1.common_pb2 import Producer, VersionBinding
 from gavel.v1.diagnostic_pb2 import LlmAttempt, LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_client.envelopes import content_hash, diagnostic_envelope
+from gavel_client.envelopes import canonical_json, content_hash, diagnostic_envelope
 from gavel_client.evidence.store import EvidenceStore
 from gavel_client.llm.errors import InvalidRequestError, LLMProviderError
 from gavel_client.llm.models import JsonObject, LLMProviderMeta, LLMResponse, LLMToolCall
@@ -127,10 +127,8 @@ def check_response(request: LLMRequest, response: LLMResponse, provider: str) ->
 
 def evidence_of(invocation: Invocation) -> bytes:
     """Return the captured evidence of a call: the canonical JSON of prompt and output."""
-    import rfc8785
-
     output = None if invocation.response is None else output_json(invocation.response, invocation.request.tools)
-    return rfc8785.dumps({"prompt": prompt_json(invocation.request), "output": output})
+    return canonical_json({"prompt": prompt_json(invocation.request), "output": output})
 
 
 def _detail(invocation: Invocation) -> LlmInvocation:
@@ -201,7 +199,8 @@ def _redacted(arguments: str, redactions: Sequence[str]) -> str:
     if not any(pointer.split("/")[1:2] == ["arguments"] for pointer in redactions):
         return arguments
     try:
-        return json.dumps(redact(json.loads(arguments or "{}"), "arguments", redactions), ensure_ascii=False)
+        text = json.dumps(redact(json.loads(arguments or "{}"), "arguments", redactions), ensure_ascii=False)
     except (ValueError, RecursionError):
         # Where the values are is not known.
         return REDACTED
+    return text.encode(errors="backslashreplace").decode()  # a lone surrogate as the escape that it was

@@ -170,9 +170,10 @@ class LLMService:
 
         An output that does not match is sent back with its problems, up to `outputs_max` outputs in all; each is a call of its own. The
         attempts of all of them are in the response's `provider_meta`. Raises InvalidOutputError if the last one does not match either,
-        ValueError for a schema that no Struct can hold, and what `complete` raises.
+        ValueError for a schema that no Struct can hold or that cannot be used, and what `complete` raises.
         """
         request, checked = dataclasses.replace(request, output_schema=schema), to_struct(schema, "schema")
+        self._schemas.check(checked)
         rejected: tuple[LLMProviderMeta, ...] = ()
         for remaining in reversed(range(outputs_max)):
             response = await self.complete(request, context=context)
@@ -195,9 +196,9 @@ class LLMService:
             return None, f"the answer ended by {response.finish_reason}"
         try:
             value = json.loads(response.text)
-            return value, clip(self._schemas.problem(schema, value, "output"))
         except (ValueError, RecursionError) as error:
             return None, f"the output is not JSON: {error}"
+        return value, clip(self._schemas.problem(schema, value, "output"))
 
     def _begin(self, request: LLMRequest, context: LLMContext | None) -> _Call:
         """Begin a call. Raises InvalidRequestError for a request that cannot be recorded: its answer would be paid for and lost."""

@@ -18,7 +18,7 @@ from gavel.v1.administration_service_pb2_grpc import AdministrationServiceStub
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.calls.call import StreamCall, UnaryCall
 from gavel_client.rpc.credentials import ClientCredentials, Credential, Metadata, Tls
-from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.rpc.errors import NO_TOKEN, GavelError, describe_error
 
 TARGET_DEFAULT: Final = "127.0.0.1:9090"
 # Responses may be larger than requests: a page of 1,000 events, 500 decisions with their evidence.
@@ -108,6 +108,11 @@ class Connection(ABC, Generic[Channel]):
         """Whether no channel is open: before the first call and after `close`."""
         return self._channel is None
 
+    @property
+    def lacks_token(self) -> bool:
+        """Whether the credentials have a provider of tokens that has not returned one yet."""
+        return self._credentials.lacks_token
+
     def check_credentials(self) -> None:
         """Read the files of `tls` and `credentials`, as the first call does. Raises OSError, ValueError for a file that cannot be used."""
         self._credentials.channel_credentials()
@@ -133,13 +138,18 @@ class Connection(ABC, Generic[Channel]):
         return (*own, (BUS_INCARNATION_KEY, incarnation)) if incarnation else own
 
     def _own_metadata(self) -> Metadata:
-        """Return the metadata that shows who calls. Raises GavelError UNAVAILABLE if the provider of the token raises."""
+        """Return the metadata that shows who calls.
+
+        Raises what the provider of the token raises until it has returned one: it may be unusable. Later it raises GavelError NO_TOKEN.
+        """
         try:
             return self._credentials.metadata()
         except Exception as error:
+            if self.lacks_token:
+                raise
             _logger.warning("the provider of the token failed: %s", describe_error(error))
             message = f"the provider of the token failed: {describe_error(error)}"
-            raise GavelError(grpc.StatusCode.UNAVAILABLE, "", message) from error
+            raise GavelError(grpc.StatusCode.UNAVAILABLE, NO_TOKEN, message) from error
 
     def _question_metadata(self) -> Metadata:
         """Return the metadata of the call that asks for the incarnation of a bus."""

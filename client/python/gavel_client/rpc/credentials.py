@@ -91,6 +91,7 @@ class ClientCredentials:
             raise ValueError("credentials has several tokens or several certificates; give at most one of each")
         self._certificate: Final = certificates[0] if certificates else None
         self._token: Final = tokens[0] if tokens else None
+        self.lacks_token = callable(self._token)  # until the provider has returned one
         if tls is None:
             tls = bool(certificates)  # a certificate is presented over TLS
         self._tls: Final = Tls() if tls is True else tls or None
@@ -108,6 +109,7 @@ class ClientCredentials:
         if self._token is None:
             return ()
         token = self._token if isinstance(self._token, str) else self._token()
+        self.lacks_token = False
         return ((AUTHORIZATION_KEY, f"Bearer {token}"),)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:

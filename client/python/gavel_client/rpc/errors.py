@@ -20,6 +20,9 @@ from google.rpc.status_pb2 import Status
 # Where gRPC puts a serialized google.rpc.Status (AIP-193).
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 
+# The client's own reason of an UNAVAILABLE: the provider of the token raises, after it has returned tokens before.
+NO_TOKEN: Final = "NO_TOKEN"  # noqa: S105  # a reason
+
 # A server resets a call whose deadline has passed by its own clock. A client whose clock is behind reports the reset as CANCELLED. This
 # is the largest expected difference between the two clocks.
 DEADLINE_TOLERANCE_SECONDS: Final = 0.1
@@ -45,8 +48,8 @@ class GavelClientError(Exception):
 class GavelError(GavelClientError):
     """A failed call.
 
-    `code` is the gRPC status code. `reason` is a name of the contract's ErrorReason without prefix, e.g. "QUEUE_FULL", or "" for
-    an error that does not come from Gavel. `violations` lists all invalid fields of an INVALID_ARGUMENT. `retry_after_ms` is the
+    `code` is the gRPC status code. `reason` is a name of the contract's ErrorReason without prefix, e.g. "QUEUE_FULL", NO_TOKEN, or "" for
+    another error that does not come from Gavel. `violations` lists all invalid fields of an INVALID_ARGUMENT. `retry_after_ms` is the
     server's advice, or None. `metadata` is that of the ErrorInfo, e.g. the refusing rule.
     """
 
@@ -165,8 +168,8 @@ class TriggerFileError(GavelClientError):
         super().__init__("\n".join(messages))
 
 
-# Reasons whose messages name the caller, its rights and what they lack, and no content of a request.
-_ABOUT_THE_CALLER: Final = frozenset({"RIGHT_LACKING", "PRODUCER_NOT_ALLOWED", "UNAUTHENTICATED"})
+# Reasons whose messages name the caller, its rights and what they lack, or where its token failed, and no content of a request.
+_ABOUT_THE_CALLER: Final = frozenset({"RIGHT_LACKING", "PRODUCER_NOT_ALLOWED", "UNAUTHENTICATED", NO_TOKEN})
 
 
 def describe_error(error: BaseException) -> str:

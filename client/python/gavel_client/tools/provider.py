@@ -78,6 +78,10 @@ class FunctionProvider:
     async def _in_thread(self, function: Function, invocation: ToolInvocation) -> Any:
         if not self._free.acquire(blocking=False):
             raise ToolError(QUOTA, f"too many functions of the provider {self.provider_id} run at the same time")
-        running = self._pool.submit(contextvars.copy_context().run, call_plain, function, invocation)
+        try:
+            running = self._pool.submit(contextvars.copy_context().run, call_plain, function, invocation)
+        except RuntimeError:  # no further thread can be started
+            self._free.release()
+            raise
         running.add_done_callback(lambda _: self._free.release())
         return await asyncio.wrap_future(running)

@@ -42,9 +42,14 @@ class Schemas:
                 problems.append(f"{name}{place}: {error.message}")
                 if len(problems) == PROBLEMS_MAX:
                     break
-        except ValueError as error:  # lone surrogates, too many levels
+        except (ValueError, RecursionError) as error:  # lone surrogates, too many levels
             return f"{name} cannot be checked: {error}"
         return "; ".join(problems)
+
+    def check(self, schema: Struct) -> None:
+        """Raise ValueError for a schema with which nothing can be checked."""
+        if schema.fields:
+            self._of(schema)
 
     def _of(self, schema: Struct) -> Any:
         document = from_struct(schema)

@@ -96,6 +96,22 @@ async def test_an_error_within_a_command_is_not_a_success(kind: str, has_failed:
     assert ("PARTIAL TOOL_ERROR" if has_failed else "SUCCESS") == status(tool.result(answer))
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_errors_of_other_calls_are_not_the_tools(is_async: bool) -> None:
+    """A tool that hands on a history with the error of an earlier call has succeeded."""
+    from langchain.messages import ToolMessage
+    from langgraph.types import Command
+
+    earlier = ToolMessage("lost", tool_call_id="call-0", status="error")
+
+    def send(parcel: str) -> Any:
+        return Command(update={"messages": [earlier, ToolMessage(SENT, tool_call_id="call-1")]})
+
+    tool = approved(send, {"parcel": "1"})
+    answer = await run(tool, is_async)
+    assert "SUCCESS" == status(tool.result(answer))
+
+
 async def test_the_report_has_the_output_of_the_tool() -> None:
     """The report of a success has what the tool returned, not what a middleware made of it."""
     from langchain.messages import ToolMessage

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
+from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, Producer
 from gavel.v1.decision_pb2 import FactRequirement
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client import FactNeed, FactProviders, GavelError
+from gavel.v1.event_service_pb2 import PublishEventResponse
+from gavel_client import FactNeed, FactProviders, GavelError, ToolReading
+from gavel_client.agents import evidence_collection
 from gavel_client.agents.deadline import Deadline
 from gavel_client.agents.evidence_collection import EvidenceCollector
 from gavel_client.agents.loop_results import LoopStoppedError, Round, StopReason
@@ -52,3 +57,30 @@ async def test_plain_provider_that_raises_stop_iteration() -> None:
     (failure,) = current.failures
     assert "PROVIDER_EXCEPTION" == failure.code
     assert failure.message.startswith("RuntimeError at test_evidence_collection.py:")
+
+
+async def test_a_reading_counts_from_the_last_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading counts from the recording of its TOOL_CALL, plus the time after which the try began that read it."""
+    providers = FactProviders()
+    present = SimpleNamespace(seconds=1_000.0)
+    monkeypatch.setattr(evidence_collection, "time", SimpleNamespace(monotonic=lambda: present.seconds))
+
+    @providers.tool("order.status", tool_name="orders")
+    async def order(_: FactNeed) -> ToolReading:
+        present.seconds += 40  # the first try ends then, and the second one takes as long
+        if present.seconds < 1_080:
+            raise GavelError(grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE", "away")
+        return ToolReading({}, {"order.status": "open"})
+
+    async def publish(envelope: Envelope, *, timeout_ms: int) -> PublishEventResponse:
+        recorded = Envelope()
+        recorded.CopyFrom(envelope)
+        recorded.recorded_at.FromSeconds(int(present.seconds))
+        return PublishEventResponse(envelope=recorded)
+
+    needs, _ = providers.assign([FactRequirement(key="order.status", subject="order/1", max_age_ms=60_000)], "trace", "decision")
+    proposal = Envelope(producer=Producer(type=PRODUCER_TYPE_AGENT, id="agent"))
+    client = AsyncMock(publish_event=publish)
+    collector = EvidenceCollector(client, Deadline(600_000, Backoff(initial_ms=1)), Round(Envelope()), proposal)
+    (event,) = await collector.collect(needs)
+    assert 1_040 == event.observation.observed_at.ToSeconds()

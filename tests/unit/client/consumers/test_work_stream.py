@@ -17,6 +17,7 @@ from gavel.v1.work_service_pb2 import ConsumeRequest, ConsumeResponse, ConsumerO
 from gavel_client import GavelClient
 from gavel_client.consumers.consumer import Consumer, Disposition
 from gavel_client.consumers.fact_collector import FactCollector
+from gavel_client.consumers.work_source import START
 from gavel_client.consumers.work_stream import WorkStream
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.errors import WorkQueueError
@@ -133,6 +134,19 @@ async def test_a_provider_of_tokens_that_fails_once(backoff: Backoff, caplog: py
     assert "secret" not in caplog.text
 
 
+async def test_a_provider_of_tokens_that_never_works(backoff: Backoff, caplog: pytest.LogCaptureFixture) -> None:
+    """A provider of tokens that has never returned one ends the consumer, and its text is in no log."""
+
+    def token() -> str:
+        raise TypeError("secret")
+
+    stream = WorkStream(GavelClient(credentials=token), queue="decisions", group="couriers", concurrency=1, backoff=backoff)
+    with pytest.raises(WorkQueueError, match=r"cannot be used: TypeError at test_work_stream\.py:"):
+        await read_until(stream, lambda: False)
+    await stream.close()
+    assert "secret" not in caplog.text
+
+
 async def test_an_unexpected_error_of_a_stream(backoff: Backoff, caplog: pytest.LogCaptureFixture) -> None:
     """A stream that ends with an error that is none of the client's is opened again, and the error's text is in no log."""
     calls: list[int] = []
@@ -152,6 +166,29 @@ async def test_an_unexpected_error_of_a_stream(backoff: Backoff, caplog: pytest.
     await stream.close()
     assert "stream broken: ValueError at test_work_stream.py:" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_claims_are_as_rare_as_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer whose entries come again at once does not claim without a pause: the server delivers them."""
+    pauses: list[float] = []
+    has_paused = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            has_paused.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    source = AsyncMock(min_idle_ms=1, silence_ms_max=3_000, problem="")
+    source.claim.return_value = START, None
+    source.read.side_effect = asyncio.Event().wait
+    consumer = Consumer(source, AsyncMock(), concurrency=2)
+    running = asyncio.create_task(consumer.run())
+    await has_paused.wait()
+    consumer.stop()
+    await running
+    assert [1.0, 1.0] == pauses
 
 
 @pytest.mark.parametrize(("min_idle_ms", "silence_ms_max"), [(1, 1_000), (30_000, 30_000), (86_400_000, 600_000)])

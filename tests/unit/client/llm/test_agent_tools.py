@@ -13,6 +13,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import PublishEventResponse
 from gavel.v1.tool_pb2 import ToolContract
 from gavel_client import GavelError
+from gavel_client.envelopes import content_hash
 from gavel_client.llm import AgentRun, AssistantMessage, LLMRequest, LLMResponse, LLMToolCall
 from gavel_client.llm.agent import message_of
 from gavel_client.llm.agent_tools import FinalAnswer, RuntimeTool
@@ -114,6 +115,7 @@ async def test_redactions_apply_to_the_record_of_a_call() -> None:
     tool = RuntimeTool(runtime, contract, "Pay")
     run = AgentRun(client, Producer(type=PRODUCER_TYPE_AGENT, id="support-agent"), "order/7", "trace-1", "run-1")
     calls = [LLMToolCall("1", "orders_pay", '{"card": "4111", "order": "é"}'), LLMToolCall("2", "orders_pay", '{"card": "4111"')]
+    calls.append(LLMToolCall("3", "orders_pay", '{"card": "4111", "order": "\\ud83d"}'))
     answer = LLMResponse("1", "m", "", "tool_calls", tuple(calls))
 
     result = await tool.run(calls[0], {"card": "4111", "order": "é"}, run)
@@ -122,8 +124,10 @@ async def test_redactions_apply_to_the_record_of_a_call() -> None:
     assert {"token": "top-secret", "status": "paid"} == json.loads(request.messages[1].output)  # type: ignore[union-attr]
     recorded = prompt_json(request)["messages"]
     assert {"token": "[redacted]", "status": "paid"} == json.loads(recorded[1]["text"])
-    expected = [{"name": "orders_pay", "arguments": text} for text in ('{"card": "[redacted]", "order": "é"}', "[redacted]")]
+    texts = ('{"card": "[redacted]", "order": "é"}', "[redacted]", '{"card": "[redacted]", "order": "\\ud83d"}')
+    expected = [{"name": "orders_pay", "arguments": text} for text in texts]
     assert expected == recorded[0]["tool_calls"] == output_json(answer, request.tools)["tool_calls"]
+    assert content_hash(output_json(answer, request.tools))
 
 
 async def test_arguments_that_cannot_be_checked_are_invalid() -> None:

@@ -19,7 +19,7 @@ from gavel_client.llm import (
     RetryPolicy,
     UserMessage,
 )
-from gavel_client.llm.invocations import Invocation, LLMContext
+from gavel_client.llm.invocations import Invocation, LLMContext, evidence_of
 from gavel_client.llm.models import LLMProviderMeta
 from gavel_client.rpc.backoff import Backoff
 
@@ -164,12 +164,24 @@ async def test_an_output_that_cannot_be_checked(text: str) -> None:
         await LLMService([_any(Provider([text]))]).complete_json(QUESTION, {"type": "object"})
 
 
-async def test_a_schema_that_cannot_be_checked_is_not_sent() -> None:
-    """A schema of the output that no Struct can hold fails before any provider is asked."""
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [({"maximum": 2**63 - 1}, r"schema\.maximum"), ({"pattern": "("}, "regex"), ({"$ref": "https://example.org/answer"}, "example.org")],
+)
+async def test_a_schema_that_cannot_be_checked_is_not_sent(schema: dict[str, Any], problem: str) -> None:
+    """A schema of the output that no Struct can hold, or that cannot be used, fails before any provider is asked."""
     provider = Provider()
-    with pytest.raises(ValueError, match=r"schema\.maximum"):
-        await LLMService([_any(provider)]).complete_json(QUESTION, {"maximum": 2**63 - 1})
+    with pytest.raises(ValueError, match=problem):
+        await LLMService([_any(provider)]).complete_json(QUESTION, schema)
     assert 0 == provider.asked
+
+
+async def test_the_evidence_of_the_largest_integers() -> None:
+    """A request with an integer that its hash can hold can also be kept as evidence."""
+    recorder = Recorder()
+    recorder.open.set()
+    await _service(Provider(), recorder).complete(LLMRequest([UserMessage("-")], output_schema={"maximum": 2**53}))
+    assert b'"maximum":9007199254740992' in evidence_of(recorder.recorded[0])
 
 
 def _service(provider: Provider, recorder: Recorder) -> LLMService:

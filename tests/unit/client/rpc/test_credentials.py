@@ -13,6 +13,7 @@ from gavel_client import Certificate, GavelClient, GavelError, SyncGavelClient, 
 from gavel_client.rpc.backoff import Backoff, is_transient, retry
 from gavel_client.rpc.connection import Connection
 from gavel_client.rpc.credentials import Credential
+from gavel_client.rpc.errors import describe_error
 from gavel_server.identity.development_certificates import make_certificates
 
 from tests.unit.client.fake_server import FakeServer
@@ -111,39 +112,56 @@ async def test_token_of_each_call(server: FakeServer) -> None:
 
 
 def failing_once() -> Callable[[], str]:
-    """Return a provider of a token that raises at its first call."""
-    failures = [OSError("the token 4711 cannot be read")]
+    """Return a provider of a token that raises at its second call."""
+    answers: list[str | OSError] = ["token", OSError("the token 4711 cannot be read")]
 
     def token() -> str:
-        if failures:
-            raise failures.pop()
-        return "token"
+        answer = answers.pop(0) if answers else "token"
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
     return token
 
 
 async def test_a_provider_that_raises(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
-    """The failure of a provider of tokens is a transient error of the call, with its cause, and its text is in no log."""
+    """The failure of a provider of tokens that has worked is a transient error of the call, in words, and its text is in no log."""
 
     def blocking() -> GavelError:
-        with SyncGavelClient(server.target, credentials=failing_once()) as client, pytest.raises(GavelError) as raised:
-            client.get_status()
+        with SyncGavelClient(server.target, credentials=failing_once()) as client:
+            client.check_credentials()
+            with pytest.raises(GavelError) as raised:
+                client.get_status()
         return raised.value
 
     async with GavelClient(server.target, credentials=failing_once()) as client:
+        client.check_credentials()
         with pytest.raises(GavelError) as raised:
             await client.get_status()
         await client.get_status()
     for error in (raised.value, await asyncio.to_thread(blocking)):
         assert is_transient(error)
         assert isinstance(error.__cause__, OSError)
-        assert "OSError at test_credentials.py:" in error.message
+        assert "UNAVAILABLE NO_TOKEN: the provider of the token failed: OSError at test_credentials.py:" in describe_error(error)
     assert 2 == caplog.text.count("the provider of the token failed: OSError at test_credentials.py:")
     assert "4711" not in caplog.text
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+async def test_a_token_that_was_never_there(server: FakeServer, backoff: Backoff, tmp_path: Path, is_empty: bool) -> None:
+    """A file that has never held a token is no outage: a caller that retries for ever gets the error of the file."""
+    path = tmp_path / "token"
+    if is_empty:
+        path.write_text("")
+    async with GavelClient(server.target, credentials=TokenFile(path)) as client:
+        with pytest.raises(ValueError if is_empty else FileNotFoundError):
+            await retry(client.get_status, backoff)
+    assert [] == server.requests["GetStatus"]
 
 
 async def test_a_call_that_is_retried_outlasts_its_provider(server: FakeServer, backoff: Backoff) -> None:
     """A caller that retries until the server answers, as for the report of an attempt, also outlasts a provider of tokens that fails."""
     async with GavelClient(server.target, credentials=failing_once()) as client:
+        client.check_credentials()
         await retry(client.get_status, backoff)
     assert 1 == len(server.requests["GetStatus"])

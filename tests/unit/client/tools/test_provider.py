@@ -51,3 +51,17 @@ async def test_functions_that_hang() -> None:
         except ToolError:
             await asyncio.sleep(0)
     await functions.close()
+
+
+async def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call for which no thread can be started fails, and leaves its place to later ones."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    functions = FunctionProvider("functions", {"a.name": lambda _: {"ok": True}}, threads_max=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(functions._pool, "submit", fail)
+        with pytest.raises(RuntimeError, match="thread"):
+            await functions.invoke(invocation("a.name"))
+    assert {"ok": True} == (await functions.invoke(invocation("a.name"))).data

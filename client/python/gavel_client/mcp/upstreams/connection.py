@@ -55,8 +55,8 @@ _NOT_CARRIED_OUT: Final = frozenset(
         types.URL_ELICITATION_REQUIRED,
     }
 )
-# The message of the SDK's own error for requests under way when the connection ends.
-_CLOSED: Final = "Connection closed"
+# The beginnings of the SDK's own errors for requests under way when the connection, or the stream of an answer over HTTP, ends.
+_CLOSED: Final = ("Connection closed", "SSE stream ")
 # The message of the SDK's own error for a session that the server does not know.
 _NO_SESSION: Final = "Session terminated"
 # A message holds a result, whose characters may be escaped, or a page of the list of tools.
@@ -186,7 +186,7 @@ class Upstream:
         if error.code == types.CONNECTION_CLOSED:
             # Servers use the code for errors of their own. A list of tools shows whether the connection works.
             self._wake.set()
-            if error.message == _CLOSED:
+            if error.message.startswith(_CLOSED):
                 reason = f": it sent a message of more than {self._message_bytes_max} bytes" if self._is_too_large else ""
                 return UpstreamError(LOST, f"the connection to {self.name} ended before it answered{reason}", may_have_acted=True)
         was_refused = error.code in _NOT_CARRIED_OUT or (error.code == types.INVALID_REQUEST and error.message == _NO_SESSION)

@@ -127,14 +127,13 @@ class Pins:
             contract = self._contract(definition)
         except DefinitionError as error:
             return Closed(str(error))
-        pin = "" if registered is None else registered.version
-        if configured not in ("", pin, definition.digest):
-            return await self._drift(definition, configured, "the definition is not the one that the configuration names")
         if registered is not None and registered.version != definition.digest:
             same = registered.argument_schema == contract.argument_schema and registered.result_schema == contract.result_schema
             what = "its description or annotations have changed" if same else "its schemas have changed"
             self._pinned[definition.name] = registered
             return await self._drift(definition, registered.version, what)
+        if configured not in ("", definition.digest):
+            return await self._drift(definition, configured, "the definition is not the one that the configuration names")
         # A change of the configured mode changes the effects of the contract, and of nothing else.
         if registered is None or list(registered.side_effects) != list(contract.side_effects):
             try:

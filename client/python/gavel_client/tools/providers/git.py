@@ -15,6 +15,8 @@ from typing import Final
 # The second one is the short name of .git on file systems of Windows. The others make a directory a repository, or configure one.
 _NAMES: Final = frozenset({".git", "git~1"})
 _LAST_NAMES: Final = frozenset({"head", "commondir", "config.worktree"})
+# Of characters that have no width: format characters and marks.
+_IGNORED: Final = frozenset({"Cf", "Mn", "Me"})
 _COUNT: Final = "GIT_CONFIG_COUNT"
 
 
@@ -49,9 +51,9 @@ def explicit_repositories(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    ascii_only = unicodedata.normalize("NFKD", name).casefold().encode("ascii", "ignore").decode()
+    visible = "".join(one for one in unicodedata.normalize("NFKC", name) if unicodedata.category(one) not in _IGNORED)
     # After a colon, Windows has the name of a stream of the file.
-    return ascii_only.partition(":")[0].rstrip(". ")
+    return visible.casefold().partition(":")[0].rstrip(". ")
 
 
 def _has(directory: int, name: str) -> bool:

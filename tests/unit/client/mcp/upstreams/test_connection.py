@@ -74,6 +74,7 @@ async def connected(folder: Path) -> AsyncIterator[Upstream]:
         (-32000, "the database is busy", errors.TOOL),
         (-32001, "the database is slow", errors.TOOL),
         (-32000, "Connection closed", errors.LOST),
+        (-32000, "SSE stream ended without a response", errors.LOST),
     ],
 )
 async def test_an_error_of_a_server_ends_its_call_only(tmp_path: Path, code: int, message: str, expected: str) -> None:

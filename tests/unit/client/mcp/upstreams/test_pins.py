@@ -54,7 +54,7 @@ class Registry:
         (OLD, "", UNNAMED),
         (OLD, OLD, CHANGED),
         (OLD, LISTED, UNNAMED),
-        (OTHER, OLD, UNNAMED),
+        (OTHER, OLD, CHANGED),
     ],
 )
 async def test_definitions_that_are_open(configured: str, registered: str, expected: str) -> None:
@@ -65,7 +65,9 @@ async def test_definitions_that_are_open(configured: str, registered: str, expec
     )
     client: Any = Registry(registered)
 
-    closed = await Pins(client, configuration, "mcp-proxy").check_one(DEFINITION)
+    pins = Pins(client, configuration, "mcp-proxy")
+    closed = await pins.check_one(DEFINITION)
 
     assert expected == ("" if closed is None else closed.reason.removeprefix("ledger.append is closed: ").partition(".")[0])
     assert closed is None or closed.drifted
+    assert (expected == CHANGED) is bool(pins.changes(DEFINITION))  # what a person who accepts the definition has to see

@@ -308,4 +308,5 @@ def test_no_directory_becomes_a_repository(workspace: Workspace, directory: Path
     (directory / "src" / name).mkdir()
 
     assert errors.PERMISSION == code_of(workspace.write_text, path=f"/workspace/{name}", text="x")
+    assert 1 == workspace.write_text({"path": f"/workspace/{name.strip('. ')}\u65e5", "text": "x"})["bytes"]
     assert 1 == workspace.write_text({"path": f"/workspace/src/{name}/a", "text": "x"})["bytes"]
