@@ -130,3 +130,8 @@ def _checked_number(number: float, path: str) -> float:
         shown = number if isinstance(number, float) or abs(number) < SHOWN_MAX else "an integer"
         raise ValueError(f"{path} is {shown}, beyond ±2^53, where doubles are no longer exact; send it as a string")
     return float(number)
+
+
+def escape_surrogates(text: str) -> str:
+    """Return a text with each lone surrogate, which no text of protobuf can hold, as an escape of JSON."""
+    return text.encode(errors="backslashreplace").decode()

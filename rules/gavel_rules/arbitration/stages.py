@@ -139,8 +139,10 @@ def check_policy(context: Context) -> bool:
 
 def check_params(context: Context) -> bool:
     """Refuse params that violate a schema of the action."""
-    params, in_long_texts = context.proposal.params, context.state.semantics.searches_long_texts
-    violations = {violation for action in context.actions for violation in action.violations(params, in_long_texts=in_long_texts)}
+    params, searches_long_texts = context.proposal.params, context.state.semantics.searches_long_texts
+    violations = {
+        violation for action in context.actions for violation in action.violations(params, searches_long_texts=searches_long_texts)
+    }
     if not violations:
         return False
     refuse(context.decision, reason_codes.INVALID_PARAMS)

@@ -27,7 +27,7 @@ def compensate(recorder: Recorder, live: LiveDecision, report: Envelope) -> None
     if compensation is None:
         call_person(recorder, live, reason_codes.PARTIAL_EXECUTION, report, "partial")
         return
-    computed = compensation.params(report, live.decision, in_long_texts=recorder.state.semantics.searches_long_texts)
+    computed = compensation.params(report, live.decision, searches_long_texts=recorder.state.semantics.searches_long_texts)
     if computed.failures or computed.violations:
         warnings = Decision()
         for problem in computed.failures:

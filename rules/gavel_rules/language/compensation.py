@@ -67,7 +67,7 @@ class Compensation:
         self.expressions = tuple(sorted(expressions.items()))
         self._target = target
 
-    def params(self, report: Envelope, decision: Envelope, *, in_long_texts: bool = False) -> CompensationParams:
+    def params(self, report: Envelope, decision: Envelope, *, searches_long_texts: bool = False) -> CompensationParams:
         """Return the params for a PARTIAL report on a decision, with their violations; see `ParamsSchema.violations`."""
         params = Struct()
         failures = []
@@ -86,7 +86,7 @@ class Compensation:
             failures.append(f"the params are {params.ByteSize()} bytes; the limit is {COMPENSATION_PARAMS_BYTES_MAX}")
         violations: tuple[tuple[str, str], ...] = ()
         if not failures and self._target is not None:
-            violations = self._target.violations(struct_to_dict(params), in_long_texts=in_long_texts)
+            violations = self._target.violations(struct_to_dict(params), searches_long_texts=searches_long_texts)
         return CompensationParams(params, tuple(failures), violations)
 
 

@@ -220,9 +220,9 @@ class CompiledAction:
             self._text_match_fragments = fragments
         return fragments
 
-    def violations(self, params: dict[str, object], *, in_long_texts: bool = False) -> tuple[tuple[str, str], ...]:
+    def violations(self, params: dict[str, object], *, searches_long_texts: bool = False) -> tuple[tuple[str, str], ...]:
         """Return (JSON pointer, keyword) of every violation of the params schema, sorted; see `ParamsSchema.violations`."""
-        return self._checked.schema.violations(params, in_long_texts=in_long_texts)
+        return self._checked.schema.violations(params, searches_long_texts=searches_long_texts)
 
     def typed_params(self, params: dict[str, object]) -> dict[str, object]:
         """Return valid params with declared integers as int and declared numbers as float."""

@@ -93,7 +93,7 @@ class Archive:
             name = manifest_name(manifest.file)
             stored = decode_manifest(await self._read_file(name), name)
             if stored._replace(sha256=manifest.sha256) != manifest:
-                raise ArchiveError(f"{self.storage.place}/{name} is of other events than before; restore it from a copy")
+                raise ArchiveError(f"{self.storage.place}/{name} describes other events than when it was last read; restore it from a copy")
             await asyncio.to_thread(decode_segment, manifest, await self._read_file(manifest.file))
 
     async def read(self, first: int, last: int, limit: int, bytes_max: int) -> list[Record]:

@@ -55,7 +55,7 @@ def read_document(name: str) -> str:
         raise InvalidInputError(f"{display_name(name)} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
-# A file can be written, but not a new one beside it, whose name is longer, or the new one not be put in its place.
+# Errors with which a file can be written but not replaced: no other file, of a longer name, can be created beside it or renamed to it.
 _NOT_REPLACEABLE: Final = frozenset({errno.EACCES, errno.EBUSY, errno.ENAMETOOLONG, errno.EPERM, errno.EROFS, errno.EXDEV})
 
 

@@ -215,7 +215,7 @@ class Notary:
             raise ForkError(f"{self.origin} was rewritten: its first {signed.size} events are not those that were signed")
 
     def _sign(self) -> None:
-        """Make the checkpoint that of all events, and sign it with the keys that have not signed it yet."""
+        """Replace the checkpoint by one of all events if there are new ones, and sign it with the keys that have not signed it yet."""
         signed = checkpoint = self.checkpoint
         if checkpoint is None or checkpoint.size < self._range.size:
             checkpoint = Checkpoint(self.origin, self._range.size, self._range.root())
@@ -229,7 +229,7 @@ class Notary:
         """Return the checkpoint with the cosignatures of the witnesses that it lacks. Raises ForkError, QuorumError."""
         checkpoint = self.checkpoint
         assert checkpoint is not None  # noqa: S101  # `notarize` has just written it
-        problems, opponents = [], 0
+        problems, other_histories = [], 0
         for witness in self._witnesses:
             if is_signed(checkpoint, witness.key):
                 continue
@@ -239,7 +239,7 @@ class Notary:
             except WitnessError as error:
                 problems.append(str(error))
                 if isinstance(error, OtherHistoryError):
-                    opponents += 1
+                    other_histories += 1
                     _LOG.error("notary.witness_has_other_history", origin=self.origin, size=checkpoint.size, problem=str(error))
                 else:
                     _LOG.warning("notary.not_cosigned", origin=self.origin, size=checkpoint.size, problem=str(error))
@@ -250,8 +250,8 @@ class Notary:
         cosigned = sum(is_signed(checkpoint, witness.key) for witness in self._witnesses)
         if cosigned < self._quorum:
             message = f"{cosigned} of {self._quorum} witnesses cosigned {checkpoint.size} events: {'; '.join(problems)}"
-            can_be_reached = len(self._witnesses) - opponents >= self._quorum
-            raise QuorumError(message) if can_be_reached else ForkError(message)
+            quorum_is_possible = len(self._witnesses) - other_histories >= self._quorum
+            raise QuorumError(message) if quorum_is_possible else ForkError(message)
         return checkpoint
 
     def _proof_between(self, from_size: int, to_size: int) -> list[bytes]:

@@ -431,7 +431,7 @@ class _Fields:
 def _only(field: int, values: Sequence[_Value]) -> _Value | None:
     """Return the value of a field that occurs at most once; None if it does not occur. Raises NotVerifiedError."""
     if len(values) > 1:
-        raise NotVerifiedError(f"field {field} occurs {len(values)} times in a message that has it once, so that its value is ambiguous")
+        raise NotVerifiedError(f"field {field} occurs {len(values)} times in its message; it may occur once")
     return values[0] if values else None
 
 

@@ -41,7 +41,7 @@ class WitnessError(GavelServerError):
 
 
 class OtherHistoryError(WitnessError):
-    """A witness has cosigned a tree that this one does not begin with, or says so."""
+    """A witness has cosigned, or says that it has, a tree that the log does not begin with."""
 
 
 class Witness(NamedTuple):

@@ -53,7 +53,7 @@ class ProofServicer:
     async def GetCheckpoint(self, request: GetCheckpointRequest, context: CallContext) -> GetCheckpointResponse:
         """Return the newest published checkpoint."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        checkpoint = await _read_published(sequencer)
+        _, checkpoint = await _read_published(sequencer)
         if checkpoint is None:
             message = f"no notary has published a checkpoint of bus {sequencer.bus}; run gavel notary"
             raise ServiceError(error_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND, message)
@@ -127,8 +127,7 @@ class ProofServicer:
             raise _refusal(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
         is_published = False
         while not is_published:  # others may publish meanwhile
-            note = await sequencer.log.published_checkpoint()
-            published = None if note is None else parse_checkpoint(note.decode())
+            note, published = await _read_published(sequencer)
             if published is not None and checkpoint.size < published.size:
                 if await self._is_of_log(published, sequencer, context):
                     raise _refusal(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
@@ -156,9 +155,10 @@ class ProofServicer:
         return self._trees[bus]
 
 
-async def _read_published(sequencer: Sequencer) -> Checkpoint | None:
-    content = await sequencer.log.published_checkpoint()
-    return None if content is None else parse_checkpoint(content.decode())
+async def _read_published(sequencer: Sequencer) -> tuple[bytes | None, Checkpoint | None]:
+    """Return the note of the published checkpoint and what it says."""
+    note = await sequencer.log.published_checkpoint()
+    return note, None if note is None else parse_checkpoint(note.decode())
 
 
 async def _head(sequencer: Sequencer, **sizes: int) -> int:

@@ -153,7 +153,7 @@ async def test_a_call_that_cannot_be_proposed_does_not_run(world: World) -> None
     """A call with arguments that the contract does not take has no effect, and the model reads that: its run does not fail."""
     turn = await world.agent().start([{"parcel": "?", "weight": 2.0}])
     assert [] == world.depot.effects
-    assert "takes no such proposal" in turn.text
+    assert "refuses the proposal as invalid" in turn.text
     assert not turn.paused
 
 

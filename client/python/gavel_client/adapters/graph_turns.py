@@ -28,7 +28,7 @@ with extra("langgraph"):
     from langgraph.types import Command
 
 # Between the nodes of nested graphs in a `checkpoint_ns`; the last node is that of the tools.
-NS_SEP: Final = "|"
+NAMESPACE_SEPARATOR: Final = "|"
 # The key of the turn in `additional_kwargs` of an answer.
 TURN: Final = "gavel_turn"
 
@@ -57,7 +57,7 @@ def with_turn(request: ModelRequest[Any], response: ModelResponse[Any]) -> Exten
 def call_of(request: ToolCallRequest) -> Call:
     """Return the call: its task is the thread, its turn the model's answer, after the agent's place in other graphs. Raises ValueError."""
     settings = request.runtime.config.get("configurable", {})
-    place = str(settings.get("checkpoint_ns", "")).rpartition(NS_SEP)[0]
+    place = str(settings.get("checkpoint_ns", "")).rpartition(NAMESPACE_SEPARATOR)[0]
     turn = f"{place}/{_turn(request)}" if place else _turn(request)
     return Call(request.tool_call["name"], request.tool_call["args"], str(settings.get("thread_id", "")), turn)
 

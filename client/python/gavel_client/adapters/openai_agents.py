@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from gavel_client.adapters.extras import extra
-from gavel_client.adapters.openai_calls import Run, Turns, filled, parse_arguments
+from gavel_client.adapters.openai_calls import Run, Turns, arguments_text, parse_arguments
 from gavel_client.gate import Allowed, Call, Gate, Pending
 from gavel_client.rpc.errors import HandlerError
 
@@ -49,14 +49,14 @@ def gated_tool(tool: FunctionTool, gate: Gate, *, task: Callable[[Run], str]) ->
     async def check(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
         context = data.context
         try:
-            arguments = parse_arguments(filled(context.tool_arguments))
+            arguments = parse_arguments(arguments_text(context.tool_arguments))
         except (ValueError, RecursionError):
             return ToolGuardrailFunctionOutput.reject_content("The tool was not called: its arguments are not a JSON object.")
         answer = await ask(gate.check, context, arguments, context.tool_call_id)
         return ToolGuardrailFunctionOutput.allow() if answer is None else ToolGuardrailFunctionOutput.reject_content(answer.message())
 
     async def invoke(context: ToolContext[Any], text: str) -> Any:
-        text = filled(text)
+        text = arguments_text(text)
         answer = await ask(gate, context, parse_arguments(text), context.tool_call_id)
         if not isinstance(answer, Allowed):
             return answer.message()

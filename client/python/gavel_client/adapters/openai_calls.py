@@ -58,8 +58,8 @@ class Turns:
         return hashlib.sha256(json.dumps([task, self._tool, arguments], sort_keys=True).encode()).hexdigest()
 
 
-def filled(text: str) -> str:
-    """Return the text of a call's arguments. Models may leave it blank for none."""
+def arguments_text(text: str) -> str:
+    """Return the text of a call's arguments, `{}` if the model left it blank."""
     return text if text.strip() else "{}"
 
 

@@ -40,7 +40,8 @@ BUFFERED_EVENTS_MAX: Final = 10_000
 LISTED_EVENTS_MAX: Final = 100
 # Interval of saving the positions while nothing fires.
 SAVE_INTERVAL_MS: Final = 1_000
-# Refusals of a firing whose first event is older than the bus's idempotency window: at first, and once it is recorded without a cause.
+# Reasons for which a bus refuses a firing whose first event is older than its idempotency window: the second one if an earlier run has
+# recorded the firing without a cause.
 CAUSE_UNKNOWN: Final = frozenset({"EVENT_NOT_FOUND", "EVENT_ID_REUSED"})
 _NAMESPACE: Final = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 
@@ -271,7 +272,7 @@ class TriggerSubscription:
     async def _record(self, firing: Firing) -> None:
         """Record a firing, without its cause if the bus no longer knows that event_id.
 
-        Without the cause it is also repeated, after a firing that was recorded like that and was not completed.
+        A firing that was recorded without its cause, and not completed, is repeated without it too.
         """
         diagnostic = self._diagnostic(firing)
         try:

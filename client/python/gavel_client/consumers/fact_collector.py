@@ -143,7 +143,10 @@ class FactCollector:
         _logger.info("request=%s fact=%s key=%s", request.event_id, fact.event_id, key)
 
     async def _publish(self, fact: Envelope) -> None:
-        """Publish a fact. If this clock is ahead of the bus's, the bus dates the fact, but now only: a later try collects anew."""
+        """Publish a fact. If this clock is ahead of the bus's, send it once more without a time, so that the bus dates it.
+
+        That is not retried: a later try would date an old value too late, so the value is collected anew.
+        """
         try:
             await self._consumer.call(self._client.publish_event, fact)
         except GavelError as error:

@@ -19,7 +19,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from gavel_client.envelopes import execution_envelope
 from gavel_client.handlers import HandlerResult
 from gavel_client.rpc.errors import HandlerError, describe_error
-from gavel_client.values import to_struct
+from gavel_client.values import escape_surrogates, to_struct
 
 # Error codes of the executor itself.
 HANDLER_EXCEPTION: Final = "HANDLER_EXCEPTION"
@@ -93,8 +93,7 @@ def strip_result(report: Envelope, problem: str) -> Envelope:
     """
     execution = report.execution
     status = EXECUTION_STATUS_PARTIAL if execution.status == EXECUTION_STATUS_SUCCESS else execution.status
-    # The problem may quote what the handler returned: lone surrogates, which no text of protobuf holds, and any length.
-    quotable = problem[:PROBLEM_LENGTH_MAX].encode(errors="backslashreplace").decode()
+    quotable = escape_surrogates(problem[:PROBLEM_LENGTH_MAX])  # it may quote what the handler returned
     message = f"the handler's {ExecutionStatus.Name(execution.status)} cannot be recorded: {quotable}"
     stripped = Envelope()
     stripped.CopyFrom(report)

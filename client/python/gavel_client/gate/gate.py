@@ -182,7 +182,7 @@ class Gate:
                 raise
             _logger.warning("subject=%s Gavel does not take the proposal of a call: %s", proposal.subject, describe_error(error))
             problems = [f"{violation.field}: {violation.description}" for violation in error.violations]
-            return Refused(CALL_INVALID, "; ".join([f"Gavel takes no such proposal ({describe_error(error)})", *problems]))
+            return Refused(CALL_INVALID, "; ".join([f"Gavel refuses the proposal as invalid ({describe_error(error)})", *problems]))
         decision = result.decision
         if decision is None:
             return Refused(result.reason.name, result.detail)

@@ -25,7 +25,7 @@ class ToolExecutionResult:
     details: Any = None
     """The ToolOutcome of a runtime, the LoopResult of a proposal, or the decoded final answer."""
     recorded_output: str | None = None
-    """The output without the redactions of its contract, for the record of the next call of the model. None: it has none."""
+    """The output with the contract's redactions applied, for the record of the model's next call. None: the contract redacts nothing."""
 
 
 @dataclass(frozen=True)

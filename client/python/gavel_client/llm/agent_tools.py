@@ -32,7 +32,7 @@ from gavel_client.tools.invocation import TIMEOUT_MS_DEFAULT, ToolContext, ToolO
 from gavel_client.tools.redaction import redact
 from gavel_client.tools.runtime import ToolRuntime
 from gavel_client.tools.schemas import Schemas
-from gavel_client.values import from_struct, to_struct
+from gavel_client.values import escape_surrogates, from_struct, to_struct
 
 FINAL_ANSWER: Final = "final_answer"
 NAME_LENGTH_MAX: Final = 64
@@ -287,8 +287,8 @@ def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _json(value: object) -> str:
-    # A message about arguments may repeat a lone surrogate of the model's; here it becomes an escape of JSON.
-    return _cut(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode())
+    # A message about arguments may repeat a lone surrogate of the model's.
+    return _cut(escape_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 def _cut(text: str) -> str:

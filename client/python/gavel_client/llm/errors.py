@@ -47,7 +47,7 @@ class UnknownProviderEvent(LLMError):  # noqa: N818 (the name of the design, con
 
 
 class InvalidRequestError(LLMError):
-    """A request that the log cannot record, so it is not sent: its JSON has no canonical form, or its settings are no Struct."""
+    """A request that the log cannot record, so it is not sent: its JSON has no canonical form, or its settings do not fit into a Struct."""
 
 
 class LLMProviderError(LLMError):

@@ -27,7 +27,7 @@ from gavel_client.llm.models import JsonObject, LLMProviderMeta, LLMResponse, LL
 from gavel_client.llm.requests import AssistantMessage, LLMMessage, LLMRequest, LLMTool, SystemMessage, ToolMessage, UserMessage
 from gavel_client.rpc.client import GavelClient
 from gavel_client.tools.redaction import REDACTED, redact
-from gavel_client.values import to_struct
+from gavel_client.values import escape_surrogates, to_struct
 
 KIND: Final = "LlmInvocationCommitted"
 # The entry in `extras` of a response that names its event.
@@ -93,7 +93,7 @@ class InvocationRecorder:
 
 
 def prompt_json(request: LLMRequest) -> JsonObject:
-    """Return the prompt as JSON values, the same for every provider, without the redactions of its tools."""
+    """Return the prompt as JSON values, the same for every provider, with the redactions of its tools applied."""
     prompt: dict[str, Any] = {"messages": [_message_json(message, request.tools) for message in request.messages]}
     if request.tools:
         prompt["tools"] = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in request.tools]
@@ -103,7 +103,7 @@ def prompt_json(request: LLMRequest) -> JsonObject:
 
 
 def output_json(response: LLMResponse, tools: Sequence[LLMTool] = ()) -> JsonObject:
-    """Return the output as JSON values: text and tool calls, without the redactions of `tools`."""
+    """Return the output as JSON values: text and tool calls, with the redactions of `tools` applied."""
     return {"text": response.text, "tool_calls": _calls_json(response.tool_calls, tools)}
 
 
@@ -195,7 +195,7 @@ def _calls_json(calls: Sequence[LLMToolCall], tools: Sequence[LLMTool]) -> list[
 
 
 def _redacted(arguments: str, redactions: Sequence[str]) -> str:
-    """Return the arguments of a call, as a model wrote them, without redactions."""
+    """Return a call's arguments, as a model wrote them, with the redactions applied."""
     if not any(pointer.split("/")[1:2] == ["arguments"] for pointer in redactions):
         return arguments
     try:
@@ -203,4 +203,4 @@ def _redacted(arguments: str, redactions: Sequence[str]) -> str:
     except (ValueError, RecursionError):
         # Where the values are is not known.
         return REDACTED
-    return text.encode(errors="backslashreplace").decode()  # a lone surrogate as the escape that it was
+    return escape_surrogates(text)  # as the model wrote them

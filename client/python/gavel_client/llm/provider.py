@@ -233,7 +233,7 @@ def _format_errors(provider: str, raw: JsonObject) -> Iterator[None]:
 
 
 def _well_formed(value: Any) -> Any:
-    """Return JSON with U+FFFD in place of each lone surrogate, which no text in UTF-8 can hold. Two halves of a character become it."""
+    """Return JSON with U+FFFD in place of each lone surrogate, which no text in UTF-8 can hold. A pair becomes its character."""
     match value:
         case str():
             return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

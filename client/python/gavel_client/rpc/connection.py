@@ -28,8 +28,8 @@ RECONNECT_PAUSE_MS_MIN: Final = 100
 RECONNECT_PAUSE_MS_MAX: Final = 1_000
 # Timeout of one connection attempt: long enough for a distant or busy server, short enough for a second attempt before a read's deadline.
 CONNECT_TIMEOUT_MS: Final = 5_000
-# A connection whose peer has gone without a word ends after both together, also while its only call is a quiet stream. The server permits
-# a ping every 10 s.
+# A connection whose peer has vanished ends after the sum of both, even if its only call is an idle stream. The server permits a ping every
+# 10 s.
 KEEPALIVE_MS: Final = 30_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 CHANNEL_OPTIONS: Final = (

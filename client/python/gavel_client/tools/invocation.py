@@ -161,7 +161,7 @@ class ToolOutcome:
     """The contract's redactions. They are not applied to `data`."""
 
     def handler_result(self) -> HandlerResult:
-        """Return the outcome of an attempt whose action is this call: its result without the redactions of the contract, or its failure.
+        """Return the outcome of an attempt whose action is this call: its result with the contract's redactions applied, or its failure.
 
         The effect is unknown after E_TIMEOUT, E_LOST and E_TOOL, and after a failure that came once the tool had returned.
         """

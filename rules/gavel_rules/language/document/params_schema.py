@@ -42,34 +42,34 @@ class ParamsSchema:
     parts: int  # with all references followed
     pattern_costs: tuple[PatternCost, ...]  # of validating one value
     _validator: jsonschema_rs.Draft202012Validator
-    _long_text_validator: jsonschema_rs.Draft202012Validator  # which searches patterns also in texts that are too long
+    _validator_of_long_texts: jsonschema_rs.Draft202012Validator  # which searches patterns also in texts that are too long
     _of_properties: jsonschema_rs.Draft202012Validator | None  # of `properties` alone; None if it does not compile by itself
     _retyped: Mapping[str, ValueType]  # the properties whose values need conversion
 
-    def violations(self, params: dict[str, object], *, in_long_texts: bool = False) -> tuple[tuple[str, str], ...]:
+    def violations(self, params: dict[str, object], *, searches_long_texts: bool = False) -> tuple[tuple[str, str], ...]:
         """Return (JSON pointer, keyword) of every violation, sorted.
 
-        Of a text that is longer than its maxLength, a pattern beside that is a violation only `in_long_texts`: searching it may take long.
+        `searches_long_texts`: a text that is longer than its maxLength may also violate the pattern beside it. The search may take long.
 
         The pointer of a missing or refused property names that property. For large params only the invalid properties at the top are
         returned, with the keyword `properties`, or ("", TOO_LARGE) if none of them is invalid by itself. Params that are too large to
         validate also give ("", TOO_LARGE). Raises CaseError if the library fails.
         """
         try:
-            return self._find_violations(params, in_long_texts)
+            return self._find_violations(params, searches_long_texts)
         except BaseException as error:
             # A panic of the library is a BaseException, and would stop the task that serves the bus.
             if type(error).__module__ == _PANICS:
                 raise CaseError("the JSON Schema library failed on a proposal's params") from error
             raise
 
-    def _find_violations(self, params: dict[str, object], in_long_texts: bool) -> tuple[tuple[str, str], ...]:
+    def _find_violations(self, params: dict[str, object], searches_long_texts: bool) -> tuple[tuple[str, str], ...]:
         if self.parts > SMALL_SCHEMA_PARTS and size_of(params) * self.parts > CHECK_WORK_MAX:
             return (("", TOO_LARGE),)
         if self._validator.is_valid(params):
             return ()
         if size_of(params) * self.parts <= DETAIL_WORK_MAX:
-            return tuple(sorted(_violations(self._long_text_validator if in_long_texts else self._validator, params)))
+            return tuple(sorted(_violations(self._validator_of_long_texts if searches_long_texts else self._validator, params)))
         names = [
             name for name, value in params.items() if self._of_properties is not None and not self._of_properties.is_valid({name: value})
         ]
@@ -110,7 +110,7 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
         return None
     assert isinstance(schema, dict)  # noqa: S101  # any other value is a mistake
     try:
-        long_text_validator = validator = _validator(schema)
+        validator_of_long_texts = validator = _validator(schema)
     except jsonschema_rs.ValidationError as error:
         report(
             tuple(error.instance_path),
@@ -130,7 +130,7 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
     retyped = {name: field.type for name, field in type_.fields.items() if field.type.kind not in _UNCONVERTED}
     costs = find_pattern_costs(schema, DETAIL_WORK_MAX // parts)
     return ParamsSchema(
-        type_, schema.get("additionalProperties") is False, parts, costs, validator, long_text_validator, of_properties, retyped
+        type_, schema.get("additionalProperties") is False, parts, costs, validator, validator_of_long_texts, of_properties, retyped
     )
 
 

@@ -36,8 +36,8 @@ class Announcements:
         self._is_listening = False
         self._checked_at = 0.0
         self._heads: dict[str, int] = {}
-        # By notifications since the last query of heads began, which may not see their events.
-        self._noted: dict[str, int] = {}
+        # From notifications that came after the last query of heads began: that may not have seen their events.
+        self._notified: dict[str, int] = {}
         self._closed = False
 
     def announce(self, bus: str, sequence_number: int) -> None:
@@ -53,10 +53,10 @@ class Announcements:
         now = asyncio.get_running_loop().time()
         if not self._is_listening or now - self._checked_at >= CHECK_SECONDS:
             # A promoted standby may have lost events: its numbers replace those of earlier notifications.
-            self._noted.clear()
+            self._notified.clear()
             self._heads.update(await self._connections.watch.read(_HEADS, (list(known),)))
             self._checked_at = now
-        return {bus for bus, number in known.items() if max(self._heads.get(bus, 0), self._noted.get(bus, 0)) > number}
+        return {bus for bus, number in known.items() if max(self._heads.get(bus, 0), self._notified.get(bus, 0)) > number}
 
     async def close(self) -> None:
         """Stop sending and listening."""
@@ -99,4 +99,4 @@ class Announcements:
     def _note(self, payload: str) -> None:
         bus, _, number = payload.partition(" ")
         if number.isdecimal():
-            self._noted[bus] = max(self._noted.get(bus, 0), int(number))
+            self._notified[bus] = max(self._notified.get(bus, 0), int(number))

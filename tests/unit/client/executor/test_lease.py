@@ -22,6 +22,7 @@ from gavel.v1.execution_service_pb2 import (
     RenewExecutionRequest,
     RenewExecutionResponse,
 )
+from gavel.v1.projection_service_pb2 import GetStatusResponse
 from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_RUNNING
 from gavel_client.executor import lease
 from gavel_client.executor.lease import keep_alive
@@ -210,7 +211,7 @@ async def test_provider_of_tokens_that_fails_once(server: FakeServer, monkeypatc
     """A lease is renewed although the provider of the client's token fails once meanwhile."""
     monkeypatch.setattr(lease, "RETRY_FRACTION", 0.0)
     renewed = asyncio.Event()
-    failures = [OSError("the token cannot be read")]
+    failures: list[Exception] = []
 
     def token() -> str:
         if failures:
@@ -223,7 +224,10 @@ async def test_provider_of_tokens_that_fails_once(server: FakeServer, monkeypatc
 
     server.answers["RenewExecution"] = renew
     started = ExecutionStarted(execution_id="exec_1", attempt=1, decision=approved_decision(7, "default"))
+    server.script("GetStatus", GetStatusResponse())
     async with GavelClient(server.target, credentials=token) as client:
+        await client.get_status()
+        failures.append(OSError("the token cannot be read"))
         # The renewal is due, and the lease is far from its end.
         renewal = asyncio.create_task(keep_alive(client, started, Producer(id="executor-1"), 3_000_000, time.monotonic() - 1_500))
         ends = asyncio.create_task(renewed.wait())

@@ -229,8 +229,8 @@ class PublishCheckpointRequest(_message.Message):
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     checkpoint: _builtins.str
-    """The signed checkpoint, of at most 32 KiB; see GetCheckpointResponse. Its size is not less than that of
-    the published one, unless the log has lost events of that since.
+    """The signed checkpoint, of at most 32 KiB; see GetCheckpointResponse. One that is smaller than
+    the published one is refused, unless the log no longer begins with the events of the published one.
     """
     def __init__(
         self,

@@ -156,7 +156,7 @@ def test_texts_beyond_the_length_are_not_searched() -> None:
     schema = compiled(t={**beside, "pattern": COSTLY[2]}, u={**beside, "pattern": "^[a-z]*$"})
     long = "ab" * 500
     assert (("/t", "maxLength"), ("/u", "maxLength")) == schema.violations({"t": long, "u": long.upper()})
-    assert (("/u", "maxLength"), ("/u", "pattern")) == schema.violations({"u": long.upper()}, in_long_texts=True)
+    assert (("/u", "maxLength"), ("/u", "pattern")) == schema.violations({"u": long.upper()}, searches_long_texts=True)
     assert (("/u", "pattern"),) == schema.violations({"u": "AB"})
     assert (("/t", "pattern"),) == schema.violations({"t": "ab"})
     assert (("/t", "minLength"), ("/t", "pattern")) == schema.violations({"t": ""})
