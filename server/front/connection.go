@@ -27,8 +27,9 @@ const readAheadBytes = 8 << 10
 // in turn.
 const turnBytes = 64 << 10
 
-// On so many connections grpc-go may answer headers that have not become a call. An answer quotes headers, and takes several times their bytes.
-// Beyond that, the caller with most of these connections loses the one that has waited longest.
+// An early abort is grpc-go's answer to headers that it refuses before it calls tapCall. It quotes the headers, and takes several times their bytes.
+// This is the number of connections on which one may wait to be sent. Beyond that, the caller with most of these connections loses the one that has
+// waited longest.
 const abortsMax = 32
 
 var errLeft = errors.New("the connection was closed")
@@ -49,14 +50,14 @@ type connection struct {
 	user   *uint32 // at the other end of a Unix socket; nil: of none
 
 	// Used by the reading goroutine only.
-	inbound  http2.Scanner
-	buffer   []byte
-	start    int             // of buffer: what grpc-go has not read
-	scanned  int             // of buffer: the end of what grpc-go may read
-	end      int             // of buffer: the end of what has arrived
-	turn     int             // bytes read since other goroutines could run
-	injected []byte          // frames that grpc-go reads before the buffer
-	aborting <-chan struct{} // closed when grpc-go has answered headers that have not become a call; nil: there are none
+	inbound      http2.Scanner
+	buffer       []byte
+	start        int             // of buffer: what grpc-go has not read
+	scanned      int             // of buffer: the end of what grpc-go may read
+	end          int             // of buffer: the end of what has arrived
+	turn         int             // bytes read since other goroutines could run
+	injected     []byte          // frames that grpc-go reads before the buffer
+	readWaitsFor <-chan struct{} // `abortSent` of the latest early abort; nil: there is none
 
 	// Used by the writing goroutine only.
 	outbound http2.Scanner
@@ -65,20 +66,20 @@ type connection struct {
 	hasResets    atomic.Bool
 
 	// Guarded by the mutex of connections.
-	calls      map[uint32]*call
-	opening    uint32        // the stream whose headers came last
-	isOpening  bool          // grpc-go was handed these headers, which have not become a call; only the reading goroutine changes it
-	isComplete bool          // nothing follows these headers
-	aborted    [2]uint32     // the last streams whose headers have not become a call, the latest first
-	abort      chan struct{} // closed when grpc-go has reset the latest of them; nil: it has
-	bytes      int           // that the calls hold
-	busy       int           // how many calls keep it from counting as idle
-	idle       int           // rank among the connections that have become idle
-	resets     []uint32
-	resetSince int // the time when the first of `resets` was noted
-	resetCount int // calls that were reset, by either side, since resetStart
-	resetStart int
-	hasLeft    bool // it is closed, or about to be
+	calls          map[uint32]*call
+	opening        uint32        // the stream whose headers came last
+	isOpening      bool          // grpc-go was handed these headers, which are no call so far; only the reading goroutine changes it
+	isComplete     bool          // nothing follows these headers
+	abortedStreams [2]uint32     // the streams of the last early aborts, the latest first
+	abortSent      chan struct{} // closed when grpc-go has reset the latest of them; nil: it has
+	bytes          int           // that the calls hold
+	busy           int           // how many calls keep it from counting as idle
+	idle           int           // rank among the connections that have become idle
+	resets         []uint32
+	resetSince     int // the time when the first of `resets` was noted
+	resetCount     int // calls that were reset, by either side, since resetStart
+	resetStart     int
+	hasLeft        bool // it is closed, or about to be
 
 	credentials map[[sha256.Size]byte]*credential // by their digest
 }
@@ -143,9 +144,9 @@ func (connection *connection) Read(data []byte) (int, error) {
 			connection.beginAbort()
 			continue
 		}
-		if connection.aborting != nil {
-			<-connection.aborting
-			connection.aborting = nil
+		if connection.readWaitsFor != nil {
+			<-connection.readWaitsFor
+			connection.readWaitsFor = nil
 		}
 		if connection.hasResets.Load() && connection.inbound.IsBetweenFrames() {
 			connection.inject()
@@ -214,33 +215,33 @@ func (connection *connection) scan() error {
 	return nil
 }
 
-// beginAbort is called when grpc-go has handled headers that have not become a call. It has queued an answer, or none if it is shutting down. It must
-// now reset the stream as well: once that is written, so is the answer.
+// beginAbort is called when grpc-go has refused headers. It has queued an early abort, or nothing if it is shutting down. It must now reset the stream
+// as well: once that is written, so is the early abort.
 func (connection *connection) beginAbort() {
 	table := connection.table
 	table.mutex.Lock()
 	defer table.unlock()
 	connection.isOpening = false
-	connection.aborted = [2]uint32{connection.opening, connection.aborted[0]}
+	connection.abortedStreams = [2]uint32{connection.opening, connection.abortedStreams[0]}
 	connection.countReset()
 	if connection.hasLeft {
 		return
 	}
-	connection.abort = make(chan struct{})
-	connection.aborting = connection.abort
+	connection.abortSent = make(chan struct{})
+	connection.readWaitsFor = connection.abortSent
 	connection.injected = http2.NewStreamError(connection.opening)
-	table.aborts = append(table.aborts, connection)
-	if len(table.aborts) > abortsMax {
+	table.aborting = append(table.aborting, connection)
+	if len(table.aborting) > abortsMax {
 		table.ofMostAborts().leave(http2.EnhanceYourCalm)
 	}
 }
 
-// endAbort notes that grpc-go has answered the headers that have not become a call, or never will.
+// endAbort notes that the early abort has been sent, or never will be.
 func (connection *connection) endAbort() {
-	if connection.abort != nil {
-		close(connection.abort)
-		connection.abort = nil
-		drop(&connection.table.aborts, connection)
+	if connection.abortSent != nil {
+		close(connection.abortSent)
+		connection.abortSent = nil
+		drop(&connection.table.aborting, connection)
 	}
 }
 
@@ -289,7 +290,7 @@ func (connection *connection) send(frame http2.Frame) {
 	if frame.Kind == http2.Reset && !connection.isAborted(frame.Stream) {
 		connection.countReset()
 	}
-	if frame.Kind == http2.Reset && frame.Stream == connection.aborted[0] {
+	if frame.Kind == http2.Reset && frame.Stream == connection.abortedStreams[0] {
 		connection.endAbort()
 	}
 	if call == nil {
@@ -304,10 +305,10 @@ func (connection *connection) send(frame http2.Frame) {
 	}
 }
 
-// isAborted reports whether the headers of a stream that is being reset have not become a call. beginAbort counts that once, but grpc-go may reset the
+// isAborted reports whether a stream that is being reset had an early abort. beginAbort counts that once, but grpc-go may reset the
 // stream twice: before beginAbort is called, and until the next such stream is reset.
 func (connection *connection) isAborted(stream uint32) bool {
-	return connection.isOpening && stream == connection.opening || slices.Contains(connection.aborted[:], stream)
+	return connection.isOpening && stream == connection.opening || slices.Contains(connection.abortedStreams[:], stream)
 }
 
 // open notes the call whose headers have just come.

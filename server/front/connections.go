@@ -31,14 +31,14 @@ type connections struct {
 	identity        *identity
 	calls           *calls // of the link, by which the server is asked who callers are
 
-	mutex  sync.Mutex
-	all    map[*connection]struct{}
-	counts map[string]int // connections by caller
-	bytes  int            // in flight
-	now    int            // seconds since the start
-	idle   int            // how often a connection has become idle
-	ended  []*call        // calls whose refusal is to be sent
-	aborts []*connection  // those on which grpc-go answers headers that have not become a call, in order
+	mutex    sync.Mutex
+	all      map[*connection]struct{}
+	counts   map[string]int // connections by caller
+	bytes    int            // in flight
+	now      int            // seconds since the start
+	idle     int            // how often a connection has become idle
+	ended    []*call        // calls whose refusal is to be sent
+	aborting []*connection  // those whose early abort has not been sent, in order
 
 	handles map[uint32]*credential // that the server has given
 }
@@ -162,14 +162,14 @@ func (connections *connections) ofLargestShare(newcomer string) *connection {
 	return last
 }
 
-// ofMostAborts returns the connection that has waited longest in `aborts`, of the caller that has most connections there. A caller that reads
+// ofMostAborts returns the connection that has waited longest in `aborting`, of the caller that has most connections there. A caller that reads
 // its answers is not there for long.
 func (connections *connections) ofMostAborts() *connection {
 	counts := map[string]int{}
-	for _, connection := range connections.aborts {
+	for _, connection := range connections.aborting {
 		counts[connection.caller]++
 	}
-	return slices.MaxFunc(connections.aborts, func(one, other *connection) int {
+	return slices.MaxFunc(connections.aborting, func(one, other *connection) int {
 		return cmp.Compare(counts[one.caller], counts[other.caller])
 	})
 }

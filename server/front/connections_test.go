@@ -343,11 +343,11 @@ func TestHeadersThatBecomeNoCall(t *testing.T) {
 	connection, theirs := connections.admitPipe(t, "10.0.0.1")
 	for stream := byte(1); stream <= 3; stream += 2 {
 		connection.openAborted(t, theirs, stream)
-		if connection.abort == nil || len(connections.aborts) != 1 {
+		if connection.abortSent == nil || len(connections.aborting) != 1 {
 			t.Fatal("the connection reads on before the answer is sent")
 		}
 		connection.send(http2.Frame{Kind: http2.Reset, Stream: uint32(stream)})
-		if connection.abort != nil || len(connections.aborts) != 0 {
+		if connection.abortSent != nil || len(connections.aborting) != 0 {
 			t.Fatal("the connection waits for an answer that is being sent")
 		}
 	}
@@ -359,7 +359,7 @@ func TestHeadersThatBecomeNoCallCountOnce(t *testing.T) {
 	connection, theirs := connections.admitPipe(t, "10.0.0.1")
 	reset := func(stream uint32) { connection.send(http2.Frame{Kind: http2.Reset, Stream: stream}) }
 	connection.readHeaders(t, theirs, 1)
-	reset(1) // before the front knows that the headers have not become a call
+	reset(1) // before the front knows of the early abort
 	if count, err := connection.Read(make([]byte, 100)); count == 0 || err != nil {
 		t.Fatal(err)
 	}
@@ -369,8 +369,8 @@ func TestHeadersThatBecomeNoCallCountOnce(t *testing.T) {
 	connection.openAborted(t, theirs, 5)
 	reset(3) // grpc-go has only now written the reset that was injected
 	reset(5)
-	if connection.resetCount != 3 || len(connections.aborts) != 0 {
-		t.Errorf("three streams count as %d resets, and %d answers wait", connection.resetCount, len(connections.aborts))
+	if connection.resetCount != 3 || len(connections.aborting) != 0 {
+		t.Errorf("three streams count as %d resets, and %d answers wait", connection.resetCount, len(connections.aborting))
 	}
 	call := connection.openNext()
 	reset(call.id)
@@ -423,8 +423,8 @@ func TestTheCallerWithMostAbortsMakesRoom(t *testing.T) {
 	if !connections.holds(first) || !connections.holds(another) || !connections.holds(own) || connections.holds(greedy[1]) {
 		t.Error("the caller with most connections that wait does not make room for its own")
 	}
-	if len(connections.aborts) != abortsMax || len(connections.all) != abortsMax {
-		t.Errorf("%d connections wait, of %d", len(connections.aborts), len(connections.all))
+	if len(connections.aborting) != abortsMax || len(connections.all) != abortsMax {
+		t.Errorf("%d connections wait, of %d", len(connections.aborting), len(connections.all))
 	}
 	if _, err := greedy[0].Read(make([]byte, 9)); err == nil {
 		t.Error("a closed connection is read")
@@ -436,7 +436,7 @@ type unwritable struct{ net.Conn }
 
 func (unwritable) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// A connection that cannot be written does not wait for an answer to headers that have not become a call: grpc-go writes nothing after the first error.
+// A connection that cannot be written does not wait for an early abort: grpc-go writes nothing after the first error.
 func TestHeadersThatCannotBeAnswered(t *testing.T) {
 	settings := []byte{0, 0, 0, 4, 0, 0, 0, 0, 0}
 	for _, isOpened := range []bool{false, true} {
@@ -451,13 +451,13 @@ func TestHeadersThatCannotBeAnswered(t *testing.T) {
 		if _, err := connection.Write(settings); err == nil {
 			t.Fatal("the socket is written")
 		}
-		if connections.holds(connection) || len(connections.aborts) != 0 {
-			t.Fatalf("the connection is kept, and %d answers wait", len(connections.aborts))
+		if connections.holds(connection) || len(connections.aborting) != 0 {
+			t.Fatalf("the connection is kept, and %d answers wait", len(connections.aborting))
 		}
 		if count, err := connection.Read(make([]byte, 100)); count > 0 || err == nil {
 			t.Errorf("grpc-go reads %d bytes", count)
 		}
-		if len(connections.aborts) != 0 {
+		if len(connections.aborting) != 0 {
 			t.Error("the answer waits")
 		}
 	}

@@ -80,7 +80,7 @@ class StreamEntry(NamedTuple):
 
 
 @dataclass
-class _Consumer:
+class _SharedByStreams:
     """What the streams of one consumer have in common."""
 
     client: GavelClient
@@ -134,7 +134,7 @@ class WorkStream:
             deliveries_max=deliveries_max,
             silence_ms_max=self.silence_ms_max,
         )
-        self._consumer = _Consumer(client, opening, self.key, backoff or Backoff())
+        self._consumer = _SharedByStreams(client, opening, self.key, backoff or Backoff())
         self._streams: list[_Stream] = []
 
     @property
@@ -214,7 +214,7 @@ class WorkStream:
 class _Stream:
     """One stream, opened again whenever it breaks."""
 
-    def __init__(self, consumer: _Consumer) -> None:
+    def __init__(self, consumer: _SharedByStreams) -> None:
         self.problem = ""
         self._consumer = consumer
         self._held: set[str] = set()

@@ -27,7 +27,7 @@ class Refused:
     """The tool must not run.
 
     `reason` is the decision's reason code, that of a refused start, or the gate's own: UNKNOWN_TOOL, CALL_INVALID, CALL_DIFFERS, DEADLINE,
-    or the name of a StopReason. `decision` is None if there is none.
+    or the name of a StopReason. `decision` is the decision that refuses the call; None: the gate refuses it by itself.
     """
 
     reason: str

@@ -45,19 +45,27 @@ class Runtime:
         return ToolOutcome(ok=True, data={"status": "delivered"}, error=None, started_at=now, finished_at=now, **events, **fields)
 
 
-async def test_a_tool_whose_observation_is_refused_has_acted() -> None:
-    """The model gets the result of a tool whose observation Gavel refuses, with a note, and nothing that says that it was not called."""
-    client: Any = Refusing()
+def run_of(client: Any) -> AgentRun:
+    """Return a run of an agent on order/7."""
+    return AgentRun(client, Producer(type=PRODUCER_TYPE_AGENT, id="support-agent"), "order/7", "trace-1", "run-1")
+
+
+def status_tool() -> RuntimeTool:
+    """Return a tool that observes the status of the order in its arguments."""
     runtime: Any = Runtime()
-    run = AgentRun(client, Producer(type=PRODUCER_TYPE_AGENT, id="support-agent"), "order/7", "trace-1", "run-1")
-    tool = RuntimeTool(
+    return RuntimeTool(
         runtime,
         ToolContract(name="orders.status"),
         "Status",
         observe=lambda data: {"order.status": data["status"]},
-        subject=lambda _: "order/7",
+        subject=lambda arguments: arguments["order"],
     )
-    result = await tool.run(LLMToolCall("call-1", "orders_status", "{}"), {}, run)
+
+
+async def test_a_tool_whose_observation_is_refused_has_acted() -> None:
+    """The model gets the result of a tool whose observation Gavel refuses, with a note, and nothing that says that it was not called."""
+    run = run_of(Refusing())
+    result = await status_tool().run(LLMToolCall("call-1", "orders_status", "{}"), {"order": "order/7"}, run)
     output, _, note = result.output.partition("\n")
     assert ({"status": "delivered"}, None) == (json.loads(output), result.error)
     assert "the observation of this result is not recorded" in note
@@ -82,16 +90,8 @@ class Recording:
 
 async def test_observations_of_a_run() -> None:
     """An observation is dated when its call was recorded; a run cites the latest one of each value, however often its tool is called."""
-    client: Any = Recording()
-    runtime: Any = Runtime()
-    run = AgentRun(client, Producer(type=PRODUCER_TYPE_AGENT, id="support-agent"), "order/7", "trace-1", "run-1")
-    tool = RuntimeTool(
-        runtime,
-        ToolContract(name="orders.status"),
-        "Status",
-        observe=lambda data: {"order.status": data["status"]},
-        subject=lambda arguments: arguments["order"],
-    )
+    client = Recording()
+    run, tool = run_of(client), status_tool()
     for order in ("order/7", "order/8", "order/7"):
         await tool.run(LLMToolCall("call-1", "orders_status", "{}"), {"order": order}, run)
     assert [2, 3] == [one.sequence_number for one in run.evidence.references]
