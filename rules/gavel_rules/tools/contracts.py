@@ -65,6 +65,9 @@ def _compare(before: Any, after: Any, path: str, differences: list[str], *, may_
             differences.append(f"{path}.{keyword}")
 
 
+_OF_OTHER_PROPERTIES: Final = ("patternProperties", "unevaluatedProperties")
+
+
 def _accepts_more(keyword: str, wider: Mapping[str, Any], narrower: Mapping[str, Any]) -> bool:
     """Return whether a keyword, which differs, lets `wider` accept all that it lets `narrower` accept."""
     if keyword == "required":
@@ -93,10 +96,11 @@ def _compare_properties(before: Mapping[str, Any], after: Mapping[str, Any], pat
         if name in old and name in new:
             _compare(old[name], new[name], place, differences, may_widen=may_widen)
             continue
-        # The schema without the property lets it be anything, or forbids it.
-        others = (after if name in old else before).get("additionalProperties", True)
+        # The schema without the property lets it be anything, or forbids it, unless other keywords speak of it.
+        without = after if name in old else before
+        others = without.get("additionalProperties", True)
         breaks = others is not False if (name in new) == may_widen else others is not True
-        if breaks:
+        if breaks or not without.keys().isdisjoint(_OF_OTHER_PROPERTIES):
             differences.append(place)
 
 

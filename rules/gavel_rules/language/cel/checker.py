@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost
 from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_PER_ACTION_MAX, CounterReads, ReadPlace
-from gavel_rules.language.cel.expansion import expand, may_call
+from gavel_rules.language.cel.expansion import expand
 from gavel_rules.language.cel.inference import sum_kinds
 from gavel_rules.language.cel.library import BODIES, NESTED_TOO_DEEP, Report, library_config, report_complaint
 from gavel_rules.language.cel.name_analysis import ERRORS_PER_CONDITION_MAX, NameAnalysis
@@ -132,7 +132,7 @@ class Environment:
     def compile(self, source: str) -> Any:
         """Return the library's compiled expression, ready to evaluate. Raises RuntimeError with all its complaints."""
         compiled = self._library.compile(source)
-        if self.version == 1 or not may_call(source):
+        if self.version == 1:
             return compiled
         return self._library.deserialize(self._expand(compiled))
 

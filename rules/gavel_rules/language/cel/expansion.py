@@ -7,29 +7,22 @@ library evaluates at most once and only if it is needed. `sum` is a comprehensio
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.cel.functions import FUNCTIONS, SUM, Function
 from gavel_rules.language.cel.syntax_tree import pack_checked, unpack_checked
-from gavel_rules.language.cel.zones import ZONE_PREFIX, ZONED_FUNCTIONS, Zone, decode_zone, time_text
+from gavel_rules.language.cel.zones import ZONED_FUNCTIONS, Zone, decode_zone, time_text
 
 # The type of what a call of `sum` at an offset adds up: "int" or "double".
 KindOfSum = Callable[[int], str]
 
-_CALLS: Final = re.compile(rf"\b({'|'.join(sorted({SUM, 'bind', *(name for name, _ in FUNCTIONS)}))})\s*\(")
 # The library takes a comprehension with this variable over nothing for a binding.
 _UNUSED: Final = "#unused"
 _ITEM: Final = "@item"
 _TOTAL: Final = "@sum"
 _TIME: Final = "@time"
 _OUTSIDE: Final = "outside of the zone"
-
-
-def may_call(source: str) -> bool:
-    """Report whether a text may call an added function, bind a name, or hold a zone."""
-    return _CALLS.search(source) is not None or f'"{ZONE_PREFIX}' in source
 
 
 class Bodies(NamedTuple):

@@ -119,7 +119,7 @@ def literal_problems(function: str, text: str) -> Iterator[tuple[str, str]]:
     """Yield (message, suggestion) if a function fails on a literal text whenever it is evaluated."""
     if function in _WRITTEN:
         expression, what, hint = _WRITTEN[function]
-        if _fails(f"{expression}({json.dumps(text)})"):
+        if _fails(f"{expression}({json.dumps(text, ensure_ascii=False)})"):
             yield f"{text!r} is not a valid {what}", hint
 
 

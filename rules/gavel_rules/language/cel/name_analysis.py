@@ -22,7 +22,9 @@ from gavel_rules.text import DID_YOU_MEAN, SUGGESTED_MAX, suggestion
 ERRORS_PER_CONDITION_MAX: Final = 20
 COMPREHENSIONS_MAX: Final = 8
 
+# The library takes every offset of two digits each.
 _FIXED_ZONE: Final = re.compile(r"UTC|[+-][0-9]{2}:[0-9]{2}")
+_IMPOSSIBLE_OFFSET: Final = re.compile(r"[+-](1[5-9]|[2-9][0-9]):[0-9]{2}|[+-][0-9]{2}:[6-9][0-9]")
 _ACCUMULATOR: Final = "@result"
 
 
@@ -234,6 +236,8 @@ class NameAnalysis:
                     f"{node.function} with a named time zone reads the host's time zone files",
                     'write "UTC" or a fixed offset like "+02:00"' + ("" if self._version == 1 else ", or declare it under `zones`"),
                 )
+            elif self._version > 1 and _IMPOSSIBLE_OFFSET.fullmatch(zone.value) is not None:
+                self._note(zone.offset, "bad-literal", f"no place has the offset {zone.value}", "write one from -14:59 to +14:59")
         if node.function in UNSUPPORTED_FUNCTIONS[self._version]:
             self._note(node.offset, "not-supported", f"{node.function} is not supported: its result may grow without bound", "")
         if node.function == "matches" and node.arguments and not isinstance(node.arguments[-1], Constant):

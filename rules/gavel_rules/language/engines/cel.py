@@ -5,8 +5,8 @@ far less than many. One error makes the whole list an error; then each expressio
 The library returns errors as values, which are true in Python, so only a real bool counts as an answer. Past its limit of iterations
 it raises instead.
 
-No expression here may give null, or a value that holds null: cel-expr-python 0.1.3 returns None without counting the reference,
-which kills a Python 3.11 process after some thousand times.
+The `plain_value` of cel-expr-python 0.1.3 returns None without counting the reference, which kills a Python 3.11 process after some
+thousand times. So only values whose type excludes null are taken whole: see `_plain`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Program:
         lists = [f"[{','.join(chunk)}]" for chunk in _chunks(self._sources)]
         self._shares = are_conditions and bool(environment.shared) and len(lists) == 1
         self._lists = [environment.compile_together(text) if self._shares else environment.compile(text) for text in lists]
+        # Guards end in `? true : false`, whatever the checker knows of their types.
+        self._excludes_null = are_conditions or all(one.return_type().name() in _LISTS_WITHOUT_NULL for one in self._lists)
         self._outcomes: Any = None
         self._arena: Any = None
         self._arena_left = 0
@@ -58,15 +60,16 @@ class Program:
         try:
             if len(self._lists) == 1:
                 # Arguments by name, or a missing arena, cost as much as another condition.
-                answer = self._lists[0].eval(None, values, None, cel.Arena() if _are_large(values) else self._shared_arena()).plain_value()
-                return answer if type(answer) is list else None
+                answer = self._lists[0].eval(None, values, None, cel.Arena() if _are_large(values) else self._shared_arena())
+                results = answer.plain_value() if self._excludes_null else _plain(answer)
+                return results if type(results) is list else None
             activation = self._environment.activation(values)
-            results: list[object] = []
+            results = []
             for expression in self._lists:
-                answer = expression.eval(activation).plain_value()
-                if type(answer) is not list:
+                part = _plain(expression.eval(activation))
+                if type(part) is not list:
                     return None
-                results.extend(answer)
+                results.extend(part)
         except RuntimeError:  # also the limit of iterations, which no operand absorbs
             return None
         return results
@@ -107,10 +110,25 @@ class Program:
         if self._singles[index] is None:
             self._singles[index] = self._environment.compile(f"[{self._sources[index]}]")
         try:
-            answer = self._singles[index].eval(activation).plain_value()
+            answer = _plain(self._singles[index].eval(activation))
         except RuntimeError:
             return None
         return answer[0] if type(answer) is list else None
+
+
+_LISTS_WITHOUT_NULL: Final = frozenset({"LIST<BOOL>", "LIST<INT>", "LIST<UINT>", "LIST<DOUBLE>", "LIST<STRING>"})
+
+
+def _plain(answer: Any) -> object:
+    """Return a value of the library as Python's, converted part by part."""
+    kind = answer.type().name().partition("<")[0]
+    if kind == "NULL":
+        return None
+    if kind == "LIST":
+        return [_plain(item) for item in answer.value()]
+    if kind == "MAP":
+        return {key: _plain(value) for key, value in answer.value().items()}
+    return answer.plain_value()
 
 
 def _are_large(values: Values) -> bool:
@@ -134,11 +152,12 @@ def condition_source(source: str) -> str:
 
 
 def guard_source(guard: Guard) -> str:
-    """Return a guard as an element of a list: not a bool if an optional value that it reads is absent."""
+    """Return a guard as an element of a list: not a bool if an optional value that it reads is absent, an error if it is no bool."""
+    value = f"(({guard.source}\n) ? true : false)"
     if not guard.required_paths:
-        return condition_source(guard.source)
+        return value
     tests = " && ".join(f"has({PRESENCE_MAPS[root]}.{rest})" for root, _, rest in (path.partition(".") for path in guard.required_paths))
-    return f'({tests} ? dyn(({guard.source}\n)) : dyn(""))'
+    return f'({tests} ? dyn({value}) : dyn(""))'
 
 
 def _chunks(sources: Sequence[str]) -> list[list[str]]:

@@ -60,6 +60,9 @@ _TRUE: Final[Formula] = ((),)
 _FALSE: Final[Formula] = ()
 
 
+_OBJECT_KINDS: Final = ("object", "map")
+
+
 class Guard(NamedTuple):
     """A boolean that CEL computes if the optional values at `required_paths` are present."""
 
@@ -128,7 +131,7 @@ class _Lowering:
     def _leaf(self, node: Node, outcome: bool) -> Formula | None:
         path = presence_path(node)
         if path is not None:
-            return _one("", Slot(PRESENCE, path), _flag(outcome))
+            return _one("", Slot(PRESENCE, path), _flag(outcome)) if self._is_within_objects(path) else None
         match node:
             case Identifier():
                 slot = self._slot(node)
@@ -139,6 +142,17 @@ class _Lowering:
                 operator = _COMPARISONS[function]
                 return self._comparison(operator if outcome else _NEGATED[operator], left, right)
         return None
+
+    def _is_within_objects(self, path: str) -> bool:
+        """Report whether each value that holds the one at a path is an object. A presence test below another value is an error in CEL."""
+        root, *steps = path.split(".")
+        type_ = self._environment.scope[root]
+        for step in steps[:-1]:
+            field = type_.fields.get(step)
+            if field is None or field.type.kind not in _OBJECT_KINDS:
+                return False
+            type_ = field.type
+        return True
 
     def _comparison(self, operator: str, left: Node, right: Node) -> Formula | None:
         if isinstance(left, Constant):

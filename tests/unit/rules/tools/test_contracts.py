@@ -68,6 +68,15 @@ def test_changes_of_results(result: Any, broken: list[str]) -> None:
     assert broken == breaking_changes(contract(None, PATH), contract(None, result))
 
 
+@pytest.mark.parametrize("others", [{"unevaluatedProperties": False}, {"patternProperties": {"^s": False}}])
+def test_properties_beside_keywords_for_others(others: Any) -> None:
+    """A property comes or goes as a break where another keyword than additionalProperties speaks of the properties without a name."""
+    before = {"properties": {"path": {"type": "string"}}, **others}
+    after = {"properties": {**before["properties"], "size": {"type": "integer"}}, **others}
+    assert ["result_schema.properties.size"] == breaking_changes(contract(None, before), contract(None, after))
+    assert ["result_schema.properties.size"] == breaking_changes(contract(None, after), contract(None, before))
+
+
 SMALL = st.sampled_from([0, 1, 2])
 SCALARS = st.fixed_dictionaries(
     {},

@@ -196,6 +196,8 @@ EXPRESSIONS: list[tuple[str, dict[str, Any], Any]] = [
     ('quantity("2").sub(quantity("2.5")).sign()', {}, -1),
     ('quantity("1Gi").asApproximateFloat()', {}, 2.0**30),
     ('cidr("10.1.2.3/8").ip() == ip("10.1.2.3")', {}, True),
+    ("ints.sum // a comment\n() + 1", {"ints": [1, 2]}, 4),
+    ('s.matches("^\U0001f600+$")', {"s": "\U0001f600\U0001f600"}, True),
 ]
 
 
@@ -228,6 +230,8 @@ def test_expression_behind_a_loop(text: str, values: dict[str, Any], expected: A
         ('quantity("1") < quantity("2")', "type-error: < cannot be applied"),
         ("quantity(ints[0])", "type-error: quantity cannot be applied to int"),
         ("words.sum()", "type-error: sum cannot be applied"),
+        ('timestamp(s).getHours("+20:00") > 1', "bad-literal: no place has the offset +20:00"),
+        ('timestamp(s).getHours("-01:75") > 1', "bad-literal: no place has the offset -01:75"),
         ('"%s".format([s])', "not-supported: format is not supported"),
         # Each function brings its body, so the library's depth is reached with few of them.
         ("string(quantity(" * 12 + "s" + ").asApproximateFloat())" * 12 + ' == "1"', "too-complex: the expression is nested too deep"),
