@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import pytest
 from gavel.v1 import replay_service_pb2
@@ -16,6 +17,7 @@ from gavel_server.history import parallel
 from gavel_server.history.parallel import verify_in_parallel
 from gavel_server.history.replay import verify
 from gavel_server.history.replay_times import ReplayTimes
+from gavel_server.history.segments import Segment
 from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
 from gavel_server.log import Entry, Head
 from gavel_server.log.protocol import empty_head
@@ -27,6 +29,7 @@ from tests.load.finished_work import write_log
 from tests.support.counted_plays import CUSTOMERS, WITH, WITHOUT, play
 from tests.support.driver import Core
 from tests.support.entries import rechain
+from tests.support.state.snapshots import forge
 
 # An order has nine events after the three that open the bus. The second snapshot is between an order's facts and the proposal that cites
 # them.
@@ -90,7 +93,7 @@ async def test_the_time_is_that_of_the_last_try(log: RedisLog, tmp_path: Path, f
     files = SnapshotFiles(tmp_path, log.bus)
     await write_snapshots(log, files)
     if falls_back:
-        await forge(log, SNAPSHOTS[1] + 2)
+        await forge_log(log, SNAPSHOTS[1] + 2)
     times, first_at = ReplayTimes(), 0.0
     async for _ in verify_in_parallel(log, log.url, tmp_path, 2, times=times):
         first_at = first_at or perf_counter()
@@ -98,7 +101,7 @@ async def test_the_time_is_that_of_the_last_try(log: RedisLog, tmp_path: Path, f
     await log.close()
 
 
-async def forge(log: RedisLog, number: int) -> None:
+async def forge_log(log: RedisLog, number: int) -> None:
     """Replace a decision of the log by one with another reason, and chain all events after it anew."""
     envelopes = [Envelope.FromString(record.envelope) for record in await log.read(1, 10_000, 10_000)]
     envelopes[number - 1].decision.reason_code = "FORGED"
@@ -128,7 +131,7 @@ async def test_a_refusal_is_that_of_one_process(log: RedisLog, tmp_path: Path, d
         kind = "snapshot-mismatch"
     else:
         number, kind = number + 2, "field-mismatch"
-        await forge(log, number)
+        await forge_log(log, number)
     with capture_logs() as lines:
         together, _ = await verdict_of(log, tmp_path)
     *_, alone = [response async for response in verify(log, snapshots=files)]
@@ -136,6 +139,34 @@ async def test_a_refusal_is_that_of_one_process(log: RedisLog, tmp_path: Path, d
     (line,) = [line for line in lines if line["event"] == "replay.in_one_piece"]
     assert f"event {number}" in line["problem"]
     assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, kind) == (together.status, together.divergence.kind)
+    assert number == together.divergence.sequence_number
+    await log.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_forged_state_proves_nothing(log: RedisLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+    """No events are proved from a snapshot whose tables do not have the hash that it states, also if it changes after the start."""
+    files = SnapshotFiles(tmp_path, log.bus)
+    await write_snapshots(log, files)
+    number = SNAPSHOTS[-1]
+
+    def forge_snapshot() -> None:
+        forge(files, number, lambda store: store.conflict_keys.update({"order/1": "another decision"}))
+
+    if is_late:
+        find_segments = parallel._segments
+
+        async def find_and_forge(*arguments: Any) -> list[Segment]:
+            segments = await find_segments(*arguments)
+            forge_snapshot()
+            return segments
+
+        monkeypatch.setattr(parallel, "_segments", find_and_forge)
+    else:
+        forge_snapshot()
+    together, _ = await verdict_of(log, tmp_path)
+    assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, "snapshot-mismatch") == (together.status, together.divergence.kind)
     assert number == together.divergence.sequence_number
     await log.close()
 

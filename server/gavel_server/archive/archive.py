@@ -119,6 +119,10 @@ class Archive:
                 records[number] = segment[number - segment[0].sequence_number]
         return records
 
+    def forget_segments(self) -> None:
+        """Drop the decoded segments from memory; further reads decode them again."""
+        self._cached.clear()
+
     async def _segment(self, number: int) -> list[Record]:
         manifest = self._manifests[bisect_left(self._manifests, number, key=lambda one: one.last)]
         async with self._lock:

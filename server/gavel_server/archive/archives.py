@@ -91,6 +91,9 @@ class Archives:
         except (ArchiveError, LogError) as error:
             _LOG.warning("archive.failed", bus=bus, problem=str(error), note="nothing is trimmed; it is tried again")
             return
+        finally:
+            if bus in self._opened:
+                self._opened[bus].forget_segments()  # those of a thousand buses would fill the memory
         if done.segments:
             _LOG.info("archive.written", bus=bus, segments=done.segments, last=done.last, first_in_log=done.first_in_log)
 

@@ -30,8 +30,9 @@ from gavel_server.log.protocol import DAY_MS, PAGE_EVENTS_MAX
 from gavel_server.log.stores import StoredLog
 from gavel_server.log.work.protocol import REQUEST_KINDS
 
-# Events in one append of a restore.
+# Events in one append of a restore, and bytes of envelopes that end it. The decision on the last event still follows.
 APPENDED_EVENTS_MAX: Final = 256
+APPENDED_BYTES: Final = 4 * 1024 * 1024
 _NAME: Final = re.compile(r"(\d{12})\.json")
 _GAVEL: Final = "gavel"
 # Events that the decision on them follows in the same append.
@@ -143,6 +144,7 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
     """
     head = await log.head()
     pending: list[Record] = []
+    pending_bytes = 0
     async for records in _records_of(archive, backup):
         if records[0].sequence_number == 1 and isinstance(log, StoredLog):
             # The window is recorded in the bus's first event. The log forgets event_ids that are older.
@@ -156,11 +158,13 @@ async def restore_log(log: EventLog, archive: Archive, backup: Backup, note: Cal
                 if record.sequence_number == head.sequence_number:
                     _check_same(log, head, record)
                 continue
-            if len(pending) >= APPENDED_EVENTS_MAX and not _decides(_envelope(record), _envelope(pending[-1])):
+            is_full = len(pending) >= APPENDED_EVENTS_MAX or pending_bytes >= APPENDED_BYTES
+            if is_full and not _decides(_envelope(record), _envelope(pending[-1])):
                 head = await _append(log, head, pending)
-                pending = []
+                pending, pending_bytes = [], 0
                 note(head.sequence_number)
             pending.append(record)
+            pending_bytes += len(record.envelope)
     if pending:
         head = await _append(log, head, pending)
         note(head.sequence_number)

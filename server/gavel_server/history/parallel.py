@@ -86,7 +86,7 @@ async def verify_in_parallel(
         return
     times.seconds += sum(count.seconds for count in proved)
     times.recomputing_seconds += sum(count.recomputing_seconds for count in proved)
-    yield VerifyReplayResponse(verdict=_verdict(log.bus, proved, sum(1 for segment in segments if segment.digest)))
+    yield VerifyReplayResponse(verdict=_verdict(log.bus, proved, sum(1 for segment in segments if segment.end_digest)))
 
 
 async def _segments(log: EventLog, files: SnapshotFiles, data: Path, last: int) -> list[Segment]:
@@ -96,7 +96,8 @@ async def _segments(log: EventLog, files: SnapshotFiles, data: Path, last: int) 
     digests = comparison.digests
     ends = sorted({*digests, last})
     return [
-        Segment(str(data), begin, end, digests.get(end, b""), at_head=end == last) for begin, end in zip([0, *ends], ends, strict=False)
+        Segment(str(data), begin, end, digests.get(begin, b""), digests.get(end, b""), at_head=end == last)
+        for begin, end in zip([0, *ends], ends, strict=False)
     ]
 
 

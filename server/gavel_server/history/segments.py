@@ -31,14 +31,13 @@ from gavel_rules.replay import (
     decode,
 )
 from gavel_rules.state.records import DeployedRuleSet
-from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, state_sha256
 from gavel_rules.state.state import State
 from google.protobuf.message import Message
 
 from gavel_server.history.read_ahead import read_ahead
 from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.history.snapshot_pages import is_paged
-from gavel_server.history.snapshot_parts import SnapshotError
+from gavel_server.history.snapshot_parts import SnapshotError, state_digest, state_parts
 from gavel_server.log import EventLog, LogError, LogUnavailableError
 from gavel_server.log.stores import connect_log
 from gavel_server.process.garbage_collection import collect_less
@@ -59,13 +58,14 @@ class Source(NamedTuple):
 class Segment(NamedTuple):
     """The events after `begin` up to `end`. Snapshots are in the data directory `data`; 0 is the start of the log.
 
-    `digest` is that of the state at the end, if there is a snapshot; `at_head`: the log ends there.
+    The digests are those of the states at the begin and the end, b"" if there is no snapshot; `at_head`: the log ends there.
     """
 
     data: str
     begin: int
     end: int
-    digest: bytes
+    begin_digest: bytes
+    end_digest: bytes
     at_head: bool
 
 
@@ -150,6 +150,8 @@ async def _prove_segment(place: int, segment: Segment, engine: Engine.ValueType,
     began, recomputing_seconds = perf_counter(), 0.0
     integrity = await _integrity(segment.begin, log)
     state = SnapshotFiles(Path(segment.data), log.bus).read(segment.begin) if segment.begin else None
+    if state is not None and state_digest(state) != segment.begin_digest:
+        return Unproved(f"the snapshot of event {segment.begin} has changed since its digest was computed")
     recomputation = Recomputation(log.bus, engine=engine, state=state)
     report = DriftReport()
     number = segment.begin
@@ -171,15 +173,14 @@ async def _prove_segment(place: int, segment: Segment, engine: Engine.ValueType,
     if number < segment.end:
         return Unproved(f"event {number + 1} is missing")
     recomputation.finish(at_head=segment.at_head)
-    is_equal = not segment.digest or (recomputation.state.head == segment.end and state_sha256(recomputation.state.store) == segment.digest)
-    if not is_equal:
+    if segment.end_digest and state_digest(recomputation.state) != segment.end_digest:
         return Unproved(f"the snapshot of event {segment.end} holds another state than the log gives after event {segment.begin}")
-    state_parts = _without_evidence(recomputation.state) if segment.at_head else []
+    parts = _without_evidence(recomputation.state) if segment.at_head else []
     losses = _serialize(recomputation.data_losses)
     fills = [Fill(one.opened_at, one.rule_set, one.digests, _serialize(one.events)) for one in recomputation.fills]
     counts = recomputation.events, recomputation.decisions, recomputation.derived_facts
     seconds = perf_counter() - began
-    return SegmentResult(integrity.part, *counts, report.content, state_parts, losses, fills, seconds, recomputing_seconds)
+    return SegmentResult(integrity.part, *counts, report.content, parts, losses, fills, seconds, recomputing_seconds)
 
 
 async def _prove_fills(place: int, fills: Sequence[Fill], log: EventLog) -> Literal[True] | Unproved:
@@ -208,8 +209,7 @@ def _serialize(messages: Iterable[Message]) -> list[bytes]:
 
 def _without_evidence(state: State) -> list[bytes]:
     """Return the parts of a snapshot of a state but its evidence, which is nearly all of it and which no drift depends on."""
-    parts = (encode_position(state.store, b"", ""), *encode_tables(state.store))
-    return [part for part in parts if not is_paged(part)]
+    return [part for part in state_parts(state) if not is_paged(part)]
 
 
 async def _cite(log: EventLog, recomputation: Recomputation, numbers: Sequence[int]) -> None:

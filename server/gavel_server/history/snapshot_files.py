@@ -23,7 +23,7 @@ from gavel_rules.state.state import State
 from google.protobuf.message import DecodeError
 
 from gavel_server.history.snapshot_pages import SnapshotPages, is_paged
-from gavel_server.history.snapshot_parts import SnapshotError, part_places
+from gavel_server.history.snapshot_parts import SnapshotError, part_places, state_digest
 from gavel_server.log import Head
 from gavel_server.process.private_files import make_directory, open_private, sync_directory
 
@@ -112,12 +112,8 @@ class SnapshotFiles:
         return SnapshotPages(self.path(number), number)
 
     def read_digest(self, number: int) -> bytes:
-        """Return the hash over the tables of a snapshot. Raises SnapshotError."""
-        self.check(number)
-        for part in self.read_parts(number):
-            if part.state_sha256:
-                return part.state_sha256
-        raise SnapshotError("it has no hash of its state")
+        """Return the digest of the state that a snapshot gives, whatever hash its file states. Raises SnapshotError."""
+        return state_digest(self.read(number))
 
     def read(self, number: int) -> State:
         """Return the state of a snapshot. Raises SnapshotError."""

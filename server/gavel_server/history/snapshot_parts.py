@@ -1,9 +1,13 @@
-"""The parts of a snapshot's file: messages, each with its length in front as a varint."""
+"""The parts of a snapshot: messages, each with its length in front as a varint in the file."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import BinaryIO, Final
+
+from gavel_rules.state.snapshot.encoding import encode_position, encode_tables
+from gavel_rules.state.state import State
 
 from gavel_server.errors import GavelServerError
 
@@ -14,6 +18,20 @@ _VARINT_BYTES_MAX: Final = 5
 
 class SnapshotError(GavelServerError):
     """A snapshot cannot be used; the message says why."""
+
+
+def state_parts(state: State) -> Iterator[bytes]:
+    """Yield the parts that hold a state: equal states have equal parts. The chain hash, which the log has, is left out."""
+    yield encode_position(state.store, b"", "")
+    yield from encode_tables(state.store)
+
+
+def state_digest(state: State) -> bytes:
+    """Return the SHA-256 over the parts of a state. Unlike `state_sha256`, it covers the head and the arbiter version too."""
+    digest = hashlib.sha256()
+    for part in state_parts(state):
+        digest.update(part)
+    return digest.digest()
 
 
 def part_places(file: BinaryIO) -> Iterator[tuple[int, int]]:

@@ -243,6 +243,29 @@ async def test_replicas(tmp_path: Path, bus: str) -> None:
             await log.close()
 
 
+@pytest.mark.usefixtures("redis_program")
+async def test_a_full_redis_confirms(tmp_path: Path, bus: str) -> None:
+    """A log that is opened while Redis is full confirms its events, so that they can be read, archived and trimmed, and reports a loss."""
+    async with replicated_redis(tmp_path) as (primary, _), redis.asyncio.Redis.from_url(primary.url) as plain:
+        log = await RedisLog.connect(primary.url, bus, timeout_ms=PATIENT_MS)
+        entries = entries_after(empty_head(bus), 2)
+        await log.append(empty_head(bus), entries, NOW_MS, [])
+        await log.close()
+        await plain.config_set("maxmemory", 1)
+        log = await RedisLog.connect(primary.url, bus, acknowledgement=Acknowledgement(1), timeout_ms=PATIENT_MS)
+        head = head_of(entries)
+        with pytest.raises(LogUnavailableError, match="OOM"):
+            await log.append(head, entries_after(head, 1), NOW_MS, [])
+        assert not log.is_confirmed(head.sequence_number)
+        await log.confirm(head)
+        assert log.is_confirmed(head.sequence_number)
+        lost = Head(3, bytes(32))
+        await log.report_loss(lost)
+        await log.head()
+        assert lost == log.lost_head
+        await log.close()
+
+
 @pytest.mark.parametrize(
     ("url", "masked"),
     [

@@ -21,6 +21,7 @@ from gavel_server.log import (
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.script import Script
+from redis.asyncio import Redis
 
 from tests.support.entries import NOW_MS, entries_after, head_of, records_of
 
@@ -161,6 +162,18 @@ async def test_lost_reply(redis_url: str, bus: str, tmp_path: Path) -> None:
         with pytest.raises(OutcomeUnknownError):
             await log.append(head_of(entries), more, NOW_MS, [])
         assert head_of(more) == await log.head()
+
+
+async def test_a_full_redis_settles_an_outcome(own_redis: EmbeddedRedis, bus: str, tmp_path: Path) -> None:
+    """The outcome of an append is settled although Redis is full."""
+    async with open_proxied_log(own_redis.url, bus, tmp_path) as (proxy, log), Redis.from_url(own_redis.url) as plain:
+        proxy.hold_appends = True
+        with pytest.raises(OutcomeUnknownError):
+            await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
+        await plain.config_set("maxmemory", 1)
+        assert empty_head(bus) == await log.head()
+        answer = await proxy.deliver()
+        assert b"FENCED" in answer or b"NOSCRIPT" in answer
 
 
 async def test_settling_an_outcome_does_not_affect_other_servers(log: RedisLog, redis_url: str, bus: str, tmp_path: Path) -> None:

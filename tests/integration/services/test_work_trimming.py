@@ -17,7 +17,7 @@ from gavel.v1.projection_service_pb2 import (
 from gavel_server.log.work.protocol import ParkedEntry, QueueName
 from gavel_server.process import time_slice
 from gavel_server.work import items
-from gavel_server.work.trimming import trim
+from gavel_server.work.trimming import QueueTrimmer
 
 from tests.integration.services.world import World, report
 from tests.support.turns import other_turns
@@ -34,7 +34,7 @@ async def test_entries_of_ended_decisions_are_removed(world_with_rules: World) -
     await world.arbitration.RevokeDecision(RevokeDecisionRequest(decision_id=lost.event_id, revoked_by="ann", reason="no longer wanted"))
     assert 3 == len(await work.numbers("decisions", 0, 9))
     assert 3 == len(await work.numbers("executions", 0, 9))
-    await trim(sequencer)
+    await QueueTrimmer(sequencer).trim()
     assert [live.sequence_number] == await work.numbers("decisions", 0, 9)
     assert 3 == len(await work.numbers("executions", 0, 9))
 
@@ -49,7 +49,7 @@ async def test_an_attempt_that_a_person_granted_stays(world_with_rules: World) -
     (review,) = (await world.projections.ListPendingReviews(ListPendingReviewsRequest())).reviews
     verdict = ResolveReviewRequest(decision_id=review.decision_id, verdict=REVIEW_VERDICT_APPROVE, reviewer="ada", reason="seen")
     grant = (await world.arbitration.ResolveReview(verdict)).decision
-    await trim(sequencer)
+    await QueueTrimmer(sequencer).trim()
     assert [grant.sequence_number] == await work.numbers("decisions", 0, 9)
     assert [] == await lost_of(world)
     await work.remove("decisions", [grant.sequence_number])
@@ -62,7 +62,7 @@ async def test_other_tasks_run_while_a_queue_is_trimmed(world_with_rules: World,
     sequencer = await world_with_rules.buses.open("")
     monkeypatch.setattr(time_slice, "SLICE_SECONDS", -1.0)
     async with other_turns() as turns:
-        await trim(sequencer)
+        await QueueTrimmer(sequencer).trim()
     assert turns.count >= len(approvals)
     assert len(approvals) == len(await sequencer.log.work.numbers("decisions", 0, 99))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
+from gavel_rules.codec.fields import length_prefixed
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import CompiledGrants
@@ -18,11 +20,14 @@ from gavel_rules.state.paged_table import PagedTable, StatePages, pages_in_memor
 from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, OutlivingResult, Refusals
 from gavel_rules.state.refused_traces import RefusedTraces
 from gavel_rules.state.snapshot.decoding import StateDecoder
-from gavel_rules.state.snapshot.encoding import encode_position, encode_tables
+from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, state_sha256
 from gavel_rules.state.state import State
+from gavel_rules.state.store import Store
 from gavel_rules.state.tool_result_tables import ToolResultTables
 from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.state.versions import TraceVersions
+from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
+from gavel_server.log import Head
 from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
@@ -36,6 +41,18 @@ def restore(state: State) -> State:
     for part in (encode_position(state.store, bytes(32), "first"), *encode_tables(state.store)):
         decoder.add(StateSnapshot.FromString(part))
     return decoder.finish()
+
+
+def forge(files: SnapshotFiles, number: int, change: Callable[[Store], None]) -> None:
+    """Change the state of a snapshot. The file still states the hash of its former tables, and ends with the right hash of its bytes."""
+    state, position = files.read(number), files.read_position(number)
+    stated = state_sha256(state.store)
+    change(state.store)
+    content = SnapshotContent(state, Head(number, position.chain_hash), position.incarnation)
+    *parts, _ = (part.replace(state_sha256(state.store), stated) for part in content.parts())
+    body = b"".join(parts)
+    end = StateSnapshot(sha256=hashlib.sha256(body).digest())
+    files.path(number).write_bytes(body + length_prefixed(end.SerializeToString()))
 
 
 def page_out(state: State, leaves: Callable[[], bool]) -> None:

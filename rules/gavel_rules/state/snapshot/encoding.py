@@ -1,7 +1,7 @@
 """The tables of a state as parts of a StateSnapshot.
 
 Rows are sorted, and entries that follow from others are left out, so equal states have equal bytes. The hash over all parts is therefore a
-digest of the state: a replay computes it from its own state and compares it with that of a snapshot (`state_sha256`).
+digest of the state (`state_sha256`), which a new arbiter version records.
 """
 
 from __future__ import annotations

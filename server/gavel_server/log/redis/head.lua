@@ -1,7 +1,7 @@
 -- The head of one bus's log and the end of its stream, read together.
 --
--- Nothing is written unless the fence is to be raised, so a Redis that is full still answers. XINFO returns whole entries; of them only
--- the last hash leaves Redis.
+-- Nothing is written unless the fence is to be raised. A Redis that is full answers and raises the fence: the script begins with HDEL, as
+-- confirm.lua does. XINFO returns whole entries; of them only the last hash leaves Redis.
 --
 -- KEYS  1 log  2 head
 -- ARGV  1 "raise" to raise the fence, "" to read it
@@ -12,6 +12,7 @@ local call, pcall = redis.call, redis.pcall
 
 local fence
 if ARGV[1] == 'raise' then
+  call('HDEL', KEYS[2], 'none')
   fence = call('HINCRBY', KEYS[2], 'fence', 1)
 else
   fence = pcall('HGET', KEYS[2], 'fence')

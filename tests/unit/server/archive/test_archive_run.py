@@ -14,7 +14,7 @@ from gavel_server.archive.archived_log import ArchivedLog
 from gavel_server.archive.archives import join_archive
 from gavel_server.archive.backups import write_backup
 from gavel_server.archive.storage import ArchiveError, Directory
-from gavel_server.log import Head, LogUnavailableError, NotReplicatedError, Record
+from gavel_server.log import ArchiveUnavailableError, Head, LogUnavailableError, NotReplicatedError, Record
 from gavel_server.log.memory import MemoryLog
 from gavel_server.proofs.tiles import Tiles
 from gavel_server.proofs.tree import CompactRange, root
@@ -63,7 +63,7 @@ async def test_trimmed_events_that_the_archive_lacks(tmp_path: Path) -> None:
     archived = ArchivedLog(log, archive_in(tmp_path / "other"))
     problem = "the log of bus default begins with event 21, and the archive .*/other ends with event 0"
     for reading in (archived.read(3, EVENTS), archived.read(3, 4), archived.read_many([3, EVENTS])):
-        with pytest.raises(LogUnavailableError, match=problem):
+        with pytest.raises(ArchiveUnavailableError, match=problem):
             await reading
     assert records[20:] == await archived.read(21, EVENTS)
     assert [] == await archived.read(EVENTS + 1, EVENTS + 9)

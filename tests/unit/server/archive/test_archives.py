@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from gavel_server.archive import archives
+from gavel_server.archive import archive, archives
 from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.archives import Archives, join_archive
-from gavel_server.log import EventLog
+from gavel_server.archive.segments import Manifest, decode_segment
+from gavel_server.log import EventLog, Record
 from gavel_server.log.acknowledgement import Acknowledgement
 from gavel_server.log.memory import MemoryLog
 from structlog.testing import capture_logs
@@ -37,16 +38,21 @@ class MemoryLogs:
         return self._logs[bus]
 
     async def envelope(self, bus: str, sequence_number: int) -> bytes | None:
-        """See Logs."""
-        raise AssertionError("archiving reads no single event")
+        """See Logs. The archive has the events that are asked for."""
+        return None
 
 
 async def run_rounds(path: Path, logs: dict[str, MemoryLog], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Archive the logs twice; return the problems."""
-    monkeypatch.setattr(archives, "ROUND_SECONDS", 0.01)
     store = MemoryLogs(logs)
+    return await run(Archives(str(path), 0, store, Acknowledgement()), store, monkeypatch)
+
+
+async def run(archiving: Archives, store: MemoryLogs, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run two rounds; return the problems."""
+    monkeypatch.setattr(archives, "ROUND_SECONDS", 0.01)
     with capture_logs() as lines:
-        running = asyncio.create_task(Archives(str(path), 0, store, Acknowledgement()).run_forever(lambda: 99 * DAY_MS))
+        running = asyncio.create_task(archiving.run_forever(lambda: 99 * DAY_MS))
         async with asyncio.timeout(60):
             while store.rounds < 3:  # noqa: ASYNC110  # archives tell nobody of a round
                 await asyncio.sleep(0.01)
@@ -63,6 +69,25 @@ async def test_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [] == lines
     assert [] == await run_rounds(tmp_path / "new/archive", {BUS: log}, monkeypatch)
     assert (1, 21) == ((await joined.read(1, EVENTS))[0].sequence_number, (await log.read(1, EVENTS))[0].sequence_number)
+
+
+async def test_archives_leave_no_events_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a round no decoded segment stays in memory: an event of the last segment is read from the storage again."""
+    log = await new_log()
+    envelope = (await log.read(20, 20))[0].envelope
+    decoded: list[Manifest] = []
+
+    def decode(manifest: Manifest, content: bytes) -> list[Record]:
+        decoded.append(manifest)
+        return decode_segment(manifest, content)
+
+    monkeypatch.setattr(archive, "decode_segment", decode)
+    store = MemoryLogs({BUS: log})
+    archiving = Archives(str(tmp_path), 0, store, Acknowledgement())
+    assert [] == await run(archiving, store, monkeypatch)
+    decoded.clear()
+    assert envelope == await archiving.envelope(BUS, 20)
+    assert [20] == [manifest.last for manifest in decoded]
 
 
 async def test_a_directory_that_is_not_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

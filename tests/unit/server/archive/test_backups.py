@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_server.archive import backups
 from gavel_server.archive.archive import Archive
 from gavel_server.archive.archive_run import archive_log
 from gavel_server.archive.backups import APPENDED_EVENTS_MAX, read_backup, restore_log, write_backup
@@ -129,6 +131,17 @@ async def test_an_earlier_backup_cannot_be_read(tmp_path: Path, events: int, is_
             await read_backup(archive_in(tmp_path))
 
 
+async def append(log: MemoryLog, envelopes: Sequence[Envelope]) -> None:
+    """Append events at once."""
+    entries: list[Entry] = []
+    head = await log.head()
+    for number, envelope in enumerate(envelopes, head.sequence_number + 1):
+        content = envelope.SerializeToString()
+        chain_hash = chain(entries[-1].chain_hash if entries else head.chain_hash, content)
+        entries.append(Entry(number, content, chain_hash, envelope.event_id, ""))
+    await log.append(head, entries, NOW_MS, [])
+
+
 @pytest.mark.parametrize("payload", ["proposal", "fact"])
 async def test_a_decision_between_two_appends(tmp_path: Path, payload: str) -> None:
     """A proposal or verdict is restored in one append with its decision, so that the index has the number of the decision."""
@@ -137,18 +150,41 @@ async def test_a_decision_between_two_appends(tmp_path: Path, payload: str) -> N
     getattr(decided, payload).SetInParent()
     decision = Envelope(event_id="decision", causation_id="decided", recorded_at=day(APPENDED_EVENTS_MAX))
     decision.decision.SetInParent()
-    entries: list[Entry] = []
-    head = await log.head()
-    for number, envelope in enumerate((decided, decision), head.sequence_number + 1):
-        content = envelope.SerializeToString()
-        chain_hash = chain(entries[-1].chain_hash if entries else head.chain_hash, content)
-        entries.append(Entry(number, content, chain_hash, envelope.event_id, ""))
-    await log.append(head, entries, NOW_MS, [])
+    await append(log, [decided, decision])
     await write_backup(log, archive_in(tmp_path), NOW_MS)
     source, restored = archive_in(tmp_path), MemoryLog(BUS, clock=lambda: NOW_MS)
     await restore_log(restored, source, await read_backup(source), lambda number: None)
     number = APPENDED_EVENTS_MAX
     assert {"decided": IdEntry(number, number + 1)} == await restored.find(["decided"], number * DAY_MS)
+
+
+class RecordingLog(MemoryLog):
+    """A log that notes the numbers of events of its appends."""
+
+    def __init__(self) -> None:
+        super().__init__(BUS, clock=lambda: NOW_MS)
+        self.appends: list[int] = []
+
+    async def append(self, expected: Head, entries: Sequence[Entry], *arguments: Any, **more: Any) -> None:
+        """See EventLog."""
+        self.appends.append(len(entries))
+        await super().append(expected, entries, *arguments, **more)
+
+
+async def test_large_events_are_restored_in_small_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append of a restore ends with the event that reaches APPENDED_BYTES, or the decision on it, so a store takes it in time."""
+    log = RecordingLog()
+    events = [Envelope(event_id=f"event-{number}", recorded_at=day(1)) for number in range(7)]
+    events[2].proposal.SetInParent()
+    events[3].decision.SetInParent()
+    events[3].causation_id = events[2].event_id
+    await append(log, events)
+    await write_backup(log, archive_in(tmp_path), NOW_MS)
+    monkeypatch.setattr(backups, "APPENDED_BYTES", sum(event.ByteSize() for event in events[:3]))
+    source, restored = archive_in(tmp_path), RecordingLog()
+    await restore_log(restored, source, await read_backup(source), lambda number: None)
+    assert [4, 3] == restored.appends
+    assert await all_records(log) == await all_records(restored)
 
 
 async def test_restore_to_another_log(tmp_path: Path) -> None:

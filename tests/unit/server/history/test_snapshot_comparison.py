@@ -9,6 +9,7 @@ from gavel.v1 import replay_service_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import ReplayVerdict
 from gavel_rules.state.state import State
+from gavel_rules.state.store import Store
 from gavel_server.history.replay import verify
 from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
 from gavel_server.log import Entry, Head
@@ -17,6 +18,7 @@ from structlog.testing import capture_logs
 
 from tests.support.driver import BUS, START_MS
 from tests.support.histories.story import play_story
+from tests.support.state.snapshots import forge
 
 CORE = play_story()
 
@@ -78,6 +80,26 @@ async def test_another_state_diverges(tmp_path: Path, place: str) -> None:
     state = files.read(number)
     state.store.conflict_keys["order/1"] = "another decision"
     files.write(SnapshotContent(state, Head(number, CORE.records[number - 1].chain_hash), "first"))
+    verdict, refused = await verdict_with(files)
+    assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, []) == (verdict.status, refused)
+    assert ("snapshot-mismatch", number) == (verdict.divergence.kind, verdict.divergence.sequence_number)
+
+
+@pytest.mark.parametrize("table", ["conflict_keys", "arbiter_version"])
+async def test_a_forged_state_diverges(tmp_path: Path, table: str) -> None:
+    """A snapshot whose state was changed is a divergence at its event, although its file states the hash of the right tables."""
+    files = SnapshotFiles(tmp_path, BUS)
+    number = commit_ends()[len(commit_ends()) // 2]
+    write_snapshots(files, number)
+    assert 1 == (await verdict_with(files))[0].snapshots
+
+    def change(store: Store) -> None:
+        if table == "conflict_keys":
+            store.conflict_keys["order/1"] = "another decision"
+        else:
+            store.arbiter_version = 2
+
+    forge(files, number, change)
     verdict, refused = await verdict_with(files)
     assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, []) == (verdict.status, refused)
     assert ("snapshot-mismatch", number) == (verdict.divergence.kind, verdict.divergence.sequence_number)
