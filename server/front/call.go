@@ -25,6 +25,10 @@ const unreadBytesMax = 2 * windowBytes
 // only now and then that they have read on, some after half a window of 64 KiB.
 const stallBytesMin = 16 << 10
 
+// What each call under way takes besides its headers and messages, roughly: grpc-go's stream, the goroutine and timer of its handler. Without this,
+// calls without a message would be limited by their number alone, on all connections together to more than a gigabyte.
+const callBytes = 8 << 10
+
 // call is one call of a caller and what it holds in memory. Fields without a comment are guarded by the mutex of connections.
 type call struct {
 	connection *connection // constant
@@ -38,7 +42,7 @@ type call struct {
 	stream    transportStream // once a handler has the call
 	refusal   *status.Status  // why the front has ended it
 	isOver    bool
-	bytes     int  // in flight: of headers, of messages that came, and of answers that are not sent
+	bytes     int  // in flight: callBytes, and those of headers, of messages that came, and of answers that are not sent
 	unread    int  // bytes that came and belong to no message that was read
 	padding   int  // bytes that came between them
 	unsent    int  // bytes of answers that are not sent

@@ -341,7 +341,7 @@ func (connection *connection) open(path string, all metadata.MD) *call {
 	if !method.CountsAsIdle {
 		connection.busy++
 	}
-	table.charge(call, headers.MemoryBytes(all))
+	table.charge(call, callBytes+headers.MemoryBytes(all))
 	return call
 }
 

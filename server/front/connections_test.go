@@ -172,7 +172,7 @@ func TestBytesInFlight(t *testing.T) {
 	connections := newConnections(limits)
 	small := connections.admitFrom(t, "10.0.0.1")
 	honest := small.open("/x", nil)
-	honest.receive(limits.ConnectionBytes, 0)
+	honest.receive(limits.ConnectionBytes-callBytes, 0)
 	second := small.openNext()
 	second.receive(1, 0)
 	if honest.refusal != nil || second.refusal.Code() != codes.ResourceExhausted {
@@ -185,7 +185,7 @@ func TestBytesInFlight(t *testing.T) {
 	for range 3 {
 		connection := connections.admitFrom(t, "10.0.0.2")
 		call := connection.open("/x", nil)
-		call.receive(limits.ConnectionBytes, 0)
+		call.receive(limits.ConnectionBytes-callBytes, 0)
 		greedy = append(greedy, call)
 	}
 	if connections.bytes != limits.BytesInFlight {
@@ -209,6 +209,23 @@ func TestBytesInFlight(t *testing.T) {
 	}
 }
 
+// Calls without a message are limited by what they take themselves.
+func TestCallsWithoutAMessage(t *testing.T) {
+	limits := limitsOfTests()
+	limits.BytesInFlight = 8 * callBytes
+	connections := newConnections(limits)
+	honest := connections.admitFrom(t, "10.0.0.1").open("/x", nil)
+	for range 2 {
+		connection := connections.admitFrom(t, "10.0.0.2")
+		for range 8 {
+			connection.openNext()
+		}
+	}
+	if honest.refusal != nil || connections.bytes > limits.BytesInFlight {
+		t.Errorf("%d bytes are in flight; the honest call: %v", connections.bytes, honest.refusal)
+	}
+}
+
 // Answers that are not read make room when their calls are shed; smaller calls of the same caller are not touched.
 func TestSheddingStopsWhenThereIsRoom(t *testing.T) {
 	limits := limitsOfTests()
@@ -218,7 +235,7 @@ func TestSheddingStopsWhenThereIsRoom(t *testing.T) {
 		connection := connections.admitFrom(t, "10.0.0.1")
 		for range 4 {
 			call := connection.openNext()
-			if err := call.prepare(limits.ConnectionBytes/4 - messageHeaderBytes); err != nil {
+			if err := call.prepare(limits.ConnectionBytes/4 - callBytes - messageHeaderBytes); err != nil {
 				t.Fatal(err)
 			}
 			stalled = append(stalled, call)
@@ -238,7 +255,7 @@ func TestSheddingStopsWhenThereIsRoom(t *testing.T) {
 			refused++
 		}
 	}
-	if refused != 2 || connections.bytes != 10*limits.ConnectionBytes/4+1001 {
+	if refused != 2 || connections.bytes != 10*limits.ConnectionBytes/4+callBytes+1001 {
 		t.Errorf("%d calls are refused, and %d bytes are in flight", refused, connections.bytes)
 	}
 }
@@ -467,7 +484,7 @@ func TestHeadersThatCannotBeAnswered(t *testing.T) {
 // whose caller allows no headers.
 func TestSheddingWhileACallIsOpened(t *testing.T) {
 	limits := limitsOfTests()
-	limits.BytesInFlight = 12_000
+	limits.BytesInFlight = 2*callBytes + 12_000
 	connections := newConnections(limits)
 	server := newServer(nil, nil, &limits, nil)
 	defer server.Stop()
@@ -522,10 +539,10 @@ func TestPaddingOfMessages(t *testing.T) {
 	for range 2 {
 		connection.receive(padded)
 	}
-	if connection.bytes != 60 {
+	if connection.bytes != callBytes+60 {
 		t.Errorf("the connection holds %d bytes", connection.bytes)
 	}
-	for _, left := range []int{60 - 10, 0} { // the bytes of a message are settled when it was answered
+	for _, left := range []int{callBytes + 60 - 10, callBytes} { // the bytes of a message are settled when it was answered
 		message := &request{wireBytes: 10, size: 10 - messageHeaderBytes}
 		if err := call.read(received{}, message); err != nil {
 			t.Fatal(err)
