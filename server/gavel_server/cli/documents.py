@@ -202,7 +202,7 @@ def _to_message(document: Any, message: _Message, place: str, name: str, type_ph
     if not isinstance(document, dict):
         raise InvalidInputError(f"{place} is not a mapping; give the fields of {type_phrase} as a mapping")
     _check_exact(document, "", name)
-    if mistakes := list(_unknown_names(document, message.DESCRIPTOR, "")):  # type: ignore[arg-type]  # the stubs of protobuf have two classes for its one Descriptor
+    if mistakes := list(_name_mistakes(document, message.DESCRIPTOR, "")):  # type: ignore[arg-type]  # the stubs of protobuf have two classes for its one Descriptor
         raise InvalidInputError("\n  ".join([f"{place} is not {type_phrase} of gavel.v1:", *mistakes]))
     try:
         return ParseDict(document, message)
@@ -279,25 +279,29 @@ def _check_exact(value: Any, path: str, name: str) -> None:
                 _check_exact(item, f"{path}[{index}]", name)
 
 
-def _unknown_names(document: Any, message: Descriptor, path: str) -> Iterator[str]:
-    """Yield each field and enum value that the contract does not have, with a suggestion.
+def _name_mistakes(document: Any, message: Descriptor, path: str) -> Iterator[str]:
+    """Yield each field and enum value that the contract does not have, with a suggestion, and each field under its second name.
 
-    protobuf's parser, which finds every other mistake, stops at the first one and makes no suggestions.
+    protobuf's parser, which finds every other mistake, stops at the first one and makes no suggestions. Of a field that is given under its
+    name in the contract and under that in JSON, it takes the last.
     """
     if not isinstance(document, dict):
         return
     fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
+    given: dict[str, str] = {}  # the name under which a field is given first
     for key, value in document.items():
         place = f"{path}.{key}" if path else str(key)
         field = fields.get(key)
         if field is None:
             yield f"{place}: {message.name} has no such field{_suggestion(str(key), [known.name for known in message.fields])}"
             continue
+        if given.setdefault(field.name, key) != key:
+            yield f"{place}: {given[field.name]} is the same field; keep one of them"
         for item in value if isinstance(value, list) else [value]:
             if field.enum_type is not None:
                 yield from _unknown_values(item, field.enum_type, place)
             elif field.message_type is not None and _is_plain(field.message_type, message):
-                yield from _unknown_names(item, field.message_type, place)
+                yield from _name_mistakes(item, field.message_type, place)
 
 
 def _is_plain(message: Descriptor, holder: Descriptor) -> bool:

@@ -51,6 +51,11 @@ class SuiteFile(NamedTuple):
     rule_set: CompiledRuleSet
     others: Mapping[str, CompiledRuleSet]  # rule sets that are in force too, by file
 
+    @property
+    def in_force(self) -> tuple[CompiledRuleSet, ...]:
+        """All rule sets that it tests, in its order."""
+        return self.rule_set, *self.others.values()
+
 
 class FileCheck(NamedTuple):
     """The result of checking one file. `digest`, `summary` and `rule_set` are set only if nothing is invalid."""
@@ -241,7 +246,7 @@ def _seeds_beside(file: str, rule_set: CompiledRuleSet) -> list[Seed]:
         if not isinstance(suite_file, SuiteFile):
             output.print_note(f"gavel: {name} has mistakes, so its cases were not used; gavel rules lint {name} lists them")
         elif Path(suite_file.rule_set_file) == Path(file):
-            seeds.extend(find_seeds(suite_file.suite, suite_file.rule_set, tuple(suite_file.others.values())))
+            seeds.extend(find_seeds(suite_file.suite, suite_file.rule_set, suite_file.in_force))
     return seeds
 
 

@@ -1,16 +1,19 @@
 """The targets of an export (a file of lines, standard output, a directory of Parquet files), and its cursor.
 
 A target takes events, and `commit` makes them durable. The cursor is written after that; a run that resumes first removes the events after
-the cursor from the target. So a target that is a file or a directory has every event once, whenever a run was killed. The cursor names its
-target, and nothing is ever removed from a target that the cursor does not name.
+the cursor from the target. One run at a time uses a cursor. So a target that is a file or a directory has every event once, whenever a run
+was killed. The cursor names its target, and nothing is ever removed from a target that the cursor does not name.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
@@ -213,6 +216,23 @@ def parquet_row(envelope: Envelope) -> dict[str, Any]:
         "chain_hash": envelope.chain_hash,
         "envelope": json.dumps(jsonl(envelope), ensure_ascii=False, separators=(",", ":")),
     }
+
+
+@contextmanager
+def lock_cursor(path: Path) -> Iterator[None]:
+    """Hold the lock of a cursor. The file that is locked lies beside it and stays: the cursor itself is replaced by each commit.
+
+    Raises ExportError if another run holds the lock, and OSError.
+    """
+    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ExportError(f"another export uses this cursor, {path}; end it first, or give another file and cursor") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_cursor(path: Path, new: Cursor) -> Cursor | None:

@@ -144,20 +144,28 @@ class GrantSuite(NamedTuple):
 def _failure(case: GrantCase, grants: CompiledGrants) -> str:
     """Return what differs from the expectation of a case; "" if nothing does."""
     principal, access = case.principal, case.access
-    permitting = [grant for grant in grants.of(principal) if access.right in grant.rights and not missing_parts(grant, access)]
+    permitting = explain_permission(grants, principal, access)
     if case.expect == "denied":
         return "expected denied, but it is allowed" if permitting else ""
-    if not permitting:
+    if permitting is None:
         return f"expected allowed, but it is denied: {explain_refusal(grants, principal, access)}"
-    omitted = [(grant.number, _omitted_keys(grant, access)) for grant in permitting]
-    number, keys = min(omitted, key=lambda one: len(one[1]))
+    grant, keys = permitting
     if not keys:
         return ""
-    return f"missing-key: grant {number} restricts {' and '.join(keys)}, which the case leaves out; add what a call has there"
+    return f"missing-key: grant {grant.number} restricts {' and '.join(keys)}, which the case leaves out; add what a call has there"
+
+
+def explain_permission(grants: CompiledGrants, principal: Principal, access: Access) -> tuple[Grant, list[str]] | None:
+    """Return the first grant that allows an access in full, with no keys; else the one that restricts the fewest keys that are left out.
+
+    A key is "produce", "action" or "subject". Return None if no grant allows the access, whatever these are.
+    """
+    permitting = [grant for grant in grants.of(principal) if access.right in grant.rights and not missing_parts(grant, access)]
+    return min(((grant, _omitted_keys(grant, access)) for grant in permitting), key=lambda one: len(one[1]), default=None)
 
 
 def _omitted_keys(grant: Grant, access: Access) -> list[str]:
-    """Return the keys of a case that it leaves out although a grant restricts them, and every call of the right has them."""
+    """Return the keys that an access leaves out although a grant restricts them, and every call of the right has them."""
     right = access.right
     restricts_producer = grant.producer_types is not None or grant.producer_ids is not None
     parts = (

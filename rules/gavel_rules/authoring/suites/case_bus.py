@@ -2,8 +2,8 @@
 
 A case happens in this order: the facts and the earlier proposals at their ages, the latter with their executions; earlier rejections;
 earlier proposals without an age; the proposal, and then its execution, if the case has one: begun, reported, its facts derived and
-published. No part of the core is replaced. The bus is opened once; after each case the state is rolled back, as the sequencer rolls back
-a batch.
+published. Between two of these, every timer fires when it is due: contests close, approvals expire, leases lapse. No part of the core is
+replaced. The bus is opened once; after each case the state is rolled back, as the sequencer rolls back a batch.
 
 The same case on the same rule set always gives the same result.
 """
@@ -25,6 +25,7 @@ from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 
 from gavel_rules import preflight
+from gavel_rules.administration import unfilled_counters
 from gavel_rules.authoring.suites.models import EarlierCase, ExecutionCase, FactCase
 from gavel_rules.authoring.suites.suite import SuiteCase
 from gavel_rules.authorization import attestation_of, principal_of
@@ -61,6 +62,7 @@ from gavel_rules.language.engines.case import Case
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, LEASE_MS_DEFAULT
+from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 from gavel_rules.values import python_to_value
 
@@ -71,10 +73,14 @@ _EXECUTOR: Final = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="executor
 _AGENT: Final = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent")
 _PRODUCER_TYPES: Final = {name: number for number, name in PRODUCER_TYPE_NAMES.items()}
 _ALL_TIMERS: Final = Tick(1 << 31)
+_NEXT_TIMER: Final = Tick(1)
+# What `preflight.read_cases` returns, and the outcome of every rule.
+_Explanation = tuple[tuple[tuple[CompiledAction, Case], ...], tuple[RuleExplanation, ...]]
+_NO_EXPLANATION: Final[_Explanation] = ((), ())
 
 
 class CaseBusError(GavelRulesError):
-    """The core rejects a command of a case or of its rule set; the message is the core's."""
+    """The core rejects a command of a case or of its rule set, or an earlier proposal is not decided in time; the message says which."""
 
 
 class CaseEvidence(NamedTuple):
@@ -111,7 +117,7 @@ class EarlierRun(NamedTuple):
     """The result of running an earlier proposal."""
 
     action: str
-    decision: Decision | None  # None if it competes with the case's own proposal
+    decision: Decision | None  # None if its contest does not close before the case's own proposal is decided
     consequences: Consequences | None  # None if it has no execution or was not approved
 
 
@@ -136,17 +142,23 @@ class CaseBus:
         self._only_counted = {key for one in rule_sets for counter in one.counters.values() for key in counter.fact_keys} - declared
         self._state = State("test")
         self._ids = 0
+        # Of the case that runs: the results of its earlier proposals, and those that wait for the close of a contest, by event_id.
+        self._earlier_runs: dict[int, EarlierRun] = {}
+        self._waiting: dict[str, tuple[int, EarlierCase]] = {}
         cross_check = CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
         self._execute(OpenBus(self._new_id(), cross_check, IDEMPOTENCY_WINDOW_MS_DEFAULT), 0)
         for one in (rule_set, *others):
             self._execute(DeployRuleSet(self._new_id(), one, one.document), 0)
-            if one.counters:
+            if unfilled_counters(self._state, self._state.rule_sets[one.policy_id, one.version]):
                 self._open_counters(one)
             self._execute(ActivateRuleSet(self._new_id(), one.policy_id, one.version, None), 0)
         self._state.commit()
 
     def run(self, case: SuiteCase, facts: Sequence[CaseEvidence], action: CompiledAction, *, explain: bool) -> CaseRun:
-        """Run a case and roll it back. With `explain`, the result has the outcome of every rule, and what the rules read."""
+        """Run a case and roll it back. With `explain`, the result has the outcome of every rule, and what the rules read.
+
+        Raises CaseBusError.
+        """
         mark = self._state.mark()
         ids = self._ids
         try:
@@ -154,21 +166,24 @@ class CaseBus:
         finally:
             self._state.undo(mark)
             self._ids = ids
+            self._earlier_runs = {}
+            self._waiting = {}
 
     def _run(self, case: SuiteCase, facts: Sequence[CaseEvidence], action: CompiledAction, explain: bool) -> CaseRun:
         part = case.part
         now_ms = case.now_ms
         binding = VersionBinding(**part.version_binding.model_dump())
         recorded: dict[str, Envelope] = {}
-        earlier_runs: dict[int, EarlierRun] = {}
         # By falling age; of equal ages, facts come before proposals.
         moments: list[tuple[int, CaseEvidence | int]] = [(evidence.part.age_ms, evidence) for evidence in facts]
         moments.extend((earlier.age_ms, index) for index, earlier in enumerate(part.earlier) if earlier.age_ms)
         for age_ms, event in sorted(moments, key=lambda moment: -moment[0]):
+            self._advance(now_ms - age_ms)
             if isinstance(event, CaseEvidence):
                 recorded[event.name] = self._record(event, now_ms - age_ms)
             else:
-                earlier_runs[event] = self._run_earlier(case, event, facts, action, recorded)
+                self._run_earlier(case, event, facts, action, recorded)
+        self._advance(now_ms)
         own = EarlierCase(
             action=action.action_type, subject=part.subject, producer=part.producer, params=part.params, proposal=part.proposal
         )
@@ -176,30 +191,33 @@ class CaseBus:
             self._submit(self._proposal(own, [], _TRACE, binding), [], now_ms)
         for index, earlier in enumerate(part.earlier):
             if not earlier.age_ms:
-                earlier_runs[index] = self._run_earlier(case, index, facts, action, recorded)
+                self._run_earlier(case, index, facts, action, recorded)
         citations = _citations(part.cites, facts, recorded)
         proposal = self._proposal(own, citations, _TRACE, binding)
-        self._execute(_ALL_TIMERS, now_ms)
-        governing = self._state.active_actions.get(action.action_type, ()) if explain else ()
-        cases = tuple(preflight.read_cases(self._state, ProposalView(proposal), now_ms, governing))
-        explanations = tuple(one for governing_action, read in cases for one in governing_action.explain(read))
-        decision = self._decide(proposal, citations, now_ms)
-        consequences = None
-        if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
-            consequences = self._carry_out(decision, part.execution, milliseconds(decision.recorded_at))
+        self._advance(now_ms)
+        decision, (cases, explanations) = self._decide(proposal, citations, now_ms, explain)
+        self._check_waiting()
         return CaseRun(
             proposal,
             decision.decision,
             explanations,
             cases,
-            consequences,
-            tuple(earlier_runs[index] for index in range(len(part.earlier))),
+            self._consequences(decision, part.execution, milliseconds(decision.recorded_at)),
+            tuple(self._earlier_runs[index] for index in range(len(part.earlier))),
         )
+
+    def _advance(self, at_ms: int) -> None:
+        """Let time pass: fire every timer when it is due, and carry out earlier proposals that are approved when their contests close."""
+        while (due_ms := self._state.next_timer_ms()) is not None and due_ms <= at_ms:
+            for event in self._handle(_ALL_TIMERS, due_ms).envelopes:
+                waiting = self._waiting.pop(event.decision.proposal_id, None)
+                if waiting is not None:
+                    self._note_earlier(*waiting, event, due_ms)
 
     def _run_earlier(
         self, case: SuiteCase, index: int, facts: Sequence[CaseEvidence], action: CompiledAction, recorded: Mapping[str, Envelope]
-    ) -> EarlierRun:
-        """Submit an earlier proposal at its age and carry out its approval, if it has an execution.
+    ) -> None:
+        """Submit an earlier proposal at its age and carry out its approval, if it has an execution. In a contest, it waits for the close.
 
         A fact that is younger than the proposal is recorded at the time of the proposal as well, unless it is there to be counted alone.
         """
@@ -214,19 +232,38 @@ class CaseBus:
         citations = _citations(case.part.cites, facts, evidence)
         binding = VersionBinding(**case.part.version_binding.model_dump())
         full = part.model_copy(update={"action": action_type})
-        answer = self._submit(self._proposal(full, citations, f"earlier-{number}", binding), citations, at_ms)
-        if not isinstance(answer, EventAnswer):
-            return EarlierRun(action_type, None, None)
-        decision = answer.envelope
-        consequences = None
-        if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
-            consequences = self._carry_out(decision, part.execution, at_ms)
-        return EarlierRun(action_type, decision.decision, consequences)
+        proposal = self._proposal(full, citations, f"earlier-{number}", binding)
+        answer = self._submit(proposal, citations, at_ms)
+        if isinstance(answer, EventAnswer):
+            self._note_earlier(index, full, answer.envelope, at_ms)
+        else:
+            self._earlier_runs[index] = EarlierRun(action_type, None, None)
+            self._waiting[proposal.event_id] = (index, full)
+
+    def _note_earlier(self, index: int, part: EarlierCase, decision: Envelope, at_ms: int) -> None:
+        """Note the decision on an earlier proposal, and carry it out."""
+        consequences = self._consequences(decision, part.execution, at_ms)
+        self._earlier_runs[index] = EarlierRun(part.action or "", decision.decision, consequences)
+
+    def _check_waiting(self) -> None:
+        """Raise CaseBusError for an earlier proposal with an execution or expectation that has not been decided."""
+        for index, part in self._waiting.values():
+            for key in ("execution", "expect"):
+                if key in part.model_fields_set:
+                    raise CaseBusError(
+                        f"the contest of earlier.{index} does not close before the case's own proposal is decided; "
+                        f"give it an age_ms of at least the contest_window_ms of {part.action}, or remove its {key}"
+                    )
 
     # Executions
 
-    def _carry_out(self, decision: Envelope, part: ExecutionCase, at_ms: int) -> Consequences:
-        """Carry out an approval without any time passing. Attempts before the one of the case fail."""
+    def _consequences(self, decision: Envelope, part: ExecutionCase | None, at_ms: int) -> Consequences | None:
+        """Carry out an approval without any time passing. Attempts before the one of the case fail.
+
+        Return None if there is no execution or no approval.
+        """
+        if part is None or decision.decision.outcome != decision_pb2.OUTCOME_APPROVED:
+            return None
         for _ in range(1, part.attempt):
             self._attempt(decision, ExecutionCase(status="FAILED"), at_ms)
         return self._attempt(decision, part, at_ms)
@@ -317,14 +354,32 @@ class CaseBus:
             envelope.version_binding.CopyFrom(binding)
         return envelope
 
-    def _decide(self, proposal: Envelope, citations: list[Envelope], now_ms: int) -> Envelope:
-        """Submit a proposal and return its decision; if it competes, let its contest close first."""
+    def _decide(self, proposal: Envelope, citations: list[Envelope], now_ms: int, explain: bool) -> tuple[Envelope, _Explanation]:
+        """Submit a proposal and return its decision; if it competes, let its contest close first.
+
+        With `explain`, return also what the rules read for this decision, and the outcome of every rule.
+        """
+        explanation = self._explain(proposal, now_ms) if explain else _NO_EXPLANATION
         answer = self._submit(proposal, citations, now_ms)
         if isinstance(answer, EventAnswer):
-            return answer.envelope
+            return answer.envelope, explanation
         closes_at_ms = milliseconds(proposal.proposal.contest.closes_at)
-        events = self._handle(_ALL_TIMERS, closes_at_ms).envelopes
-        return next(event for event in events if event.decision.proposal_id == proposal.event_id)
+        self._advance(closes_at_ms - 1)
+        while proposal.event_id not in self._candidates_of_next(closes_at_ms):
+            self._handle(_NEXT_TIMER, closes_at_ms)
+        explanation = self._explain(proposal, closes_at_ms) if explain else _NO_EXPLANATION
+        events = self._handle(_NEXT_TIMER, closes_at_ms).envelopes
+        return next(event for event in events if event.decision.proposal_id == proposal.event_id), explanation
+
+    def _candidates_of_next(self, now_ms: int) -> tuple[str, ...]:
+        """Return the candidates of the contest whose timer fires next; () for a timer of another kind."""
+        due = self._state.next_due(now_ms)
+        return due.candidates if isinstance(due, OpenContest) else ()
+
+    def _explain(self, proposal: Envelope, now_ms: int) -> _Explanation:
+        governing = self._state.active_actions.get(proposal.proposal.action_type, ())
+        cases = tuple(preflight.read_cases(self._state, ProposalView(proposal), now_ms, governing))
+        return cases, tuple(one for action, read in cases for one in action.explain(read))
 
     def _submit(self, proposal: Envelope, citations: list[Envelope], now_ms: int) -> Answer:
         cited_events: dict[int, CitedEvent] = {event.sequence_number: cited_event(event) for event in citations}
@@ -334,10 +389,12 @@ class CaseBus:
     # Commands
 
     def _open_counters(self, rule_set: CompiledRuleSet) -> None:
-        """Open the counters, on a bus where nothing has happened that they could count."""
+        """Open the counters that no rule set before it shares, on a bus where nothing has happened that they could count."""
         opened = self._execute(OpenCounters(self._new_id(), rule_set.policy_id, rule_set.version), 0)
-        assert isinstance(opened, EventAnswer)  # noqa: S101  # for the type checker: a rule set with counters opens some
-        backlog = CounterBacklog(self._state.bus, rule_set.counters.values(), opened.envelope.sequence_number)
+        assert isinstance(opened, EventAnswer)  # noqa: S101  # for the type checker: there are some to open
+        digests = opened.envelope.fact.counters_opened.digests
+        counters = [counter for counter in rule_set.counters.values() if counter.digest in digests]
+        backlog = CounterBacklog(self._state.bus, counters, opened.envelope.sequence_number)
         for filled in backlog.fills(0):
             self._execute(FillCounter(self._new_id(), filled), 0)
 

@@ -213,7 +213,7 @@ class EarlierCase(_Part):
     """A proposal made before, in a trace of its own. It is a patch of the case: keys that it does not set keep the case's values."""
 
     age_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
-    """How long before `now` it is decided, in milliseconds. It finds the same facts as the case."""
+    """How long before `now` it is made, in milliseconds. It finds the same facts as the case."""
     action: ActionType | None = None
     """The action's type."""
     subject: Subject = SUBJECT_DEFAULT
@@ -227,7 +227,7 @@ class EarlierCase(_Part):
     execution: ExecutionCase | None = None
     """Its execution, whose derived facts are in the log. Default: the proposal is not carried out."""
     expect: ExpectCase = ExpectCase(outcome="APPROVED")
-    """Its expected decision. Default: it is approved. An action with a contest_window_ms decides it only after the case's own proposal."""
+    """Its expected decision. Default: it is approved. Its contest must close before the case's own proposal is decided."""
 
 
 class CasePart(_Part):

@@ -16,7 +16,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reason_codes
-from gavel_rules.authoring.suites.case_bus import CaseBus, CaseEvidence, CaseRun, Consequences, EarlierRun
+from gavel_rules.authoring.suites.case_bus import CaseBus, CaseBusError, CaseEvidence, CaseRun, Consequences, EarlierRun
 from gavel_rules.authoring.suites.expectations import CONSEQUENCE_PARTS, Difference, compare
 from gavel_rules.authoring.suites.models import ExpectCase, FactCase
 from gavel_rules.authoring.suites.reader import Mistake, suite_error
@@ -34,7 +34,10 @@ _RULES_EVALUATED: Final = frozenset(reason_codes.codes_of_stage(16))
 
 
 class CaseResult(NamedTuple):
-    """The result of a case. It passed if there are no differences."""
+    """The result of a case. It passed if there are no differences.
+
+    A case that cannot be run has an `error`, one difference, and an empty proposal and decision.
+    """
 
     case: SuiteCase
     line: int  # of the case in the suite
@@ -47,6 +50,7 @@ class CaseResult(NamedTuple):
     differences: tuple[Difference, ...]
     explanations: tuple[RuleExplanation, ...]  # by falling priority; () if not requested or if the params are invalid
     cases: tuple[tuple[CompiledAction, Case], ...]  # what the rules of each governing rule set read; () likewise
+    error: str = ""  # why the case cannot be run
 
     @property
     def passed(self) -> bool:
@@ -76,8 +80,13 @@ def run_cases(
     cases = resolve_cases(suite, rule_set, others)
     bus = CaseBus(rule_set, others)
     for case, facts, action in cases:
-        run = bus.run(case, facts, action, explain=explain)
         line, column = suite.source.locate(case.path)
+        try:
+            run = bus.run(case, facts, action, explain=explain)
+        except CaseBusError as error:
+            difference = Difference("decision", "one", f"none: {error}")
+            yield CaseResult(case, line, column, action.action_type, Envelope(), Decision(), None, (), (difference,), (), (), str(error))
+            continue
         yield CaseResult(
             case=case,
             line=line,
@@ -148,27 +157,21 @@ def resolve_cases(suite: Suite, rule_set: CompiledRuleSet, others: Sequence[Comp
 def _execution_mistakes(
     case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet]
 ) -> Iterator[Mistake]:
-    """Yield executions that the rule set does not allow, and expected facts that no derivation gives."""
+    """Yield executions that the rule sets do not allow, and expected facts that no derivation gives."""
     part = case.part
     if part.execution is not None:
         yield from _attempt_mistakes(case, ("execution", "attempt"), part.execution.attempt, action)
     for index, earlier in enumerate(part.earlier):
         path: Path = ("earlier", index)
-        earlier_action = action if earlier.action is None else rule_set.actions.get(earlier.action)
+        action_type = earlier.action or action.action_type
+        earlier_action = next((one.actions[action_type] for one in (rule_set, *others) if action_type in one.actions), None)
         if earlier_action is None:
-            governed = sorted({name for one in (rule_set, *others) for name in one.actions})
-            if earlier.action not in governed and earlier.expect.outcome == "APPROVED":
-                message = f"no rule set governs {earlier.action}, so it is not approved"
-                hint = suggestion(str(earlier.action), governed)
-                yield case.origin((*path, "action")), "undeclared-action", message, hint
-            continue
-        if earlier.execution is not None:
+            if earlier.expect.outcome == "APPROVED":
+                governed = sorted({name for one in (rule_set, *others) for name in one.actions})
+                message = f"no rule set governs {action_type}, so it is not approved"
+                yield case.origin((*path, "action")), "undeclared-action", message, suggestion(action_type, governed)
+        elif earlier.execution is not None:
             yield from _attempt_mistakes(case, (*path, "execution", "attempt"), earlier.execution.attempt, earlier_action)
-        if earlier_action.contest_window_ms:
-            message = f"{earlier_action.action_type} has a contest_window_ms, so the earlier proposal is not decided before this one"
-            for key in ("execution", "expect"):
-                if key in earlier.model_fields_set:
-                    yield case.origin((*path, key)), "not-carried-out", message, f"remove {key}"
     derivations = [rule for one in (rule_set, *others) for rule in one.derivations]
     keys = sorted({rule.key for rule in derivations if rule.action_type == action.action_type})
     for index, row in enumerate(part.expect.derived or ()):

@@ -32,25 +32,27 @@ class SuiteCaseChange(NamedTuple):
     derived_after: tuple[DerivedFact, ...] = ()
 
 
-def compare_versions(
-    suite: Suite, old: CompiledRuleSet, new: CompiledRuleSet, others: Sequence[CompiledRuleSet] = ()
-) -> Iterator[SuiteCaseChange]:
-    """Yield the cases of a suite that two versions treat differently, in order. `others` are in force too."""
+def compare_versions(suite: Suite, old: Sequence[CompiledRuleSet], new: Sequence[CompiledRuleSet]) -> Iterator[SuiteCaseChange]:
+    """Yield the cases of a suite that two versions treat differently, in order.
+
+    `old` and `new` are the rule sets that the suite tests, in its order, with one version and with the other.
+    """
     for case in suite.cases:
         of_case = suite._replace(cases=(case,))
-        before, derived_before = _decide(of_case, old, others)
-        after, derived_after = _decide(of_case, new, others)
+        before, derived_before = _decide(of_case, old)
+        after, derived_after = _decide(of_case, new)
         if before != after or repr(derived_before) != repr(derived_after):  # 1 and true are equal in Python
             yield SuiteCaseChange(case.name, before, after, derived_before, derived_after)
 
 
-def _decide(
-    suite: Suite, rule_set: CompiledRuleSet, others: Sequence[CompiledRuleSet]
-) -> tuple[CaseDecision | None, tuple[DerivedFact, ...]]:
-    """Return the decision on the only case of a suite, and the facts that the rule set derives from its execution."""
+def _decide(suite: Suite, rule_sets: Sequence[CompiledRuleSet]) -> tuple[CaseDecision | None, tuple[DerivedFact, ...]]:
+    """Return the decision on the only case of a suite, and the facts that the rule sets derive from its execution."""
+    rule_set, *others = rule_sets
     try:
         (result,) = run_cases(suite, rule_set, others, explain=False)
     except (DocumentError, CaseBusError):
+        return None, ()
+    if result.error:
         return None, ()
     decision = result.decision
     facts = derived_facts(result.consequences.facts) if result.consequences is not None else ()

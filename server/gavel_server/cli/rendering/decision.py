@@ -40,7 +40,7 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
         (
             (
                 row.key,
-                row.subject,
+                printable(row.subject),
                 enum_name(FactRequirementState, row.state),
                 str(int(row.required_trust_tier) or "any"),
                 format_duration(row.max_age_ms) if row.max_age_ms else "any",
@@ -53,7 +53,7 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
     output.print_table(
         ("fact", "subject", "event", "tier", "fresh until"),
         (
-            (fact.key, fact.subject, f"#{fact.sequence_number}", str(int(fact.trust_tier)), format_time(fact.fresh_until))
+            (fact.key, printable(fact.subject), f"#{fact.sequence_number}", str(int(fact.trust_tier)), format_time(fact.fresh_until))
             for fact in decision.pinned_facts
         ),
         title="Evidence",

@@ -68,7 +68,8 @@ def failure_lines(result: CaseResult, file: str) -> list[str]:
             lines += [
                 f"  {line}" for line in _decision_lines(f"earlier.{index} decided", run.decision, result.case.part.earlier[index].subject)
             ]
-    lines += [f"  {line}" for line in _decision_lines("decided", result.decision, result.case.part.subject)]
+    if not result.error:
+        lines += [f"  {line}" for line in _decision_lines("decided", result.decision, result.case.part.subject)]
     return [*lines, *(f"  {line}" for line in consequence_lines(result))]
 
 

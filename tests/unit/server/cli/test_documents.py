@@ -80,6 +80,10 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
             "proposal: {basedOnEvents: [{id: a}]}",
             "proposal.basedOnEvents.id: EventReference has no such field; use one of event_id, sequence_number",
         ),
+        (
+            "proposal: {actionType: refund.small, action_type: refund.large}",
+            "proposal.action_type: actionType is the same field; keep one of them",
+        ),
         ("producer: {type: AGENT}", "producer.type: 'AGENT' is not a value of ProducerType; did you mean PRODUCER_TYPE_AGENT?"),
         (
             "producer: {type: ROBOT}",

@@ -19,6 +19,7 @@ from gavel_server.export.targets import (
     ParquetDirectory,
     StandardOutput,
     Target,
+    lock_cursor,
     read_cursor,
     write_cursor,
 )
@@ -184,6 +185,19 @@ def test_cursor(tmp_path: Path) -> None:
         path.write_text(damaged, encoding="utf-8")
         with pytest.raises(ExportError, match="is damaged"):
             read_cursor(path, NEW)
+
+
+def test_a_cursor_has_one_user(tmp_path: Path) -> None:
+    """A cursor is locked until its user is done, also while it is replaced; another cursor is free."""
+    path = tmp_path / "cursor"
+    with lock_cursor(path):
+        write_cursor(path, NEW)
+        with pytest.raises(ExportError, match="another export uses this cursor"), lock_cursor(path):
+            raise AssertionError("two users of one cursor")
+        with lock_cursor(tmp_path / "other"):
+            pass
+    with lock_cursor(path):
+        assert NEW == read_cursor(path, NEW)
 
 
 def test_parquet_columns(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated, Final, get_args
 
 import typer
 
 from gavel_server.cli.errors import EXIT_FAILURE
 from gavel_server.cli.options import Debug
+
+# By key of the tests of grants.
+_OPTIONS: Final = {"produce": "--producer", "action": "--action", "subject": "--subject"}
 
 
 def explain_access(
@@ -24,15 +27,15 @@ def explain_access(
 ) -> None:
     """Say whether grants allow an access, with the grant that allows it or what the nearest grants lack.
 
-    Exit status: 0 allowed, 1 denied.
+    Exit status: 0 allowed, 1 denied, 2 the call leaves out what its grant restricts.
     """
     from gavel_rules.authoring.grants.diff import describe
-    from gavel_rules.authoring.grants.suite import PRODUCER_TYPES
-    from gavel_rules.identity.access import Access, explain_refusal, permitting_grant
+    from gavel_rules.authoring.grants.suite import PRODUCER_TYPES, explain_permission
+    from gavel_rules.identity.access import Access, explain_refusal
     from gavel_rules.identity.models import ProducerTypeName
     from gavel_rules.identity.principal import Principal
     from gavel_rules.identity.rights import RIGHTS
-    from gavel_rules.text import suggestion
+    from gavel_rules.text import printable, suggestion
 
     from gavel_server.cli.documents import read_grants
     from gavel_server.cli.errors import InvalidInputError
@@ -59,9 +62,12 @@ def explain_access(
         tuple(fact or ()),
     )
     principal = Principal(caller, "token", groups=tuple(group or ()))
-    allowing = permitting_grant(grants, principal, access)
-    if allowing is not None:
-        output.print_line(f"allowed by grant {allowing.number}: {describe(allowing)}")
-        return
-    output.print_line(f"denied: {explain_refusal(grants, principal, access)}")
-    raise typer.Exit(EXIT_FAILURE)
+    permitting = explain_permission(grants, principal, access)
+    if permitting is None:
+        output.print_line(printable(f"denied: {explain_refusal(grants, principal, access)}"))
+        raise typer.Exit(EXIT_FAILURE)
+    grant, omitted = permitting
+    if omitted:
+        options = " and ".join(_OPTIONS[key] for key in omitted)
+        raise InvalidInputError(f"grant {grant.number} restricts {' and '.join(omitted)}, which every such call has; add {options}")
+    output.print_line(printable(f"allowed by grant {grant.number}: {describe(grant)}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -58,7 +57,7 @@ def lint_grants_files(
             if grants is not None:
                 output.print_line(f"{file}: {grants.name} version {grants.version} is valid, {grants.digest}")
     if as_json:
-        output.print_line(json.dumps({"files": reports}, ensure_ascii=False, indent=2))
+        output.print_report({"files": reports})
     if not is_valid:
         raise typer.Exit(EXIT_INVALID)
 

@@ -25,6 +25,8 @@ def run_grant_suites(
 
     Exit status: 0 all cases passed, 1 a case failed, 2 a file is not valid. docs/security.md describes the files.
     """
+    from gavel_rules.text import printable
+
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rule_files import InvalidFile, find_grant_suites, mistake_lines
 
@@ -39,7 +41,7 @@ def run_grant_suites(
         results = list(suite.run(grants))
         failures = [result for result in results if result.failure]
         for result in failures:
-            output.print_line(f"{file}:{result.line}: {result.case.name}: {result.failure}")
+            output.print_line(printable(f"{file}:{result.line}: {result.case.name}: {result.failure}"))
         has_failed = has_failed or bool(failures)
         output.print_line(f"{file}: {len(results) - len(failures)} of {len(results)} passed")
     for line in mistake_lines(invalid):

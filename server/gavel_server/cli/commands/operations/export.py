@@ -78,11 +78,12 @@ def export(
 
 def _run(target: Target, format_name: str, cursor_path: Path | None, first: int, server: str, bus: str, interval: float | None) -> None:
     import asyncio
+    from contextlib import nullcontext
 
     from gavel_client import GavelError
 
     from gavel_server.cli.consumer import stop_on_signal
-    from gavel_server.export.targets import Cursor, ExportError, read_cursor, write_cursor
+    from gavel_server.export.targets import Cursor, ExportError, lock_cursor, read_cursor, write_cursor
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -99,7 +100,8 @@ def _run(target: Target, format_name: str, cursor_path: Path | None, first: int,
             await _Export(client, target, begin, cursor_path, stop).run(last, interval or INTERVAL_SECONDS_DEFAULT)
 
     try:
-        asyncio.run(run())
+        with lock_cursor(cursor_path) if cursor_path is not None else nullcontext():
+            asyncio.run(run())
     except GavelError as error:
         if error.reason == "HISTORY_REPLACED":
             raise CommandError(f"{error.message}. Export them to another file and cursor; this export has events that are lost") from error
@@ -180,19 +182,21 @@ class _Export:
             write_cursor(self._cursor_path, self._cursor)
 
     async def _responses(self, is_endless: bool) -> AsyncGenerator[SubscribeEventsResponse, None]:
-        """Yield the events after `reached`; if endless, also after the server was away."""
+        """Yield the events after `reached`; if endless, also after the server was away, or after the credentials were replaced."""
         import asyncio
 
         from gavel_client import GavelError
-        from gavel_client.rpc.backoff import is_transient
+        from gavel_client.rpc.backoff import AcceptedStream
 
         while True:
+            accepted = AcceptedStream()
             try:
                 last_read = self._last_read if self._last_read.chain_hash else None
                 async for response in self._client.subscribe_events(from_sequence_number=self._reached + 1, last_read=last_read):
+                    accepted.note_response()
                     yield response
             except GavelError as error:
-                if not is_endless or not is_transient(error):
+                if not is_endless or not accepted.may_continue(error):
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -287,10 +287,41 @@ def test_mistakes(case: dict[str, Any], expected: list[str]) -> None:
     assert expected == [f"{one.code}: {one.message}" for one in rejection.value.messages]
 
 
-def test_an_earlier_execution_in_a_contest() -> None:
-    """An earlier proposal that still competes cannot have an execution."""
-    with pytest.raises(DocumentError, match=r"not-carried-out: refund\.create has a contest_window_ms"):
-        differences({"earlier": [{"execution": {"status": "SUCCESS"}}]}, contest_window_ms=1_000)
+@pytest.mark.parametrize("part", [{"execution": {"status": "SUCCESS"}}, {"expect": {"outcome": "REJECTED"}}])
+def test_an_earlier_proposal_that_still_competes(part: dict[str, Any]) -> None:
+    """A case fails if an earlier proposal that still competes has an execution or an expectation; the other cases are still run."""
+    failed, passed = run({"earlier": [{**part, "age_ms": 999}]}, {}, rules=rules(contest_window_ms=1_000), action=ACTION)
+    assert [True, False] == [passed.passed, failed.passed]
+    reason = (
+        "the contest of earlier.0 does not close before the case's own proposal is decided; "
+        f"give it an age_ms of at least the contest_window_ms of {ACTION}, or remove its {next(iter(part))}"
+    )
+    assert [("decision", "one", f"none: {reason}")] == [*failed.differences]
+    assert [f"  decision: expected one, found none: {reason}"] == failure_lines(failed, "f")[1:]
+
+
+def test_contests_that_closed_earlier() -> None:
+    """A contest closes when it is due: its approval expires before the case or is carried out, and a proposal that joined it has lost."""
+    execution = {"execution": {"status": "SUCCESS", "result": {"paid": 5}}}
+    again = {"outcome": "REJECTED", "reason_code": "AGAIN"}
+    outranked = {"outcome": "REJECTED", "reason_code": "OUTRANKED"}
+    held = {"outcome": "REJECTED", "reason_code": "CONFLICTING_DECISION"}
+    assert [[]] * 5 == differences(
+        {"earlier": [{"age_ms": 3_600_000}]},
+        {"earlier": [{"age_ms": 1_000}], "expect": held},
+        {"earlier": [{"age_ms": 1_000, **execution}], "expect": again},
+        {"earlier": [{"age_ms": 5_000, **execution}, {"age_ms": 4_000, "expect": again}], "expect": again},
+        {"facts": {"status": {"age_ms": 2_000}}, "earlier": [{"age_ms": 1_500}, {"age_ms": 800, "expect": outranked}], "expect": held},
+        contest_window_ms=1_000,
+    )
+
+
+def test_when_approvals_of_earlier_contests_count() -> None:
+    """An approval leaves the window of a counter as long after the close of its contest as the window is."""
+    rule_set = compile_cached(COUNTED.replace("conflict_key:", "contest_window_ms: 1000\n    conflict_key:"))
+    cases: list[dict[str, Any]] = [{"earlier": [{"params": {"amount": 5}, "age_ms": age_ms}]} for age_ms in (3_600_000, 3_599_999)]
+    results = run(*cases, rules=rule_set, params={"amount": 1}, facts={"status": "delivered"})
+    assert [((), 0.0), ((), 5.0)] == [(result.differences, result.decision.counters[0].value) for result in results]
 
 
 def test_places_and_suggestions() -> None:

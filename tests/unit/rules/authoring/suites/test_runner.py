@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from gavel_rules.authoring.suites.coverage import Coverage
 from gavel_rules.authoring.suites.reader import read_suite
 from gavel_rules.authoring.suites.runner import CaseResult, run_cases
 from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError
@@ -190,6 +191,25 @@ def test_explanations() -> None:
     ]
     (bare,) = run_cases(read_suite(suite({})), rule_set(), explain=False)
     assert ((), result.decision) == (bare.explanations, bare.decision)
+
+
+def test_explanations_of_a_contest() -> None:
+    """A proposal that competes is explained as it is decided: at the close of its contest."""
+    late = {"id": "late", "when": 'now >= timestamp("2026-01-01T12:00:00.500Z")', "effect": "reject", "reason_code": "LATE"}
+    rules = rule_set(rules=[late, *RULES], contest_window_ms=1_000)
+    (result,) = run({"expect": {"outcome": "REJECTED", "rule_id": "late"}}, rules=rules)
+    assert ((), {"late", "delivered"}) == (result.differences, {rule.rule_id for rule in result.explanations if rule.matched})
+    coverage = Coverage(rules)
+    coverage.add([result])
+    assert [(1, 1)] == [(rule.matched, rule.decided) for rule in coverage.rules() if rule.rule_id == "late"]
+
+
+def test_explanations_do_not_change_decisions() -> None:
+    """A contest has the same decision with explanations and without, also if another timer fires when it closes."""
+    rules = rule_set(contest_window_ms=1_000, decision_ttl_ms=1_000, conflict_key="string(params.amount)")
+    text = suite({"earlier": [{"age_ms": age_ms, "params": {"amount": 1 + age_ms}} for age_ms in (1_000, 0)]})
+    with_explanations, without = (next(run_cases(read_suite(text), rules, explain=explain)) for explain in (True, False))
+    assert ((), with_explanations.decision) == (without.differences, without.decision)
 
 
 def test_several_actions() -> None:

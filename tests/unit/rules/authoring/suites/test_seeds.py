@@ -52,6 +52,17 @@ def test_seeds() -> None:
     ]
 
 
+def test_seeds_of_one_of_several_rule_sets() -> None:
+    """The seeds of a rule set are found wherever it stands among those that the suite tests."""
+    rule_set = compile_rule_set(BY_PARAM)
+    other = compile_rule_set(
+        BY_PARAM.replace("rule_set: parts", "rule_set: company").replace("{stock: {key: part.stock", "{place: {key: part.place")
+    )
+    suite = read_suite(SUITE.replace("facts: {stock: 1}", "facts: {stock: 1, place: 1}"))
+    for tested in ((rule_set, other), (other, rule_set)):
+        assert ["alone", "after another"] == [seed.name for seed in find_seeds(suite, rule_set, tested)]
+
+
 def test_a_rule_that_only_a_suite_reaches() -> None:
     """A rule that no search finds a case for is analysed with the cases of its suite, whatever value its condition tests."""
     unknown = ("not-analysed", "no case was found that rule known decides; it may still decide some")

@@ -64,6 +64,27 @@ def test_rule_sets_that_disagree_cannot_be_tested_together() -> None:
         list(run_cases(suite(), TEAM, [other]))
 
 
+def test_a_shared_counter() -> None:
+    """Rule sets that count the same are tested together, as they share the counter on a bus."""
+    counters = {"spent": {"of": "approvals", "action": "refund.create", "window_ms": 60_000}}
+    both = [
+        compile_cached(json.dumps({**json.loads(document(rule_set=name)), "gavel": "v2", "counters": counters})) for name in ("one", "two")
+    ]
+    case = {"name": "x", "facts": {"frozen": None}, "expect": {"outcome": "APPROVED"}}
+    (result,) = run_cases(suite(cases=[case]), both[0], both[1:])
+    assert () == result.differences
+
+
+def test_attempts_of_an_action_of_another_rule_set() -> None:
+    """An earlier proposal has at most the attempts of its action, whichever of the rule sets governs it."""
+    own = [{"id": "all", "when": "true", "effect": "approve"}]
+    other = compile_cached(document({}, own, rule_set="notes", action_type="note.send", retry={"max_attempts": 3}))
+    earlier = {"action": "note.send", "execution": {"status": "FAILED", "attempt": 9}}
+    case = {"name": "noted", "facts": {"frozen": None}, "earlier": [earlier], "expect": {"outcome": "APPROVED"}}
+    with pytest.raises(DocumentError, match=r"out-of-range: note\.send allows at most 3 attempts"):
+        list(run_cases(suite(cases=[case]), TEAM, [other]))
+
+
 @pytest.mark.parametrize("tests", [[], [1], {"a": "b"}, 5])
 def test_tests_are_files(tests: Any) -> None:
     """`tests` is a file, or a list of at least one."""

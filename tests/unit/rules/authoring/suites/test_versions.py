@@ -54,7 +54,7 @@ EXECUTED = SUITE.replace("{name: first, ", "{name: first, execution: {status: SU
 def test_derived_facts() -> None:
     """A case shows if the versions derive facts with other subjects or values from its execution, even if they decide alike."""
     newer = DERIVING.replace('"team/" +', '"group/" +')
-    (change,) = compare_versions(read_suite(EXECUTED), compile_rule_set(DERIVING), compile_rule_set(newer))
+    (change,) = compare_versions(read_suite(EXECUTED), [compile_rule_set(DERIVING)], [compile_rule_set(newer)])
     approved = CaseDecision("APPROVED", "", "rest")
     facts = [(DerivedFact("team.sum", f"{kind}/paid", 60.0),) for kind in ("team", "group")]
     assert SuiteCaseChange("first", approved, approved, *facts) == change
@@ -70,7 +70,7 @@ def test_edits_of_derivations() -> None:
 def changes(old: str, new: str) -> list[SuiteCaseChange]:
     """Return the cases that the rule set and a changed version decide differently."""
     assert old in RULES
-    return list(compare_versions(read_suite(SUITE), compile_rule_set(RULES), compile_rule_set(RULES.replace(old, new))))
+    return list(compare_versions(read_suite(SUITE), [compile_rule_set(RULES)], [compile_rule_set(RULES.replace(old, new))]))
 
 
 def test_equal_versions() -> None:

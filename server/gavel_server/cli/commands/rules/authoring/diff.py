@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from gavel_rules.authoring.diff import CaseDecision, RuleSetDiff
     from gavel_rules.authoring.samples.seeds import Seed
     from gavel_rules.authoring.suites.histories.compare import HistoryChange, HistoryDiff
+    from gavel_rules.authoring.suites.suite import Suite
     from gavel_rules.authoring.suites.versions import SuiteCaseChange
     from gavel_rules.language.rule_set import CompiledRuleSet
-
-    from gavel_server.cli.rule_files import SuiteFile
 
 
 def diff(
@@ -41,6 +40,8 @@ def diff(
     """
     from gavel_rules.authoring.diff import diff_rule_sets
     from gavel_rules.authoring.suites.histories.compare import compare_histories
+    from gavel_rules.authoring.suites.versions import compare_versions
+    from gavel_rules.text import printable
 
     from gavel_server.cli import documents
     from gavel_server.cli.rendering import output
@@ -48,10 +49,11 @@ def diff(
     if old == new == STANDARD_INPUT:
         raise InvalidInputError("standard input can be only one of the two versions; name a file for the other")
     older, newer = documents.read_compiled(old), documents.read_compiled(new)
-    seeds = [seed for file in suites or () for seed in _seeds(file, older, newer)]
+    tested = [_load_suite(file, older, newer) for file in suites or ()]
+    seeds = [seed for one in tested for seed in _seeds(one, older, newer)]
     changes = diff_rule_sets(older, newer, seeds)
     histories = compare_histories(older, newer, seeds)
-    of_suites = [(file, change) for file in suites or () for change in _suite_changes(file, older, newer)]
+    of_suites = [(one.file, change) for one in tested for change in compare_versions(one.suite, one.old, one.new)]
     if as_json:
         data = {
             **_as_json(older, newer, changes),
@@ -63,7 +65,7 @@ def diff(
         output.print_report(data)
     else:
         for line in (*_lines(changes), *_history_lines(histories), *_suite_lines(of_suites)):
-            output.print_line(line)
+            output.print_line(printable(line))
         if older.policy_id != newer.policy_id:
             output.print_note(f"gavel: these are versions of different rule sets, {older.policy_id} and {newer.policy_id}")
         output.print_note(f"gavel: {_summary(changes, histories, of_suites)}")
@@ -71,38 +73,44 @@ def diff(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _load_suite(file: str) -> SuiteFile:
-    """Return a suite. Raises InvalidInputError for one that is not valid."""
+class _TestedVersions(NamedTuple):
+    """A suite, and the rule sets that it tests with either version, in its order."""
+
+    file: str
+    suite: Suite
+    old: tuple[CompiledRuleSet, ...]
+    new: tuple[CompiledRuleSet, ...]
+
+
+def _load_suite(file: str, older: CompiledRuleSet, newer: CompiledRuleSet) -> _TestedVersions:
+    """Return a suite with the versions in place of its own. Raises InvalidInputError if it is not valid or tests no version."""
     from gavel_server.cli.rule_files import SuiteFile, load_suite, mistake_lines
 
     suite_file = load_suite(file, {})
     if not isinstance(suite_file, SuiteFile):
         raise InvalidInputError("\n".join(mistake_lines(suite_file)))
-    return suite_file
+    in_force = suite_file.in_force
+    policy_id = next((one.policy_id for one in in_force if one.policy_id in (older.policy_id, newer.policy_id)), None)
+    if policy_id is None:
+        tested = ", ".join(one.policy_id for one in in_force)
+        raise InvalidInputError(f"{file} tests {tested}, not {older.policy_id}; give a suite that names a version of it under tests")
+    old, new = (tuple(version if one.policy_id == policy_id else one for one in in_force) for version in (older, newer))
+    return _TestedVersions(file, suite_file.suite, old, new)
 
 
-def _seeds(file: str, older: CompiledRuleSet, newer: CompiledRuleSet) -> list[Seed]:
+def _seeds(tested: _TestedVersions, older: CompiledRuleSet, newer: CompiledRuleSet) -> list[Seed]:
     """Return what the rules of either version read in the cases of a suite; nothing of a version that the suite does not fit."""
     from gavel_rules.authoring.suites.case_bus import CaseBusError
     from gavel_rules.authoring.suites.seeds import find_seeds
     from gavel_rules.language.rule_set import DocumentError
 
-    suite_file = _load_suite(file)
     seeds: list[Seed] = []
-    for version in (older, newer):
+    for version, in_force in ((older, tested.old), (newer, tested.new)):
         try:
-            seeds.extend(find_seeds(suite_file.suite, version, tuple(suite_file.others.values())))
+            seeds.extend(find_seeds(tested.suite, version, in_force))
         except (DocumentError, CaseBusError):
             continue
     return seeds
-
-
-def _suite_changes(file: str, older: CompiledRuleSet, newer: CompiledRuleSet) -> list[SuiteCaseChange]:
-    """Return the cases of a suite that the versions decide differently. Raises InvalidInputError for a suite that is not valid."""
-    from gavel_rules.authoring.suites.versions import compare_versions
-
-    suite_file = _load_suite(file)
-    return list(compare_versions(suite_file.suite, older, newer, tuple(suite_file.others.values())))
 
 
 def _history_json(change: HistoryChange) -> dict[str, Any]:

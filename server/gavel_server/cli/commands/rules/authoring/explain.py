@@ -32,6 +32,7 @@ def explain(
     needs no server. FILE is a suite and --case names one of its cases, or FILE is a rule set and PROPOSAL is the case.
     """
     from gavel.v1.arbitration_service_pb2 import PreflightResponse
+    from gavel_rules.text import printable
 
     from gavel_server.cli.rendering import output
     from gavel_server.cli.rendering.decision import print_decision, print_explanations
@@ -41,7 +42,7 @@ def explain(
     if as_json:
         output.print_json(PreflightResponse(decision=result.decision, explanations=result.explanations))
         return
-    print_decision(result.decision, [("case", result.case.name)])
+    print_decision(result.decision, [("case", printable(result.case.name))])
     for line in (*earlier_lines(result), *consequence_lines(result)):
         output.print_line(line)
     print_explanations(result.explanations)
@@ -68,6 +69,8 @@ def _run_case(file: str, proposal: str, case: str) -> CaseResult:
     else:
         raise InvalidInputError("give either SUITE --case NAME, or RULE_SET PROPOSAL")
     (result,) = run_cases(suite, rule_set, others)
+    if result.error:
+        raise InvalidInputError(f"the case cannot be run: {result.error}")
     return result
 
 

@@ -136,9 +136,9 @@ def test_edited_counters(old: str, new: str, expected: EarlierFacts, reason_code
     change = only(compare_histories(before, after))
     assert ((expected,), reason_codes) == (change.earlier_facts, codes(change))
     assert change.earlier is None
-    (case,) = compare_versions(read_suite(suite_of(change, 0)), before, after)
+    (case,) = compare_versions(read_suite(suite_of(change, 0)), [before], [after])
     assert (change.before, change.after) == (case.before, case.after)
-    assert [] == list(compare_versions(read_suite(suite_of(change, 1)), before, after))
+    assert [] == list(compare_versions(read_suite(suite_of(change, 1)), [before], [after]))
 
 
 def test_a_threshold_of_a_rule() -> None:

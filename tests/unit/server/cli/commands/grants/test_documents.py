@@ -46,6 +46,8 @@ def file(tmp_path: Path) -> str:
             1,
             "grant 1 lacks producers of type api, producer id x, action order.delete, subject customer/1\n",
         ),
+        ([], 2, "grant 1 restricts produce and action and subject, which every such call has; add --producer and --action and --subject\n"),
+        (["--producer", "agent:refund-1", "--action", "refund.create"], 2, "which every such call has; add --subject\n"),
         (["--producer", "robot:x"], 2, "no type of producers; the types are sensor, api, database_snapshot, agent, "),
         (["--producer", "agent"], 2, "--producer 'agent' is not TYPE:ID"),
     ],
@@ -120,6 +122,23 @@ def test_suite(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     output = "".join(capsys.readouterr())
     assert f"{suite}:5: agents pay: expected allowed, but it is denied: no grant of main version 1 gives 'ada' the right execute" in output
     assert "1 of 2 passed" in output
+
+
+def test_control_characters(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control and format characters of a document do not reach the terminal."""
+    suite, other = tmp_path / "grants_test.yaml", tmp_path / "other.yaml"
+    suite.write_text(SUITE.replace("agents pay", '"agents\\e[2J pay"').replace("name: ada", 'name: "a\\x9bda"'))
+    other.write_text(DOCUMENT.replace("[root]", '["ro\\x9bot"]'))
+    for status, *arguments in (
+        (1, "test", str(suite)),
+        (1, "diff", file, str(other)),
+        (1, "diff", file, str(other), "--json"),
+        (0, "lint", str(other), "--json"),
+        (0, "explain", str(other), "ro\x9bot", "grant"),
+        (1, "explain", str(other), "ro\x9bot", "read"),
+    ):
+        assert status == run(["grants", *arguments])
+        assert "" == "".join(one for one in "".join(capsys.readouterr()) if not one.isprintable() and one != "\n")
 
 
 def test_folder(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,15 +6,18 @@ import asyncio
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import SubscribeEventsRequest, SubscribeEventsResponse
-from gavel_client import GavelClient
+from gavel_client import GavelClient, GavelError
+from gavel_server.cli.commands.operations import export
 from gavel_server.cli.commands.operations.export import _Export
-from gavel_server.cli.errors import EXIT_INTERRUPTED, CommandError
-from gavel_server.export.targets import Cursor, LineFile, read_cursor
+from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, CommandError
+from gavel_server.cli.main import run
+from gavel_server.export.targets import Cursor, LineFile, lock_cursor, read_cursor
 
-from tests.unit.client.fake_server import FakeServer
+from tests.unit.client.fake_server import FakeServer, refusal
 
 NEW = Cursor("default", "jsonl", "0-0")
 
@@ -78,3 +81,27 @@ async def test_resumed(tmp_path: Path, last: int | None, first: int, numbers: li
     assert (first, 2, b"\x02") == (requests[0].from_sequence_number, last_read.sequence_number, last_read.chain_hash)
     lines = (tmp_path / "log").read_text(encoding="utf-8").splitlines()[1:]
     assert numbers == [int(json.loads(line)["sequence_number"]) for line in lines]
+
+
+async def test_credentials_that_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export that follows goes on when its credentials have expired, with those that the provider has then; refused ones end it."""
+    monkeypatch.setattr(export, "RETRY_SECONDS", 0.0)
+    target = LineFile("jsonl", tmp_path / "log")
+    target.resume(NEW, is_new=True)
+    first, second = (SubscribeEventsResponse(envelope=Envelope(sequence_number=number, chain_hash=bytes([number]))) for number in (1, 2))
+    expired = refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "the credentials have expired")
+    tokens = iter(["old", "new", "refused"])
+    async with FakeServer() as server, GavelClient(server.target, credentials=lambda: next(tokens)) as client:
+        server.script("SubscribeEvents", [first, expired], [second, expired], [expired])
+        with pytest.raises(GavelError, match="the credentials have expired"):
+            await _Export(client, target, NEW, None, asyncio.Event()).run(None, 10.0)
+        assert [1, 2, 3] == [request.from_sequence_number for request in server.requests["SubscribeEvents"]]
+    assert [] == [*tokens]
+
+
+def test_two_exports_with_one_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An export ends before it reads or writes anything while another one uses its cursor."""
+    with lock_cursor(tmp_path / "cursor"):
+        assert EXIT_FAILURE == run(["export", "--to", str(tmp_path / "log"), "--cursor", str(tmp_path / "cursor")])
+    assert "gavel: another export uses this cursor" in capsys.readouterr().err
+    assert [tmp_path / "cursor.lock"] == [*tmp_path.iterdir()]

@@ -84,6 +84,29 @@ def test_versions_of_different_rule_sets(tmp_path: Path, capsys: pytest.CaptureF
     assert "gavel: these are versions of different rule sets, " in capsys.readouterr().err
 
 
+def test_a_suite_of_several_rule_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cases of a suite show an edit of any rule set that the suite tests; a suite that tests none of them is exit status 2."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text(BUDGET)
+    new.write_text(BUDGET.replace("window_ms: 3600000", "window_ms: 7200000"))
+    rule = "{id: all, action: mail.send, priority: 1, when: 'true', effect: approve}"
+    params = "{type: object, required: [cost], properties: {cost: {type: number, minimum: 0}}}"
+    (tmp_path / "company.yaml").write_text(
+        f"gavel: v2\nrule_set: company\nversion: 1\nactions:\n  mail.send: {{params: {params}}}\nrules:\n  - {rule}\n"
+    )
+    suite = tmp_path / "mail_test.yaml"
+    case = "{name: later, params: {cost: 1}, facts: {n: {key: a.b, value: 1}}, earlier: [{age_ms: 3600000}], expect: {outcome: APPROVED}}"
+    for tests in ("[old.yaml, company.yaml]", "[company.yaml, old.yaml]"):
+        suite.write_text(f"gavel: v1\ntests: {tests}\ncases:\n  - {case}\n")
+        assert 1 == run(["rules", "diff", str(old), str(new), "--suite", str(suite)])
+        _, _, of_case = capsys.readouterr().out.partition(f"case 'later' of {suite}\n")
+        assert of_case.startswith("  before: APPROVED by ")
+        assert of_case.endswith("\n  after:  REJECTED OFTEN by often\n")
+    suite.write_text(f"gavel: v1\ntests: company.yaml\ncases:\n  - {case}\n")
+    assert 2 == run(["rules", "diff", str(old), str(new), "--suite", str(suite)])
+    assert f"{suite} tests company, not mail; give a suite that names a version of it under tests" in capsys.readouterr().err
+
+
 def test_histories_of_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An edited counter of facts shows with earlier facts, as text and as JSON; one without a history has a reason."""
     text = BUDGET.replace("of: approvals, action: mail.send", "of: facts, fact: mail.bounced, where: value == true")
