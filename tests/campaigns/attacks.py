@@ -40,6 +40,7 @@ from tests.campaigns.target import (
     LIST_CATEGORY,
     MIB,
     PREFLIGHT,
+    PREFLIGHT_BATCH,
     PROJECTION,
     PUBLISH,
     REFLECTION,
@@ -198,6 +199,24 @@ async def rapid_resets(target: Target) -> None:
                     connection.send_data(stream, message(request.SerializeToString()))
                     connection.reset(stream)
                     await connection.drain()
+
+
+async def large_and_cancelled(target: Target) -> None:
+    """Send batches of 3 MB, of proposals and of preflights, and cancel each while the server works on it."""
+    envelope = Envelope(subject="parcel/1", trace_id="large-cancelled")
+    envelope.proposal.params.update({f"key-{number}": "y" * 150 for number in range(40)})
+    # A request for preflights has the same fields.
+    batch = arbitration.BatchSubmitProposalsRequest(envelopes=[envelope] * 500).SerializeToString()
+
+    async def cancel_forever(method: Any) -> None:
+        while True:
+            call = method(batch)
+            await asyncio.sleep(0.25)
+            call.cancel()
+
+    async with grpc.aio.insecure_channel(target.address, compression=grpc.Compression.Gzip) as channel, asyncio.timeout(5):
+        methods: list[Any] = [channel.unary_unary(path.decode()) for path in (SUBMIT_BATCH, PREFLIGHT_BATCH)]
+        await asyncio.gather(*(cancel_forever(method) for method in methods * 4))
 
 
 async def calls_that_wait(target: Target) -> None:
@@ -440,6 +459,7 @@ ATTACKS: Final[Sequence[Attack]] = (
     busy_connections,
     idle_connections,
     rapid_resets,
+    large_and_cancelled,
     calls_that_wait,
     calls_without_messages,
     large_headers,

@@ -21,6 +21,7 @@ from tests.support.http2 import Http2Connection
 MIB: Final = 1024 * 1024
 SUBMIT: Final = b"/gavel.v1.ArbitrationService/SubmitProposal"
 SUBMIT_BATCH: Final = b"/gavel.v1.ArbitrationService/BatchSubmitProposals"
+PREFLIGHT_BATCH: Final = b"/gavel.v1.ArbitrationService/BatchPreflight"
 PUBLISH: Final = b"/gavel.v1.EventService/PublishEvent"
 LIST: Final = b"/gavel.v1.EventService/ListEvents"
 TRACE: Final = b"/gavel.v1.EventService/GetTrace"

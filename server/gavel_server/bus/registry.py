@@ -81,6 +81,8 @@ class BusRegistry:
         # Started for a write, and without an event yet.
         self._unopened: dict[str, Sequencer] = {}
         self._opening: dict[str, asyncio.Task[Sequencer]] = {}
+        # By `reopen`: the next opening waits for it.
+        self._closing: dict[str, asyncio.Task[None]] = {}
         self._idle_rounds: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -163,9 +165,13 @@ class BusRegistry:
 
     async def reopen(self, name: str) -> Sequencer:
         """Stop a bus in this process, and read its log anew. Its streams and callers that wait end as in a restart. Raises ServiceError."""
-        sequencer = self._sequencers.pop(name or BUS_DEFAULT, None)
+        name = name or BUS_DEFAULT
+        sequencer = self._sequencers.pop(name, None)
         if sequencer is not None:
-            await self._close(sequencer)
+            # A caller that gives up must not leave the bus half-stopped.
+            closing = self._closing[name] = asyncio.create_task(self._close(sequencer))
+            self._track(closing)
+            closing.add_done_callback(lambda _: self._closing.pop(name))
         return await self.existing(name)
 
     async def create(self, name: str, caller: str, principal: Principal) -> Sequencer:
@@ -265,6 +271,9 @@ class BusRegistry:
         return opening
 
     async def _open(self, name: str) -> Sequencer:
+        closing = self._closing.get(name)
+        if closing is not None:
+            await asyncio.wait([closing])
         try:
             sequencer = await self._opener(name)
         except LogError as error:
@@ -299,7 +308,9 @@ class BusRegistry:
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         """Run work for a bus in a task of its own."""
-        task = asyncio.create_task(work)
+        self._track(asyncio.create_task(work))
+
+    def _track(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._end_task)
 

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from gavel_server.fairness.fair_queue import TURN_BYTES, FairQueue
 from gavel_server.process.time_slice import CALL_PASSES, TimeSlice
 
-# Each waiting slice belongs to a call, and the transports limit those.
+# Each waiting slice belongs to a call whose caller has not gone, and the transports limit those.
 _UNLIMITED: Final = 1 << 60
 
 
@@ -52,7 +52,11 @@ class Turns:
     async def _wait(self, caller: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(caller, turn, TURN_BYTES)
-        await turn
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._waiting.remove(caller, turn)
+            raise
 
     def _take(self) -> None:
         self._is_taken = True
@@ -68,7 +72,7 @@ class Turns:
         self._is_taken = False
         while self._waiting.count:
             turn = self._waiting.take()
-            if not turn.done():  # else its call was cancelled
+            if not turn.done():  # else its call has just been cancelled
                 turn.set_result(None)
                 self._take()
                 return

@@ -57,7 +57,7 @@ class KeySet:
         self._tried_at = float("-inf")
         # Whether the issuer's last valid set has no key that may serve.
         self._is_empty = False
-        self._lock: Final = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._fetching: asyncio.Future[bytes | KeySetError] | None = None
 
     @property
@@ -98,29 +98,38 @@ class KeySet:
         await self._read(0.0)
 
     async def _read(self, pause_seconds: float) -> None:
-        """Read the set, unless another try is less than `pause_seconds` old. Callers that come meanwhile wait for it."""
-        async with self._lock:
-            now = time.monotonic()
-            if now - self._tried_at < pause_seconds:
-                return
-            self._tried_at = now
-            try:
-                keys = _decode(await self._content())
-                self._note_emptiness(keys)
-                self._use(keys)
-                self._read_at = time.monotonic()
-            except (KeySetError, OSError) as error:
-                if now - self._read_at >= STALE_SECONDS:
-                    self._use({})
-                    self._is_empty = False
-                _LOG.error(
-                    "identity.keys_unavailable",
-                    issuer=self._issuer,
-                    problem=str(error),
-                    consequence=f"the previous {len(self._keys)} keys are used" if self._keys else "no token of this issuer is accepted",
-                )
-            finally:
-                self._tried_at = time.monotonic()
+        """Read the set, unless another try is less than `pause_seconds` old. Callers that come meanwhile wait for it.
+
+        The set's own task reads: a caller that goes does not end what others wait for.
+        """
+        while self._reading is not None:
+            await asyncio.shield(self._reading)
+        if time.monotonic() - self._tried_at < pause_seconds:
+            return
+        self._reading = asyncio.create_task(self._try())
+        await asyncio.shield(self._reading)
+
+    async def _try(self) -> None:
+        """Read the set once. Forget it if it cannot be read and is too old."""
+        began_at = time.monotonic()
+        try:
+            keys = _decode(await self._content())
+            self._note_emptiness(keys)
+            self._use(keys)
+            self._read_at = time.monotonic()
+        except (KeySetError, OSError) as error:
+            if began_at - self._read_at >= STALE_SECONDS:
+                self._use({})
+                self._is_empty = False
+            _LOG.error(
+                "identity.keys_unavailable",
+                issuer=self._issuer,
+                problem=str(error),
+                consequence=f"the previous {len(self._keys)} keys are used" if self._keys else "no token of this issuer is accepted",
+            )
+        finally:
+            self._tried_at = time.monotonic()
+            self._reading = None
 
     async def _content(self) -> bytes:
         if self._url is None:

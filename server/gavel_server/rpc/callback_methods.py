@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from gavel_server.errors import ServiceError
 from gavel_server.rpc.call_context import CallContext
@@ -54,25 +54,42 @@ async def call(method: Method, data: bytes, context: CallContext) -> bytes | Ser
 
 
 class Tasks:
-    """Coroutines that answer calls. Each is referenced until it ends, since asyncio itself keeps no strong reference to a task."""
+    """Coroutines that answer calls. Each is referenced until it ends, since asyncio itself keeps no strong reference to a task.
+
+    The work for a call ends when its caller goes: from then on the transport no longer counts the request towards its limits.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def respond(self, coroutine: Awaitable[bytes], respond: Respond) -> None:
-        """Answer a call with what a coroutine returns or raises."""
+    def respond(
+        self, method: Callable[[bytes, CallContext], Awaitable[bytes]], data: bytes, context: CallContext, respond: Respond
+    ) -> None:
+        """Answer a call with what a method returns or raises, unless the caller goes before that."""
 
         async def run() -> None:
             try:
-                result: bytes | Exception = await coroutine
+                result: bytes | Exception = await method(data, context)
             except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
                 result = error
             respond(result)
 
-        self.start(run())
+        self.serve(run(), context)
 
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine, which handles its own errors."""
+    def serve(self, coroutine: Coroutine[Any, Any, None], context: CallContext) -> None:
+        """Run a coroutine, which handles its own errors, for a call. Cancel it when the caller goes."""
+        cancellation = context.cancellation
+        if cancellation.is_cancelled:
+            coroutine.close()
+            return
+        task = self.start(coroutine)
+        cancel = cast("Callable[[], None]", task.cancel)  # nobody needs its result
+        cancellation.listen(cancel)
+        task.add_done_callback(lambda _: cancellation.unlisten(cancel))
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine, which handles its own errors and belongs to no call."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

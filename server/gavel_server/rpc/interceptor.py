@@ -132,7 +132,7 @@ class Interceptor:
         """Serve a servicer of gRPC's own libraries, whose methods take gRPC's context and may use it to end a call.
 
         A method that the library does not implement is not served. `guard` checks the request of each method that takes a single request,
-        and again before each answer of a stream.
+        and again before each answer of a stream. A stream that is silent yields None from time to time, which only has it checked.
         """
         behaviours = {method.name: getattr(servicer, method.name) for method in service.methods}
         handlers = {
@@ -317,7 +317,8 @@ class Interceptor:
                     async for response in behaviour(request, context):
                         if guard is not None and not method.client_streaming:
                             await guard(request, call_context.principal)
-                        await send_response(context, response)
+                        if response is not None:
+                            await send_response(context, response)
             return None
 
         shape: Callable[..., Any] = (

@@ -7,6 +7,7 @@ frame its answer; the core decides.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from gavel.v1 import error_pb2
@@ -81,9 +82,9 @@ class Arbitration:
             "RevokeDecision": lambda data, context, respond: self._submit_human_command(
                 data, _REVOKE.decode(data), revocation, context, respond
             ),
-            "Preflight": lambda data, context, respond: self._tasks.respond(preflight.preflight(data, context), respond),
-            "BatchPreflight": lambda data, context, respond: self._tasks.respond(preflight.batch_preflight(data, context), respond),
-            "WaitDecision": lambda data, context, respond: self._tasks.respond(waiting.wait_decision(data, context), respond),
+            "Preflight": partial(self._tasks.respond, preflight.preflight),
+            "BatchPreflight": partial(self._tasks.respond, preflight.batch_preflight),
+            "WaitDecision": partial(self._tasks.respond, waiting.wait_decision),
         }
 
     def _submit_proposal(self, data: bytes, context: CallContext, respond: Respond) -> None:
@@ -98,12 +99,12 @@ class Arbitration:
     def _batch_submit_proposals(self, data: bytes, context: CallContext, respond: Respond) -> None:
         """Answer a BatchSubmitProposalsRequest; every item succeeds or fails independently."""
         if len(data) > BATCH_BYTES_AT_ONCE:
-            self._tasks.start(self._submit_large_batch(data, context, respond))
+            self._tasks.serve(self._submit_large_batch(data, context, respond), context)
             return
         request = _BATCH.decode(data)
         check_batch(len(request.envelopes))
         if len(request.envelopes) > SLICE_ITEMS:
-            self._tasks.start(self._submit_in_slices(request, len(data), context, respond))
+            self._tasks.serve(self._submit_in_slices(request, len(data), context, respond), context)
             return
         envelopes = request.envelopes[:]
         answers = BatchAnswers(context.method, len(envelopes), respond, self._note_refused(request.bus, envelopes, context))
@@ -264,7 +265,7 @@ class Arbitration:
             except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
                 fail(error)
 
-        self._tasks.start(wait())
+        self._tasks.serve(wait(), context)
 
 
 class _StreamAnswer:

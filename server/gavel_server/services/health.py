@@ -73,13 +73,14 @@ class HealthServicer(health.aio.HealthServicer):
 
     async def Watch(  # type: ignore[override]  # a generator may take the place of a coroutine that writes
         self, request: HealthCheckRequest, context: _Context
-    ) -> AsyncGenerator[HealthCheckResponse, None]:
-        """Stream the status of a name: now, and whenever it changes."""
+    ) -> AsyncGenerator[HealthCheckResponse | None, None]:
+        """Stream the status of a name: now, and whenever it changes. None precedes each look at a bus: the caller's right is checked."""
         if not request.service.startswith(BUS_PREFIX):
             await super().Watch(request, context)
             return
         last: int | None = None
         while True:
+            yield None
             status = await self._bus_status(request.service)
             if status != last:
                 last = status

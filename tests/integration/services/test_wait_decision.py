@@ -25,7 +25,6 @@ from gavel.v1.execution_pb2 import EXECUTION_STATUS_FAILED, EXECUTION_STATUS_SUC
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel_rules.derivation import derive
 from gavel_rules.identity.principal import Principal
-from gavel_server.bus.request import Cancellation
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import caller_of
 from gavel_server.services.waits import commit_waits, decision_history
@@ -199,7 +198,7 @@ async def test_a_call_that_arrives_as_the_last_one_leaves(world_with_rules: Worl
     sequencer = await world_with_rules.buses.open("")
     async with asyncio.timeout(30):
         for _ in range(2):
-            await waits.wait(sequencer, lambda _: True, 60, Cancellation())
+            await waits.wait(sequencer, lambda _: True, 60)
 
 
 async def test_callers_that_go_leave_nothing(world_with_rules: World) -> None:

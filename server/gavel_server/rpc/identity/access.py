@@ -11,7 +11,8 @@ it may create the bus.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from gavel.v1 import error_pb2
@@ -141,12 +142,12 @@ class AccessControl:
         why = f"no grant of {grants.name} version {grants.version} gives it the right {right} there"
         return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, f"{principal.name!r} may not {right} on bus {bus}: {why}")
 
-    def check_now(self, rpc: str, bus: str, principal: Principal) -> ServiceError | Awaitable[None] | None:
-        """Return why a call is refused, None if it is allowed, or what to await if the bus is not open in this process. Hot path."""
+    def check_now(self, rpc: str, bus: str, principal: Principal) -> ServiceError | Callable[[], Awaitable[None]] | None:
+        """Return why a call is refused, None if it is allowed, or what to call and await if the bus is not open here. Hot path."""
         sequencer = None if rpc == CREATE_BUS else self._buses.peek(bus)
         if sequencer is not None:
             return self.check_open(rpc, bus, principal, sequencer)
-        return self.check(rpc, bus, principal)
+        return partial(self.check, rpc, bus, principal)
 
     def check_answer(self, rpc: str, bus: str, principal: Principal) -> ServiceError | None:
         """Return why a call that was allowed when it began is refused its answer now, or None."""

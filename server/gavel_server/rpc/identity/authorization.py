@@ -33,16 +33,16 @@ def call_if_authorized(
     elif outcome is None:
         method(data, context, respond)
     else:
-        checking = outcome
+        check = outcome
 
         async def proceed() -> None:
             try:
-                await checking
+                await check()
                 method(data, context, respond)
             except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
                 respond(error)
 
-        _TASKS.start(proceed())
+        _TASKS.serve(proceed(), context)
 
 
 async def authorize(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
@@ -92,7 +92,7 @@ async def authorize_again(access: AccessControl | None, name: str, request: Any,
         if isinstance(outcome, ServiceError):
             raise outcome
         if outcome is not None:
-            await outcome
+            await outcome()
 
 
 def note_refusal(access: AccessControl, name: str, bus_number: int, error: Exception, data: bytes, context: CallContext) -> None:

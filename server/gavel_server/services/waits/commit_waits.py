@@ -13,7 +13,6 @@ from typing import Final
 from gavel.v1 import error_pb2
 from gavel_rules.state.state import State
 
-from gavel_server.bus.request import Cancellation
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import address_of
@@ -54,28 +53,17 @@ class CommitWaits:
             if not self._count_by_address[address]:
                 del self._count_by_address[address]
 
-    async def wait(self, sequencer: Sequencer, question: Question, seconds: float, cancellation: Cancellation) -> None:
-        """Return once the answer in the committed state is yes, the time is over, or the caller has gone.
-
-        Raises ServiceError SHUTTING_DOWN.
-        """
+    async def wait(self, sequencer: Sequencer, question: Question, seconds: float) -> None:
+        """Return once the answer in the committed state is yes, or the time is over. Raises ServiceError SHUTTING_DOWN."""
         waits = self._bus_waits.get(sequencer)
         if waits is None:
             waits = self._bus_waits[sequencer] = _BusWaits(sequencer, self._forget)
         future = waits.add(question)
-
-        def leave() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        cancellation.listen(leave)
         try:
-            if not cancellation.is_cancelled:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await future
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await future
         finally:
-            cancellation.unlisten(leave)
             waits.remove(future)
 
     def _forget(self, waits: _BusWaits) -> None:

@@ -48,11 +48,11 @@ class WaitDecision:
             scan_slot = partial(self._scans.occupy, context.address)
             history = await DecisionHistory.find(sequencer, request.decision_id, context.caller, scan_slot)
             phase = await history.phase()
-            while phase < target and not context.cancellation.is_cancelled:
+            while phase < target:
                 seconds = ends_at - loop.time()
                 if seconds <= 0:
                     break
-                await self._waits.wait(sequencer, partial(_has_reached, history, target), seconds, context.cancellation)
+                await self._waits.wait(sequencer, partial(_has_reached, history, target), seconds)
                 phase = await history.phase()
             await history.complete()
         events = [event for event in (history.decision, history.execution) if event is not None]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 from typing import Any
 
+import grpc
 import pytest
 from gavel.v1.administration_service_pb2 import DeployGrantsRequest
 from gavel.v1.audit_service_pb2 import AuditDecisionRequest
@@ -14,7 +16,11 @@ from gavel.v1.replay_service_pb2 import VerifyReplayRequest
 from gavel.v1.work_service_pb2 import WORK_QUEUE_DECISIONS, ConsumeRequest, OpenConsumer
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from gavel_server.history import replay
+from gavel_server.rpc.service_descriptors import HEALTH
+from gavel_server.rpc.transport import bind, make_server
 from gavel_server.services import audit
+from gavel_server.services.health import BUS_PREFIX, HealthServicer, check_health_access
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from tests.integration.services.identity.callers import ADMIN, STRANGER, KnowingInterceptor, by
 from tests.integration.services.world import World, refusal, running_world
@@ -135,3 +141,21 @@ async def test_silent_streams_end_with_the_right(world: World) -> None:
     await deploy(world, 3, "tools")
     world.access.open_calls.end_refused()
     assert ["RIGHT_LACKING"] * 2 == [(await refusal(call)).reason for call in waiting]
+
+
+async def test_a_silent_watch_ends_with_the_right(world: World) -> None:
+    """A watch of the health of a bus ends when its caller loses the right to read the bus, although the health stays as it is."""
+    await deploy(world, 1, "read")
+    server, health = make_server(), HealthServicer(world.buses)
+    guard = partial(check_health_access, access=world.access, is_required=True)
+    KnowingInterceptor().register_library(server, HEALTH, health, guard)
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch", HealthCheckRequest.SerializeToString)
+        statuses = watch(HealthCheckRequest(service=f"{BUS_PREFIX}default"), metadata=by(STRANGER), timeout=SECONDS_MAX)
+        serving = HealthCheckResponse(status=HealthCheckResponse.SERVING)
+        assert serving == HealthCheckResponse.FromString(await statuses.read())
+        await deploy(world, 2, "tools")
+        assert "RIGHT_LACKING" == (await refusal(statuses.read())).reason
+    await server.stop(None)

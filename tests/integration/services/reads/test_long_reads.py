@@ -121,6 +121,7 @@ async def test_a_subject_with_many_facts(world: World) -> None:
     assert await turns_of(project(world)) >= 1_000 * ITEM_UNITS // SLICE_UNITS
 
 
+@pytest.mark.long
 async def test_large_values_in_a_projection(world: World) -> None:
     """A page of large values ends before it outgrows the clients' limit, and is built in many turns; the values are those published."""
     for number in range(20):

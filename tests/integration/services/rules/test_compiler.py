@@ -79,6 +79,7 @@ _BROKEN = "import durable_rules_engine as d; d.retract_fact = lambda *_: (1, 0)"
 _FAILING = "import durable_rules_engine as d; d.retract_fact = lambda *on, real=d.retract_fact: real(*on) if 'warm' in on[1] else (1, 0)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -187,6 +188,7 @@ async def test_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await Compiler().check(RULE_SET)).valid
 
 
+@pytest.mark.long
 async def test_cancelled_callers_still_count_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child of a cancelled caller counts until it ends: never more children compile than the limit."""
     compiling = Compiler(time_limit_ms=100_000)
@@ -206,6 +208,7 @@ async def test_cancelled_callers_still_count_against_the_limit(monkeypatch: pyte
     assert (await another).valid
 
 
+@pytest.mark.long
 async def test_callers_share_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that validates many documents at once is refused beyond its share; another caller is not, and takes its turn."""
     waiting_max = 4  # each compilation takes half a second of processor time

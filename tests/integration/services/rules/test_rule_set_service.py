@@ -129,6 +129,7 @@ async def test_invalid_document_is_refused_with_every_mistake(world: World) -> N
     assert await world.head() == 1
 
 
+@pytest.mark.long
 async def test_document_with_very_many_mistakes(world: World) -> None:
     """A document with thousands of mistakes still gets its error; ValidateRuleSet lists all of them."""
     document = RULE_SET + "".join(
@@ -155,6 +156,7 @@ async def test_empty_and_oversized_documents(world: World, document: str) -> Non
     assert await world.head() == 1
 
 
+@pytest.mark.long
 async def test_document_too_large_for_its_event(world: World) -> None:
     """A document that fits a request but, with its canonical form, no event is refused with that as its mistake."""
     document = RULE_SET + "# " + "x" * (1024 * 1024 - 4096) + "\n"

@@ -167,6 +167,7 @@ class Buses:
         self.logs: dict[str, MemoryLog] = {}
         self.opened: list[str] = []
         self.closed: list[str] = []
+        self.closing_seconds = 0.0
         self._servers = servers
         self.registry = BusRegistry(self._open, self._exists, opened=self._opened, closed=self._closed)
 
@@ -195,6 +196,7 @@ class Buses:
         self.opened.append(sequencer.bus)
 
     async def _closed(self, sequencer: Sequencer) -> None:
+        await asyncio.sleep(self.closing_seconds)
         self.closed.append(sequencer.bus)
 
 
@@ -292,6 +294,25 @@ async def test_a_closed_bus_is_freed_in_steps(servers: Servers) -> None:
         await sequencer.settled_state()
     assert "SHUTTING_DOWN" == reason(error_info.value)
     assert {} == sequencer.replica.recent_events.citable
+    await buses.registry.stop()
+
+
+@with_servers
+async def test_a_reopened_bus_is_closed_to_its_end(servers: Servers) -> None:
+    """A bus that is reopened is closed completely, and only then opened, although the caller that asked for it goes."""
+    buses = Buses(servers)
+    await buses.publish("lost", servers.fact())
+    before = await buses.registry.existing("lost")
+    buses.closing_seconds = 1.0
+    reopening = asyncio.create_task(buses.registry.reopen("lost"))
+    await asyncio.sleep(0)
+    reopening.cancel()
+    await asyncio.wait([reopening])
+    after = await buses.registry.existing("lost")
+    assert (["lost"], ["lost", "lost"], [after]) == (buses.closed, buses.opened, buses.registry.all())
+    with pytest.raises(ServiceError) as error_info:
+        await before.settled_state()
+    assert "SHUTTING_DOWN" == reason(error_info.value)
     await buses.registry.stop()
 
 

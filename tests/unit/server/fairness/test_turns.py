@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
-from gavel_server.fairness.turns import call_slice, take_turn
+from gavel_server.fairness.turns import call_slice, take_turn, turns
 from gavel_server.process.time_slice import CALL_PASSES
 
 
@@ -82,3 +82,15 @@ async def test_a_cancelled_call_gives_up_its_turn() -> None:
         task.cancel()
     await asyncio.wait_for(time_slice.spend(1), 10)
     await asyncio.wait_for(waiting[2], 10)
+
+
+async def test_cancelled_calls_leave_the_queue() -> None:
+    """Calls that are cancelled while they wait take no room: the queue has no limit of its own."""
+    await take_turn("10.0.0.1:1")
+    waiting = [asyncio.create_task(take_turn("10.0.0.1:1")) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert 100 == turns()._waiting.count
+    for task in waiting:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert 0 == turns()._waiting.count

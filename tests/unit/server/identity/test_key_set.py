@@ -125,6 +125,37 @@ async def test_known_keys_do_not_wait_for_the_issuer(monkeypatch: pytest.MonkeyP
         await reloading
 
 
+async def test_a_caller_that_goes_does_not_end_the_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that a token with an unknown key begins serves the others although its caller goes: strangers must not lock them out."""
+    monkeypatch.setattr(key_set, "STALE_SECONDS", 0.0)
+    content = Issuer("one").key_set().encode()
+    keys = KeySet("issuer", url="https://issuer.example/keys")
+    for fails in (False, True):
+        answers, results = threading.Event(), iter([KeySetError("away")] if fails else [])
+
+        def hang(_: str, answers: threading.Event = answers, results: Iterator[KeySetError] = results) -> bytes:
+            answers.wait()
+            for error in results:
+                raise error
+            return content
+
+        monkeypatch.setattr(key_set, "_fetch", hang)
+        monkeypatch.setattr(key_set, "RETRY_SECONDS", 0.0)
+        stranger = asyncio.create_task(keys.key("unknown"))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(key_set, "RETRY_SECONDS", 3600.0)  # later callers wait for this fetch, or get nothing
+        waiting = asyncio.create_task(keys.key("one"))
+        await asyncio.sleep(0)
+        stranger.cancel()
+        await asyncio.wait([stranger])
+        answers.set()
+        if fails:
+            with pytest.raises(ServiceError, match="cannot be read now"):
+                await waiting
+        else:
+            assert keys.has("one", await waiting)
+
+
 @pytest.mark.parametrize("place", ["_fetch", "threading.Thread.start"])
 async def test_a_fetch_that_fails_unexpectedly(web: KeyServer, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Whatever a fetch raises counts as an issuer that is away, and the next fetch begins."""

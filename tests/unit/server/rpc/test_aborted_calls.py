@@ -14,6 +14,7 @@ from gavel_server.rpc.transport import bind, make_server
 from grpc_health.v1 import health
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["Check", "Watch"])
 async def test_a_refused_call_leaves_no_garbage(method: str) -> None:
     """Nothing of a refused call waits for the collector of garbage, which may come only after many thousand calls."""

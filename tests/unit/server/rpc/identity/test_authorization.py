@@ -1,7 +1,10 @@
-"""What is counted of calls that were refused."""
+"""Calls whose rights are checked once their bus is open, and what is counted of calls that were refused."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +14,10 @@ from gavel_rules.identity.principal import ANONYMOUS
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.rpc.identity import authorization
 from gavel_server.rpc.identity.access_refusals import AccessRefusals
-from gavel_server.rpc.identity.authorization import note_refusal
+from gavel_server.rpc.identity.authorization import call_if_authorized, note_refusal
 from gavel_server.rpc.service_descriptors import ARBITRATION
+
+from tests.support.calls import call_context
 
 SUBMIT = f"{ARBITRATION.full_name}/SubmitProposal"
 
@@ -33,3 +38,26 @@ def test_only_requests_that_were_denied_access_are_read(monkeypatch: pytest.Monk
     for data, error in ((b"invalid", invalid([("envelopes", "has more than 500 items")])), (b"bug", ValueError()), (b"denied", denial)):
         note_refusal(access, SUBMIT, 2, error, data, context)
     assert [b"denied"] == read
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+async def test_a_call_that_waits_for_its_bus_ends_with_its_caller(passes: int) -> None:
+    """A call whose caller goes while its bus is opened for the check is forgotten at once, with its request, and never begins."""
+
+    class Method:
+        def __call__(self, *_: object) -> None:
+            raise AssertionError
+
+    access: Any = SimpleNamespace(check_now=lambda *_: asyncio.Event().wait)
+    context, method = call_context(SUBMIT), Method()
+    held = weakref.ref(method)
+    call_if_authorized(access, SUBMIT, method, 2, b"", context, lambda _: None)
+    del method
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    assert held() is not None
+    context.cancellation.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert held() is None
