@@ -171,7 +171,7 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         return RuleSetPosition(policy_id, version, deployed.digest, before.sequence_number)
     fault = (
         (_idle_shadow_fault(policy_id, version, active_version) if command.shadow else None)
-        or _limit_fault(state, policy_id, deployed, command.shadow)
+        or _limit_fault(state, command, deployed)
         or _disagreement_fault(state, deployed)
         or _review_fault(state, policy_id, deployed)
         or _derivation_fault(state, policy_id, deployed)
@@ -328,14 +328,22 @@ def _idle_shadow_fault(policy_id: str, version: int, active_version: int) -> Fau
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
 
 
-def _limit_fault(state: State, policy_id: str, deployed: DeployedRuleSet, shadow: bool) -> Fault | None:
-    """Return a fault if too many rule sets would govern, or shadow, one of the rule set's actions."""
-    for action_type in deployed.action_types:
+def _limit_fault(state: State, command: ActivateRuleSet, deployed: DeployedRuleSet) -> Fault | None:
+    """Return a fault if too many rule sets would govern, or shadow, one of the actions that the activation concerns."""
+    policy_id, is_shadowed, action_types = command.policy_id, command.shadow, deployed.action_types
+    if state.semantics.limits_all_shadows:
+        # A shadow also watches the actions of the active version of its rule set.
+        shadow, active = state.shadows.get(policy_id), state.active_rule_sets.get(policy_id)
+        if not command.shadow:
+            is_shadowed = shadow is not None and shadow.version != command.version
+        elif active is not None:
+            action_types = tuple(sorted({*action_types, *active.rule_set.actions}))
+    for action_type in action_types:
         policy_ids = {action.policy_id for action in state.active_actions.get(action_type, ())} | {policy_id}
         shadow_ids = {watcher.policy_id for watcher in state.shadows_by_action.get(action_type, ())} | {policy_id}
         if len(policy_ids) > RULE_SETS_PER_ACTION_MAX:
             problem = f"{RULE_SETS_PER_ACTION_MAX} other active rule sets govern {action_type}, which is the limit"
-        elif shadow and len(shadow_ids) > SHADOWS_PER_ACTION_MAX:
+        elif is_shadowed and len(shadow_ids) > SHADOWS_PER_ACTION_MAX:
             problem = f"{SHADOWS_PER_ACTION_MAX} other shadows watch {action_type}, which is the limit"
         else:
             continue

@@ -35,7 +35,7 @@ class CounterBacklog:
         self._opened_at: Final = opened_at
         counters = tuple(counters)
         open_counters(self.state.store, counters, is_pinned=True)
-        self._tables: Final = {counter.digest: self.state.counters[counter.digest] for counter in counters}
+        self._digests: Final = sorted({counter.digest for counter in counters})
 
     def feed(self, envelope: Envelope) -> None:
         """Count the next event. Events from `opened_at` on are left out: the counters count them themselves."""
@@ -57,8 +57,8 @@ class CounterBacklog:
 
         `digests` leave out the other counters.
         """
-        for digest in sorted(digests or self._tables):
-            table = self._tables[digest]
+        for digest in sorted(digests or self._digests):
+            table = self.state.counters[digest]
             remaining = iter(table.entries.values())
             runs: list[list[CounterEntry]] = []
             count = 0

@@ -63,6 +63,10 @@ CONTEST_CANDIDATES_MAX: Final = 64
 CONTEST_CANDIDATES_OF_PRODUCER_MAX: Final = 16
 # Total size of the payloads of a contest's proposals in the log.
 CONTEST_BYTES_MAX: Final = 4 * 1024 * 1024
+# The same of one producer_id.
+CONTEST_BYTES_OF_PRODUCER_MAX: Final = 1024 * 1024
+# What the log keeps of the events that one candidate cites: their subjects, keys and evidence. A small proposal may cite large events.
+CONTEST_CITATIONS_BYTES_MAX: Final = 128 * 1024
 # At most TRACE_LAPSE_MS.
 CONTEST_WINDOW_MS_MAX: Final = 24 * 60 * 60 * 1000
 

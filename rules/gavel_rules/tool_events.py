@@ -24,8 +24,7 @@ def complete_call(recorder: Recorder, envelope: Envelope) -> Fault | None:
         return None
     call = envelope.tool_call
     execution_id = call.execution_id or tool_execution_id(envelope.event_id)
-    other_trace = state.trace_of_execution.get(execution_id)
-    if other_trace is not None:
+    if state.has_tool_call(execution_id, recorder.now_ms):
         return Fault(
             error_pb2.ERROR_REASON_EXECUTION_ID_REUSED,
             f"another tool call of this bus has execution_id {execution_id}; every call needs a new one, or none: the server makes it",

@@ -43,7 +43,14 @@ from gavel_rules.events.kinds import FACT, OBSERVATION, OUTCOME_APPROVED, OUTCOM
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
 from gavel_rules.identity.attestation import caller_identity
 from gavel_rules.language.rule_set import CompiledAction
-from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
+from gavel_rules.limits import (
+    CONTEST_BYTES_MAX,
+    CONTEST_BYTES_OF_PRODUCER_MAX,
+    CONTEST_CANDIDATES_MAX,
+    CONTEST_CANDIDATES_OF_PRODUCER_MAX,
+    CONTEST_CITATIONS_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+)
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.keys import action_key
 from gavel_rules.state.records import ActionShadow, OpenContest
@@ -76,7 +83,7 @@ def find_entry(state: State, envelope: Envelope, caller: Attestation | None) -> 
 
 
 def enter(recorder: Recorder, envelope: Envelope, approval: Decision, cited_events: Mapping[int, CitedEvent]) -> ContestEntry | Fault:
-    """Record a proposal that has to compete, or return a fault if its contest is full.
+    """Record a proposal that has to compete, or return a fault if it is too large to, or its contest is full.
 
     `approval` is the decision that the proposal would get now without a contest.
     """
@@ -90,13 +97,10 @@ def enter(recorder: Recorder, envelope: Envelope, approval: Decision, cited_even
     for reference in proposal.based_on_events:
         citation = cited_events[reference.sequence_number]
         entry.citations.add(subject=citation.subject, keys=citation.keys, evidence_ref=citation.evidence_ref)
-    contest = state.contests.get(action_key(proposal.action_type, entry.conflict_key))
-    problem = _crowd_problem(state, contest, envelope) if contest is not None else ""
-    if problem:
-        wait_ms = milliseconds(entry.closes_at) - recorder.now_ms
+    fault = (_size_fault(proposal) if state.semantics.limits_candidates else None) or _crowd_fault(state, envelope, recorder.now_ms)
+    if fault is not None:
         proposal.ClearField("contest")
-        message = f"{problem}. Propose again when the contest has closed, in {wait_ms} ms"
-        return Fault(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=wait_ms)
+        return fault
     return ContestEntry(recorder.record(envelope, "proposal"))
 
 
@@ -216,23 +220,59 @@ def settle(decision: Decision, state: State, proposal: Envelope, now_ms: int, ac
         assign_policy(decision, state, actions)
 
 
+def _size_fault(proposal: Proposal) -> Fault | None:
+    """Return a fault if a proposal is too large for any contest: it would be even if it opened one."""
+    citations_bytes = sum([citation.ByteSize() for citation in proposal.contest.citations])
+    size_bytes = proposal.ByteSize()
+    if citations_bytes > CONTEST_CITATIONS_BYTES_MAX:
+        field = "envelope.proposal.based_on_events"
+        problem = f"names events whose subjects and keys take {citations_bytes} bytes; a proposal that competes may cite"
+        problem = f"{problem} {CONTEST_CITATIONS_BYTES_MAX} bytes: cite fewer events, or events with fewer keys"
+    elif size_bytes > MESSAGE_BYTES_MAX:
+        field = "envelope.proposal"
+        problem = f"takes {size_bytes} bytes together with the subjects and keys of the events that it cites"
+        problem = f"{problem}; the limit is {MESSAGE_BYTES_MAX}: shorten the proposal, or cite fewer events"
+    else:
+        return None
+    return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {problem}", ((field, problem),))
+
+
+def _crowd_fault(state: State, envelope: Envelope, now_ms: int) -> Fault | None:
+    """Return a fault if the contest of a proposal is open and has no room for it."""
+    entry = envelope.proposal.contest
+    contest = state.contests.get(action_key(envelope.proposal.action_type, entry.conflict_key))
+    problem = _crowd_problem(state, contest, envelope) if contest is not None else ""
+    if not problem:
+        return None
+    wait_ms = milliseconds(entry.closes_at) - now_ms
+    message = f"{problem}. Propose again when the contest has closed, in {wait_ms} ms"
+    return Fault(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=wait_ms)
+
+
 def _crowd_problem(state: State, contest: OpenContest, envelope: Envelope) -> str:
     """Return why a contest has no room for one more proposal, or ""."""
     competing = len(contest.candidates)
-    if competing >= CONTEST_CANDIDATES_MAX or contest.size_bytes + envelope.proposal.ByteSize() > CONTEST_BYTES_MAX:
+    size_bytes = envelope.proposal.ByteSize()
+    if competing >= CONTEST_CANDIDATES_MAX or contest.size_bytes + size_bytes > CONTEST_BYTES_MAX:
         return (
             f"{competing} proposals already compete for {contest.conflict_key}; "
             f"a contest has room for {CONTEST_CANDIDATES_MAX} proposals and {CONTEST_BYTES_MAX} bytes"
         )
-    if competing >= CONTEST_CANDIDATES_OF_PRODUCER_MAX:
-        producer_id = envelope.producer.id
-        own = sum([candidate.producer.id == producer_id for candidate in candidates(state, contest)])
-        if own >= CONTEST_CANDIDATES_OF_PRODUCER_MAX:
-            return (
-                f"{own} proposals of producer {producer_id} already compete for {contest.conflict_key}; "
-                f"a producer may have {CONTEST_CANDIDATES_OF_PRODUCER_MAX} of the {CONTEST_CANDIDATES_MAX} places of a contest"
-            )
-    return ""
+    is_large = state.semantics.limits_candidates and contest.size_bytes + size_bytes > CONTEST_BYTES_OF_PRODUCER_MAX
+    if competing < CONTEST_CANDIDATES_OF_PRODUCER_MAX and not is_large:
+        return ""  # whoever the candidates are of
+    producer_id = envelope.producer.id
+    own = [candidate.proposal for candidate in candidates(state, contest) if candidate.producer.id == producer_id]
+    if len(own) >= CONTEST_CANDIDATES_OF_PRODUCER_MAX:
+        share = f"{CONTEST_CANDIDATES_OF_PRODUCER_MAX} of the {CONTEST_CANDIDATES_MAX} places"
+    elif is_large and sum([proposal.ByteSize() for proposal in own]) + size_bytes > CONTEST_BYTES_OF_PRODUCER_MAX:
+        share = f"{CONTEST_BYTES_OF_PRODUCER_MAX} of the {CONTEST_BYTES_MAX} bytes"
+    else:
+        return ""
+    return (
+        f"{len(own)} proposals of producer {producer_id} already compete for {contest.conflict_key}; "
+        f"a producer may have {share} of a contest"
+    )
 
 
 def _close(

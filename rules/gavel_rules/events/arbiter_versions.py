@@ -40,6 +40,9 @@ CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
         "counters and facts of many subjects read integers as declared, and retractions do not count",
         "a proposal with a projection_version is refused if an execution of a governed action on its subject has ended since",
         "a pattern is not searched in a text that is longer than the maxLength beside it, and is no further violation of such a text",
+        "a producer has a quarter of the bytes of a contest, and what a candidate and the events that it cites may take is limited",
+        "the limit on the shadows of an action counts those that watch it because the active version of their rule set governs it",
+        "an execution_id may be used again once the trace of its call has lapsed, also before the next event",
     ),
 }
 
@@ -68,6 +71,9 @@ class Semantics:
         reads_as_declared: bool,
         sees_executions: bool,
         searches_long_texts: bool,
+        limits_candidates: bool,
+        forgets_in_steps: bool,
+        limits_all_shadows: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -102,6 +108,12 @@ class Semantics:
         self.sees_executions: Final = sees_executions
         # Whether a text that is longer than its maxLength also violates a pattern beside that.
         self.searches_long_texts: Final = searches_long_texts
+        # Whether the size of a candidate, and of all those of a producer in a contest, is limited.
+        self.limits_candidates: Final = limits_candidates
+        # Whether one event forgets only some of the traces that have lapsed.
+        self.forgets_in_steps: Final = forgets_in_steps
+        # Whether the limit of shadows also holds for actions that only the active version of a shadow's rule set governs.
+        self.limits_all_shadows: Final = limits_all_shadows
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -135,6 +147,9 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         reads_as_declared=False,
         sees_executions=False,
         searches_long_texts=True,
+        limits_candidates=False,
+        forgets_in_steps=False,
+        limits_all_shadows=False,
     ),
     3: Semantics(
         3,
@@ -155,6 +170,9 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         reads_as_declared=True,
         sees_executions=True,
         searches_long_texts=False,
+        limits_candidates=True,
+        forgets_in_steps=True,
+        limits_all_shadows=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

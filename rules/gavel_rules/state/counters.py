@@ -244,6 +244,18 @@ class CounterTable:
         """Whether the counter counts a log from its beginning, and ignores events that open, fill or drop counters."""
         return PINNED in self.flags
 
+    def without_lapsing(self) -> CounterTable:
+        """Return a copy with only the entries that never lapse."""
+        copy = CounterTable(self.counter, self.opened_at, self.policy_id, self.version)
+        copy.faults.update(self.faults)
+        copy.early_ends.update(self.early_ends)
+        copy.flags.update(self.flags)
+        if len(self.entries) > len(self.lapses):
+            for entry in self.entries.values():
+                if entry.lapses_at_ms == NEVER_MS:
+                    copy.add(entry)
+        return copy
+
     def add(self, entry: CounterEntry) -> None:
         """Add an entry."""
         self.entries[entry.entry_id] = entry
@@ -286,6 +298,8 @@ class CounterTable:
         frees_at_ms = lapses[0].lapses_at_ms if lapses else 0
         value = counter_group.total
         if not self.counter.is_additive or 0 < frees_at_ms <= now_ms or (excluded_id and excluded_id in self.entries):
+            if len(lapses) == counter_group.entry_count and lapses[-1].lapses_at_ms <= now_ms:
+                return _EMPTY  # there may be many
             missing: list[CounterEntry] = []
             own = self.entries.get(excluded_id)
             frees_at_ms = 0

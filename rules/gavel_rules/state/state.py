@@ -248,6 +248,11 @@ class State:
             return None
         return self.tool_results.get(trace_id, {}).get(event_id)
 
+    def has_tool_call(self, execution_id: str, now_ms: int) -> bool:
+        """Return whether a remembered tool call has an execution_id, and its trace has not lapsed."""
+        trace_id = self.trace_of_execution.get(execution_id)
+        return trace_id is not None and not has_lapsed(self.traces[trace_id], now_ms)
+
     def tool_call(self, trace_id: str, execution_id: str) -> ToolCallRecord | None:
         """Return a remembered tool call of a trace."""
         return self.tool_calls.get(trace_id, _NO_CALLS).get(execution_id)
@@ -262,13 +267,22 @@ class State:
     def has_room_for_readings(self, evidence_ref: str, subject: str, keys: Iterable[str]) -> bool:
         """Return whether the readings of an observation fit the limit of its tool result."""
         readings = self.store.tool_result_tables.readings_of(evidence_ref)
-        if readings is None:
+        if readings is None or self._is_forgotten(evidence_ref):
             return True
         return len(readings) + len({reading_key(subject, key) for key in keys} - readings.keys()) <= READINGS_PER_RESULT_MAX
 
     def contradiction_of(self, evidence_ref: str) -> str:
         """Return the `reading_key` of a value that was read differently in a tool result, or ""."""
-        return self.store.tool_result_tables.contradiction_of(evidence_ref)
+        contradiction = self.store.tool_result_tables.contradiction_of(evidence_ref)
+        return "" if contradiction and self._is_forgotten(evidence_ref) else contradiction
+
+    def _is_forgotten(self, evidence_ref: str) -> bool:
+        """Return whether a tool result is forgotten, or will be by an event soon: its trace has lapsed, and no evidence was read in it."""
+        tables = self.store.tool_result_tables
+        trace_id = tables.trace_of_result.get(evidence_ref)
+        if trace_id is None or evidence_ref in tables.candidate_counts:
+            return False
+        return has_lapsed(self.traces[trace_id], self.store.recorded_at_ms)
 
     def has_room_for_source(self, subject: str, key: str, trust_tier: int, source: str) -> bool:
         """Return whether a source may state a key of a subject at a tier: it has before, or there is room for another source."""

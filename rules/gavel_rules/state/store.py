@@ -186,6 +186,7 @@ class Store:
             self.tool_calls,
             self.trace_of_execution,
             self.tool_result_tables.tool_results,
+            self.tool_result_tables.trace_of_result,
             self.tool_result_tables.readings,
             self.tool_result_tables.contradictions,
             self.tool_result_tables.candidate_counts,

@@ -1,7 +1,7 @@
 """Changes of the registry of tools.
 
 Each becomes one system fact. A change without effect is answered from the registry. A registered contract replaces the one of the same
-name. Calls name the version of the contract that they followed, and the log keeps every version.
+name, and is compared with that one alone. Calls name the version of the contract that they followed, and the log keeps every version.
 """
 
 from __future__ import annotations

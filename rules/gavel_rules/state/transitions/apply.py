@@ -28,7 +28,6 @@ def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None
         store.uncounted_events.clear()
     if recorded_at_ms != store.recorded_at_ms:
         store.recorded_at_ms = recorded_at_ms
-        # First, so that an event of a lapsed trace begins the trace anew instead of reviving it.
         forget_lapsed_traces(store)
         if store.decision_ends:
             forget_ended_decisions(store)

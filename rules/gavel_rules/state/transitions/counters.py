@@ -56,17 +56,32 @@ from gavel_rules.values import struct_to_dict, value_to_python
 _SOURCES: Final = {OUTCOME_APPROVED: APPROVALS, OUTCOME_REJECTED: REJECTIONS}
 
 
+# Entries that lapse together and are removed one by one: about a millisecond.
+_REMOVED_ONE_BY_ONE_MAX: Final = 512
+
+
 def expire_entries(store: Store) -> None:
     """Remove the entries that have lapsed at the time of the present event."""
     recorded_at_ms = store.recorded_at_ms
-    for table in store.counters.values():
-        lapses = table.lapses
-        while lapses and lapses[0].lapses_at_ms <= recorded_at_ms:
-            store.unschedule(table, lapses[0])
+    for table in list(store.counters.values()):
         if table.faults:
             for group, fault in list(table.faults.items()):
                 if fault.until_ms <= recorded_at_ms:
                     store.drop(table.faults, group)
+        lapses = table.lapses
+        if len(lapses) > _REMOVED_ONE_BY_ONE_MAX and lapses[-1].lapses_at_ms <= recorded_at_ms:
+            _empty(store, table)
+            continue
+        while lapses and lapses[0].lapses_at_ms <= recorded_at_ms:
+            store.unschedule(table, lapses[0])
+
+
+def _empty(store: Store, table: CounterTable) -> None:
+    """Remove all entries of a table that lapse: those of a calendar's day lapse at once. They are freed in steps."""
+    digest = table.counter.digest
+    store.dispose(store.counters, digest)
+    store.put(store.counters, digest, table.without_lapsing())
+    store.set("counters_by_event", index_counters(store.counters.values()))
 
 
 def count_event(store: Store, event: RecordedEvent) -> None:

@@ -19,7 +19,7 @@ from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.keys import reading_key
 from gavel_rules.state.records import Candidate, OutlivingResult, ToolCallRecord, ToolEvidence
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.traces import remember_trace
+from gavel_rules.state.transitions.traces import forget_if_lapsed, remember_trace
 from gavel_rules.values import value_to_python
 
 
@@ -107,6 +107,7 @@ def apply_tool_call(store: Store, event: RecordedEvent) -> None:
     call = event.envelope.tool_call
     execution_id = call.execution_id
     if execution_id:
+        forget_if_lapsed(store, store.trace_of_execution.get(execution_id, ""))
         remember_trace(store, event.trace_id)
         calls = store.subtable(store.tool_calls, event.trace_id)
         if len(calls) >= TRACE_TOOL_CALLS_MAX:
@@ -130,6 +131,7 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
         for event_id in tables.unread_results(results):
             store.drop(results, event_id)
             store.drop(tables.readings, event_id)
+            store.drop(tables.trace_of_result, event_id)
     envelope = event.envelope
     evidence = ToolEvidence(
         result.execution_id,
@@ -142,6 +144,7 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
         envelope.producer.type == common_pb2.PRODUCER_TYPE_TOOL_RUNTIME,
     )
     store.put(results, event.event_id, evidence)
+    store.put(tables.trace_of_result, event.event_id, event.trace_id)
     store.put(tables.readings, event.event_id, {})
 
 
@@ -182,6 +185,7 @@ def _count_candidate(store: Store, evidence_ref: str, change: int) -> None:
 def _note_reading(store: Store, evidence_ref: str, key: str, value: str) -> None:
     """Note an observation's reading of a tool result, and a contradiction with an earlier one (constitution §4.6)."""
     tables = store.tool_result_tables
+    forget_if_lapsed(store, tables.trace_of_result.get(evidence_ref, ""))
     live = tables.readings.get(evidence_ref)
     if live is not None:
         if key not in live:

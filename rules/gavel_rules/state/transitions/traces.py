@@ -4,6 +4,10 @@ A trace is remembered until it has been silent for TRACE_LAPSE_MS. Evidence outl
 readings of a tool result of which one is evidence: they may contradict each other. Refusals are forgotten earlier if they count in more
 than REFUSED_TRACES_MAX traces: a producer that is refused in ever new traces would fill the memory. Such a producer loses its own refusals
 first. It gains nothing by that: in a new trace it would begin without refusals anyway.
+
+After a busy day and a silent one, a hundred thousand traces may have lapsed, and forgetting them all would hold up the decisions. Each
+event therefore forgets some of them. A trace that has lapsed changes nothing until then: reads leave it out, and a transition first
+forgets a trace whose memory it would use.
 """
 
 from __future__ import annotations
@@ -30,9 +34,12 @@ def has_lapsed(last_event_ms: int, now_ms: int) -> bool:
 
 
 def touch_trace(store: Store, trace_id: str) -> None:
-    """Note that a remembered trace has an event now."""
+    """Note that a remembered trace has an event now. A trace that has lapsed is forgotten, so that the event begins it anew."""
     last_event_ms = store.traces.get(trace_id)
     if last_event_ms is not None and last_event_ms != store.recorded_at_ms:
+        if has_lapsed(last_event_ms, store.recorded_at_ms):
+            _drop_trace(store, trace_id)
+            return
         store.unschedule(store.trace_lapses, (last_event_ms, trace_id))
         _remember_now(store, trace_id)
 
@@ -139,13 +146,23 @@ def close_action(store: Store, event: RecordedEvent, decision: Decision, by_pers
 
 
 def forget_lapsed_traces(store: Store) -> None:
-    """Forget traces that have lapsed. Open reviews do not lapse."""
-    horizon_ms = store.recorded_at_ms - TRACE_LAPSE_MS
+    """Forget the next traces that have lapsed. Open reviews do not lapse."""
     lapses = store.trace_lapses
-    while lapses and lapses[0][0] < horizon_ms:
+    count = LAPSED_TRACES_PER_EVENT if store.semantics.forgets_in_steps else len(lapses)
+    while count and lapses and has_lapsed(lapses[0][0], store.recorded_at_ms):
         _drop_trace(store, lapses[0][1])
+        count -= 1
 
 
+def forget_if_lapsed(store: Store, trace_id: str) -> None:
+    """Forget a trace if it is still remembered and has lapsed."""
+    last_event_ms = store.traces.get(trace_id)
+    if last_event_ms is not None and has_lapsed(last_event_ms, store.recorded_at_ms):
+        _drop_trace(store, trace_id)
+
+
+# Traces that have lapsed and that one event forgets: about two milliseconds.
+LAPSED_TRACES_PER_EVENT: Final = 256
 # Finding the producers with the most traces takes longer than forgetting one, and forgetting many would hold up the decisions.
 _FORGOTTEN_AT_ONCE: Final = 64
 _NO_REVIEWS: Final[Mapping[str, str]] = {}
@@ -181,6 +198,9 @@ def _note_refused_trace(store: Store, trace_id: str, producer: str) -> None:
     store.put(refused.by_trace, trace_id, item)
     store.schedule(refused.by_producer, item)
     store.put(refused.counts, producer, refused.counts.get(producer, 0) + 1)
+    lapses = store.trace_lapses
+    while len(refused.by_trace) > REFUSED_TRACES_MAX and has_lapsed(lapses[0][0], store.recorded_at_ms):
+        _drop_trace(store, lapses[0][1])  # refusals that have lapsed must not displace others
     if len(refused.by_trace) > REFUSED_TRACES_MAX:
         _forget_refusals(store)
 
@@ -244,6 +264,7 @@ def _drop_trace(store: Store, trace_id: str) -> None:
             store.drop(tables.candidate_counts, event_id)
         store.drop(tables.readings, event_id)
         store.drop(tables.contradictions, event_id)
+        store.drop(tables.trace_of_result, event_id)
     store.drop(tables.tool_results, trace_id)
 
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from gavel.v1 import common_pb2, decision_pb2, error_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules import reason_codes
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, PublishEvent, RuleSetPosition
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    Command,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    EventAnswer,
+    Fault,
+    PublishEvent,
+    RuleSetPosition,
+)
 from gavel_rules.decider import handle
+from gavel_rules.events.recorded_event import read_event
 from gavel_rules.limits import (
     EXTRACTED_FIELDS_MAX,
     READINGS_PER_RESULT_MAX,
+    REFUSED_TRACES_MAX,
     RULE_SETS_PER_ACTION_MAX,
     SHADOWS_PER_ACTION_MAX,
     SOURCES_PER_KEY_MAX,
@@ -22,20 +35,42 @@ from gavel_rules.limits import (
     TRACE_TOOL_CALLS_MAX,
     TRACE_TOOL_RESULTS_MAX,
 )
+from gavel_rules.state.records import Rejections
+from gavel_rules.state.store import Store
+from gavel_rules.state.transitions.traces import LAPSED_TRACES_PER_EVENT, count_rejections
 from gavel_rules.values import python_to_value
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.support.driver import AGENT, SUBJECT, SUCCESS, Core, compile_cached, document, fact_envelope, observation_envelope
+from tests.support.driver import (
+    AGENT,
+    START_MS,
+    SUBJECT,
+    SUCCESS,
+    Core,
+    compile_cached,
+    document,
+    fact_envelope,
+    observation_envelope,
+    replay_log,
+)
 from tests.support.hashes import sha256_of
+from tests.support.state.snapshots import restore
 
 INFERENCE = common_pb2.TRUST_TIER_3_AGENT_INFERENCE
 TOOL = common_pb2.TRUST_TIER_2_TOOL_OBSERVATION
 TRACE = "trace-1"
 
 
+def call_of(number: int, trace_id: str = TRACE) -> Envelope:
+    """Return a tool call."""
+    tool_call = ToolCall(tool_name="fraud-tool", execution_id=f"exec_{number:012x}")
+    return Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_call=tool_call)
+
+
 def call(core: Core, number: int) -> None:
     """Publish a tool call of the trace."""
-    tool_call = ToolCall(tool_name="fraud-tool", execution_id=f"exec_{number:012x}")
-    core.publish(Envelope(subject=SUBJECT, trace_id=TRACE, producer=AGENT, tool_call=tool_call))
+    core.publish(call_of(number))
 
 
 def result_of(number: int, trace_id: str = TRACE) -> Envelope:
@@ -239,3 +274,155 @@ def test_the_rule_sets_of_an_action_are_bounded(shadow: bool, limit: int) -> Non
     assert isinstance(core.run(activating("team-0", 2)), RuleSetPosition)
     assert isinstance(core.run(activating("elsewhere", action_type="refund.reverse")), RuleSetPosition)
     core.prove()
+
+
+@pytest.mark.parametrize("shadow_is_last", [False, True])
+def test_shadows_of_the_actions_that_they_would_give_up_are_bounded(shadow_is_last: bool) -> None:
+    """A shadow counts for the actions of the active version too, whether the shadow or that version is activated last."""
+    core = Core()
+
+    def activating(name: str, version: int, shadow: bool, **changes: Any) -> ActivateRuleSet:
+        text = document(rule_set=name, version=version, **changes)
+        core.run(DeployRuleSet(core.new_id(), compile_cached(text), text))
+        return ActivateRuleSet(core.new_id(), name, version, None, shadow)
+
+    def activate_both(name: str) -> list[ActivateRuleSet]:
+        commands = [activating(name, 1, False), activating(name, 2, True, action_type=f"{name}.create")]
+        return commands if shadow_is_last else commands[::-1]
+
+    for number in range(SHADOWS_PER_ACTION_MAX):
+        for command in activate_both(f"team-{number}"):
+            assert isinstance(core.run(command), RuleSetPosition)
+    first, last = activate_both("one-more")
+    core.run(first)
+    fault = core.fault(last)
+    assert (error_pb2.ERROR_REASON_WRONG_STATE, True) == (fault.reason, "other shadows watch refund.create" in fault.message)
+    core.run(DeactivateRuleSet(core.new_id(), "team-0", None, shadow=True))
+    assert isinstance(core.run(last), RuleSetPosition)
+    assert SHADOWS_PER_ACTION_MAX == len(core.state.shadows_by_action["refund.create"])
+    core.prove()
+
+
+def test_traces_that_lapse_together_are_forgotten_in_steps() -> None:
+    """One event forgets LAPSED_TRACES_PER_EVENT traces that have lapsed; a replay and a start from a snapshot forget the same."""
+    core = Core(document())
+    count = 2 * LAPSED_TRACES_PER_EVENT + 10
+    for number in range(count):
+        core.publish(result_of(0, trace_id=f"t{number}"))
+    core.pass_time(TRACE_LAPSE_MS + 1)
+    core.fact("order.status", "delivered", trace_id="other")
+    assert count - LAPSED_TRACES_PER_EVENT == len(core.state.traces)
+    restored = restore(core.state)
+    assert core.state.digest() == restored.digest() == replay_log(core.bus, core.records).state.digest()
+    mark, digest = core.state.mark(), core.state.digest()
+    core.state.apply(next_fact(core))
+    restored.apply(next_fact(core))
+    assert (10, restored.digest()) == (len(core.state.traces), core.state.digest())
+    core.state.undo(mark)
+    assert digest == core.state.digest()
+    for left in (10, 0):
+        core.pass_time(1)
+        core.fact("order.status", "delivered", trace_id="other")
+        assert left == len(core.state.traces) == len(core.state.tool_results) == len(core.state.store.trace_lapses)
+    core.prove()
+
+
+def next_fact(core: Core) -> Envelope:
+    """Return a fact that the log does not have, recorded a moment after its last event."""
+    envelope = Envelope.FromString(core.records[-1].envelope)
+    envelope.sequence_number += 1
+    envelope.recorded_at.FromMilliseconds(core.now_ms + 1)
+    return envelope
+
+
+def test_a_bus_of_version_2_forgets_all_lapsed_traces_at_once() -> None:
+    """The digests of a bus of arbiter version 2 stay what they were: its next event forgets every trace that has lapsed."""
+    core = Core(document(), arbiter_version=2)
+    for number in range(LAPSED_TRACES_PER_EVENT + 10):
+        core.publish(result_of(0, trace_id=f"t{number}"))
+    core.pass_time(TRACE_LAPSE_MS + 1)
+    core.fact("order.status", "delivered", trace_id="other")
+    assert {} == core.state.traces
+    core.prove()
+
+
+def test_lapsed_refusals_displace_no_others() -> None:
+    """At the limit of traces with refusals, one that has lapsed and is not forgotten yet makes room before any other."""
+    store = Store("orders")
+
+    def refuse(trace_id: str) -> None:
+        store.head += 1
+        proposal = read_event(Envelope(event_id="p", trace_id=trace_id, producer=AGENT, proposal=Proposal()))
+        count_rejections(store, proposal, Rejections(0, 1, 0), "", "")
+
+    store.recorded_at_ms = START_MS
+    refuse("lapses")
+    store.recorded_at_ms += 1
+    for number in range(REFUSED_TRACES_MAX - 1):
+        refuse(f"t{number}")
+    store.recorded_at_ms = START_MS + TRACE_LAPSE_MS + 1
+    refuse("last")
+    assert (REFUSED_TRACES_MAX, False) == (len(store.refusals), "lapses" in store.refusals)
+
+
+# Traces, tool calls and values are few, so that moves meet; the last duration lets all traces lapse, and the one before some of them.
+MOVE = st.tuples(
+    st.sampled_from(["call", "result", "read", "read", "fact", "propose", "propose", "pass", "pass"]),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from([1, 60_000, TRACE_LAPSE_MS - 60_000, TRACE_LAPSE_MS, TRACE_LAPSE_MS + 1]),
+)
+Move = tuple[str, int, int, int]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(MOVE, min_size=10, max_size=40), st.integers(0, 40))
+def test_traces_that_are_forgotten_late_change_no_answer(moves: Sequence[Move], events: int) -> None:
+    """A bus on which other traces delay the forgetting of lapsed ones, for some events or all, answers as one without delay."""
+    score = {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 10 * TRACE_LAPSE_MS, "optional": True}
+    status = {"key": "order.status", "type": "string", "max_age_ms": 10 * TRACE_LAPSE_MS}
+    rules = [
+        {"id": "high", "when": "has(facts.score) && facts.score > 1.0", "effect": "reject", "reason_code": "HIGH"},
+        {"id": "fine", "when": "facts.status == 'delivered'", "effect": "approve"},
+    ]
+    text = document({"status": status, "score": score}, rules, rejection_limit=3)
+    prompt, late = Core(text), Core(text)
+    for core in (prompt, late):
+        core.fact("order.status", "delivered", trace_id="facts")
+    for number in range(LAPSED_TRACES_PER_EVENT * events):
+        late.state.store.traces[f"other-{number}"] = 0
+    late.state.store.trace_lapses.update((0, f"other-{number}") for number in range(LAPSED_TRACES_PER_EVENT * events))
+    for move in moves:
+        assert fault_of(prompt, move) == fault_of(late, move)
+        assert [record.envelope for record in prompt.records] == [record.envelope for record in late.records]
+
+
+def fault_of(core: Core, move: Move) -> str:
+    """Make a move on a bus, and return the message of its fault, or ""."""
+    command = command_of(core, move)
+    if command is None:
+        core.pass_time(move[3])
+        return ""
+    answer = core.run(command)
+    return answer.message if isinstance(answer, Fault) else ""
+
+
+def command_of(core: Core, move: Move) -> Command | None:
+    """Return the command of a move; None if time passes."""
+    kind, first, second, duration_ms = move
+    trace_id = f"trace-{first}"
+    match kind:
+        case "call":
+            return publishing(core, call_of(second, trace_id))
+        case "result":
+            return publishing(core, result_of(second, trace_id))
+        case "read":
+            results = core.events_named("ToolReturned")[-3:]
+            evidence = results[second % len(results)] if results else None
+            return publishing(core, observation_envelope("order.score", duration_ms % 3, evidence=evidence, trace_id=trace_id))
+        case "fact":
+            return publishing(core, fact_envelope("order.status", "delivered", trace_id=trace_id))
+        case "propose":
+            cited = [event for event in core.events if event.HasField("observation") or event.fact.key == "order.status"][-1 - second :]
+            return core.proposal(cited, trace_id=trace_id, max_fact_age_ms=10 * TRACE_LAPSE_MS, confidence=0.1 * second)
+    return None

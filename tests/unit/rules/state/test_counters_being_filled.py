@@ -273,6 +273,7 @@ def test_a_compensation_undoes_no_later_effect(is_opened: bool) -> None:
     assert 50.0 == reading.value
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(STEP, max_size=25), st.lists(STEP, max_size=12))
 def test_random_histories(is_compensated: bool, before: list[Step], after: list[Step]) -> None:

@@ -23,6 +23,7 @@ STEP = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEP, max_size=40))
 def test_counters_are_those_of_a_recount(steps: list[Step]) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import Fact
 from gavel_rules.counter_backlog import ENTRIES_PER_SORT, CounterBacklog
 from gavel_rules.language.counters.counter import NEVER_MS
 from gavel_rules.state.counters import CounterEntry, CounterTable
 from gavel_rules.state.disposal import ROWS_PER_STEP
 from gavel_rules.state.transitions.counters import enter
 
-from tests.support.counted_plays import WITH, WITHOUT
+from tests.support.counted_plays import ACTION, WITH, WITHOUT
 from tests.support.driver import Core, compile_cached
 from tests.support.histories.story import play_story
-from tests.support.state.snapshots import tables
+from tests.support.state.snapshots import restore, tables
 
 ENTRIES = 3 * ENTRIES_PER_SORT
 # Rule sets, grants and tools are few; deployments and registrations limit them.
@@ -60,6 +62,61 @@ def test_a_dropped_counter_is_freed_in_steps(name: str, groups: int) -> None:
         assert 0 < freed <= ROWS_PER_STEP
         left -= freed
     assert 0 == left
+
+
+@pytest.mark.parametrize("groups", [1, ENTRIES])
+@pytest.mark.parametrize("name", ["reserved", "smallest", "different"])
+def test_entries_that_have_all_lapsed_are_freed_in_steps(name: str, groups: int) -> None:
+    """Many entries that lapse together leave a counter at once and are freed in steps; one that never lapses stays; undo restores all."""
+    core = Core(WITH[0])
+    table = fill(core, name, groups)
+    enter(core.state.store, table, CounterEntry("open", "group-open", "7" if name == "different" else 7, NEVER_MS, 1))
+    core.state.commit()
+    parts, before, digest, mark = parts_of(table), tables(core.state), core.state.digest(), core.state.mark()
+    assert (0, 7) != (reading(table, "group-0", core.now_ms), reading(table, "group-open", core.now_ms))
+    core.state.apply(next_fact(core, ENTRIES + 10_000))
+    emptied = core.state.counters[table.counter.digest]
+    assert (["open"], ["group-open"], 0) == (list(emptied.entries), list(emptied.groups), len(emptied.lapses))
+    assert emptied in core.state.store.counters_by_event[table.counter.source][ACTION]
+    core.state.undo(mark)
+    assert (before, digest) == (tables(core.state), core.state.digest())
+    left = count(parts)
+    core.pass_time(ENTRIES + 10_000)
+    core.fact("order.status", "delivered")
+    assert left == count(parts)
+    while core.state.store.disposal.has_tables:
+        core.pass_time(1)
+        core.fact("order.status", "delivered")
+        freed = left - count(parts)
+        assert freed <= ROWS_PER_STEP
+        left -= freed
+    assert 0 == left
+    assert core.state.digest() == restore(core.state).digest()
+
+
+def reading(table: CounterTable, group: str, now_ms: int) -> float:
+    """Return the number that a counter gives for a group."""
+    result = table.read(group, now_ms)
+    assert result is not None
+    return result.value
+
+
+def next_fact(core: Core, pause_ms: int) -> Envelope:
+    """Return a fact that the log does not have, recorded a pause after its last event."""
+    envelope = Envelope(event_id="next", sequence_number=core.state.head + 1, trace_id="t", subject="order/1", fact=Fact(key="order.note"))
+    envelope.recorded_at.FromMilliseconds(core.now_ms + pause_ms)
+    return envelope
+
+
+def test_lapsed_entries_are_not_read_one_by_one() -> None:
+    """A group of which every entry has lapsed since the last event is read as empty, without looking at its entries."""
+    core = Core(WITH[0])
+    table = fill(core, "different", 1)
+    assert 1 == reading(table, "group-0", core.now_ms + ENTRIES + 9_998)
+    values = table.groups["group-0"].values
+    assert values is not None
+    values.clear()  # a look at any entry would fail
+    assert 0 == reading(table, "group-0", core.now_ms + ENTRIES + 9_999)
 
 
 def test_a_drop_that_is_undone_frees_nothing() -> None:
@@ -117,3 +174,17 @@ def test_the_entries_of_a_fill_are_sorted_in_steps() -> None:
     entries = [entry.sequence_number for filled in fills if filled.digest == table.counter.digest for entry in filled.entries]
     assert list(range(10, ENTRIES)) == entries
     assert len(backlog.state.counters) == sum(filled.complete for filled in fills)
+
+
+def test_a_fill_has_the_entries_after_those_that_lapsed_together() -> None:
+    """If all entries of a counter lapse while its past is counted, the fill has those of the events after them."""
+    core = Core(WITHOUT)
+    backlog = CounterBacklog(core.bus, compile_cached(WITH[0]).counters.values(), len(core.events) + 1)
+    store = backlog.state.store
+    digest = next(table.counter.digest for table in store.counters.values() if table.counter.name == "approved")
+    for number in range(ENTRIES):
+        enter(store, store.counters[digest], CounterEntry(f"entry-{number}", "", 1, 1, number))
+    backlog.feed(core.events[0])
+    enter(store, store.counters[digest], CounterEntry("later", "", 1, NEVER_MS, ENTRIES))
+    (filled,) = [filled for filled in backlog.fill_steps(core.now_ms, [digest]) if filled is not None]
+    assert ["later"] == [entry.entry_id for entry in filled.entries]

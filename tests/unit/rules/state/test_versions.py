@@ -25,6 +25,7 @@ def test_counts_and_ids_follow_from_the_other_tables(steps: Sequence[Step]) -> N
     assert_counts_follow(play(steps))
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(STEPS, STEPS)
 def test_counts_and_ids_follow_after_an_upgrade(before: Sequence[Step], after: Sequence[Step]) -> None:

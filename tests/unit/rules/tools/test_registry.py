@@ -149,6 +149,16 @@ def test_a_version_keeps_its_promises(core: Core) -> None:
     core.prove()
 
 
+def test_a_version_that_was_left_may_be_registered_anew(core: Core) -> None:
+    """A contract is compared with the registered one alone: a former version may come back with other schemas, whose hash differs."""
+    run(core, contract("fs.stat", argument_schema={"type": "object"}))
+    first = core.state.tools.contracts["fs.stat"].argument_schema_hash
+    run(core, contract("fs.stat", "2"))
+    assert isinstance(run(core, contract("fs.stat", argument_schema={"type": "object", "required": ["path"]})), EventAnswer)
+    assert first != core.state.tools.contracts["fs.stat"].argument_schema_hash
+    core.prove()
+
+
 def test_undo_restores_the_registry(core: Core) -> None:
     """A batch that is not appended leaves no trace in the registry."""
     before = core.state.digest()

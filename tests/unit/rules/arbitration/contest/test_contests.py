@@ -7,17 +7,31 @@ from typing import Any
 
 import pytest
 from gavel.v1 import error_pb2, fact_pb2
+from gavel.v1.common_pb2 import EventReference
+from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.arbitration.first_decision import first_decision_id
 from gavel_rules.commands import Tick
 from gavel_rules.identity.principal import ANONYMOUS, Principal
-from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
+from gavel_rules.limits import (
+    CONTEST_BYTES_MAX,
+    CONTEST_BYTES_OF_PRODUCER_MAX,
+    CONTEST_CANDIDATES_MAX,
+    CONTEST_CANDIDATES_OF_PRODUCER_MAX,
+    CONTEST_CITATIONS_BYTES_MAX,
+    EXTRACTED_FIELDS_MAX,
+    FACT_KEY_LENGTH_MAX,
+    MESSAGE_BYTES_MAX,
+)
+from gavel_rules.values import python_to_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.driver import ACTION, AGENT, FACTS, PARAMS, RULES, SUCCESS, Core, document
+from tests.support.driver import ACTION, AGENT, FACTS, PARAMS, RULES, SUCCESS, Core, document, observation_envelope
 from tests.support.histories.contests import APPROVED, EXPIRED, REJECTED, REVIEW, WINDOW_MS, agent, contest_document, deliver, verdict
 
+# Params of any size.
+NOTES = {"type": "object", "properties": {"amount": {"type": "number"}, "notes": {"type": "array"}}}
 NONE_APPROVED: list[dict[str, Any]] = [
     {"id": "never", "when": "facts.status != '' || has(facts.score)", "effect": "reject", "reason_code": "NEVER"}
 ]
@@ -337,24 +351,90 @@ def test_places_per_producer_are_limited() -> None:
 
 def test_a_contest_is_bounded_in_bytes() -> None:
     """A contest is also bounded by the size of its proposals."""
-    core = Core(contest_document())
+    core = Core(contest_document(params=NOTES))
     fact = deliver(core)
     note = ["x" * 60_000] * 15
-    text = contest_document(params={"type": "object", "properties": {"amount": {"type": "number"}, "notes": {"type": "array"}}}, version=2)
-    core.activate(text)
     for number in range(4):
-        core.enter([fact], trace_id=f"t{number}", params={"amount": 1, "notes": note})
-    fault = core.fault(core.proposal([fact], trace_id="late", params={"amount": 1, "notes": note}))
+        core.enter([fact], trace_id=f"t{number}", params={"amount": 1, "notes": note}, producer=agent(number))
+    fault = core.fault(core.proposal([fact], trace_id="late", params={"amount": 1, "notes": note}, producer=agent(4)))
     assert error_pb2.ERROR_REASON_QUEUE_FULL == fault.reason
-    small = core.enter([fact], trace_id="small", params={"amount": 1, "notes": ["x" * 20_000]})
+    small = core.enter([fact], trace_id="small", params={"amount": 1, "notes": ["x" * 20_000]}, producer=agent(5))
     # What is left, to the byte, and one more: a replay must find the same room. A text in a list takes 8 bytes besides.
     left_bytes = CONTEST_BYTES_MAX - core.state.contests[f"{ACTION} order/1"].size_bytes - small.proposal.ByteSize()
     more, rest = divmod(left_bytes, 40_008)
     notes = ["x" * 40_000] * more
-    oversized = core.proposal([fact], trace_id="last", params={"amount": 1, "notes": [*notes, "x" * (20_000 + rest + 1)]})
-    assert error_pb2.ERROR_REASON_QUEUE_FULL == core.fault(oversized).reason
-    core.enter([fact], trace_id="last", params={"amount": 1, "notes": [*notes, "x" * (20_000 + rest)]})
+    params = {"amount": 1, "notes": [*notes, "x" * (20_000 + rest + 1)]}
+    assert error_pb2.ERROR_REASON_QUEUE_FULL == core.fault(core.proposal([fact], trace_id="last", params=params, producer=agent(5))).reason
+    params = {"amount": 1, "notes": [*notes, "x" * (20_000 + rest)]}
+    core.enter([fact], trace_id="last", params=params, producer=agent(5))
     assert CONTEST_BYTES_MAX == core.state.contests[f"{ACTION} order/1"].size_bytes
+    core.prove()
+
+
+def test_bytes_per_producer_are_limited() -> None:
+    """One producer has at most a quarter of the bytes, over all its traces; other producers still find room."""
+    core = Core(contest_document(params=NOTES))
+    fact = deliver(core)
+    params = {"amount": 1, "notes": ["x" * 60_000] * 9}
+    other = core.enter([fact], trace_id="other", params=params, producer=agent(2), priority=9)
+    core.enter([fact], trace_id="t0", params=params, producer=agent(1))
+    fault = core.fault(core.proposal([fact], trace_id="t1", params=params, producer=agent(1)))
+    assert (error_pb2.ERROR_REASON_QUEUE_FULL, WINDOW_MS) == (fault.reason, fault.retry_after_ms)
+    assert f"{CONTEST_BYTES_OF_PRODUCER_MAX} of the {CONTEST_BYTES_MAX} bytes" in fault.message
+    core.enter([fact], trace_id="t1", producer=agent(1))
+    core.enter([fact], trace_id="t2", params=params, producer=agent(3))
+    core.tick(WINDOW_MS)
+    assert APPROVED == core.first_decision(other).outcome
+    core.prove()
+
+
+def observe_many_keys(core: Core) -> Envelope:
+    """Publish an observation with as many and as long keys as one may have."""
+    envelope = observation_envelope("k.first", 1, subject="note/1")
+    for number in range(1, EXTRACTED_FIELDS_MAX):
+        envelope.observation.extracted_fields[f"k.n{number}".ljust(FACT_KEY_LENGTH_MAX, "x")].CopyFrom(python_to_value(1))
+    return core.publish(envelope)
+
+
+def test_what_a_candidate_cites_is_limited() -> None:
+    """A proposal that cites more than CONTEST_CITATIONS_BYTES_MAX neither opens nor joins a contest, and leaves its room to others."""
+    core = Core(contest_document())
+    fact, observation = deliver(core), observe_many_keys(core)
+    reference = EventReference(event_id=observation.event_id, sequence_number=observation.sequence_number)
+    for candidates in range(2):
+        fault = core.fault(core.proposal([fact], references=[reference] * 255, trace_id="a"))
+        assert (error_pb2.ERROR_REASON_INVALID_REQUEST, 0) == (fault.reason, fault.retry_after_ms)
+        assert ["envelope.proposal.based_on_events"] == [field for field, _ in fault.violations]
+        assert "cite fewer events" in fault.message
+        assert candidates == len(core.state.open_proposals)
+        core.enter([fact], references=[reference], trace_id=f"t{candidates}", priority=candidates)
+    core.tick(WINDOW_MS)
+    core.prove()
+
+
+def test_a_candidate_is_no_larger_than_a_message() -> None:
+    """A proposal that exceeds the limit of an event together with what it cites does not compete, not even alone."""
+    core = Core(contest_document(params=NOTES))
+    fact, observation = deliver(core), observe_many_keys(core)
+    notes = ["x" * 60_000] * (MESSAGE_BYTES_MAX // 60_008)
+    alone = core.proposal([fact], params={"amount": 1, "notes": notes}).envelope.proposal.ByteSize()
+    params = {"amount": 1, "notes": [*notes, "x" * (MESSAGE_BYTES_MAX - alone - CONTEST_CITATIONS_BYTES_MAX // 20)]}
+    fault = core.fault(core.proposal([fact, observation], params=params))
+    assert (error_pb2.ERROR_REASON_INVALID_REQUEST, ["envelope.proposal"]) == (fault.reason, [field for field, _ in fault.violations])
+    core.enter([fact], params=params)
+    core.tick(WINDOW_MS)
+    core.prove()
+
+
+def test_candidates_of_version_2_are_not_limited_by_what_they_cite() -> None:
+    """A bus of arbiter version 2 goes on as its log shows: it has no limit of citations, and none of the bytes of a producer."""
+    core = Core(contest_document(), arbiter_version=2)
+    fact, observation = deliver(core), observe_many_keys(core)
+    reference = EventReference(event_id=observation.event_id, sequence_number=observation.sequence_number)
+    for trace_id in ("a", "b"):
+        core.enter([fact], references=[reference] * 60, trace_id=trace_id)
+    assert CONTEST_BYTES_OF_PRODUCER_MAX < core.state.contests[f"{ACTION} order/1"].size_bytes
+    core.tick(WINDOW_MS)
     core.prove()
 
 

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.tool_pb2 import ToolResult
 from gavel_rules import reason_codes
 from gavel_rules.limits import TRACE_LAPSE_MS
+from gavel_rules.state.transitions.traces import LAPSED_TRACES_PER_EVENT
 
-from tests.support.driver import SUBJECT, Core, document
+from tests.support.driver import AGENT, SUBJECT, Core, document
 from tests.support.hashes import sha256_of
 from tests.support.state.snapshots import page_out
 
@@ -176,6 +179,28 @@ def test_results_without_evidence_lapse_with_their_trace(core: Core) -> None:
     lapse(core)
     tables = core.state.store.tool_result_tables
     assert [None, {"order/1 order.score"}] == [(tables.readings_of(one.event_id) or {}).keys() or None for one in (evidence, later)]
+    core.prove()
+
+
+@pytest.mark.parametrize("is_contradicted", [False, True])
+def test_lapsed_readings_that_are_not_forgotten_yet_contradict_nothing(core: Core, is_contradicted: bool) -> None:
+    """Readings of a lapsed trace that are no evidence do not contradict, while the bus is still forgetting traces that lapsed before."""
+    for number in range(4 * LAPSED_TRACES_PER_EVENT):
+        result = ToolResult(tool_name="fraud-tool", content_hash=sha256_of("1"))
+        core.publish(Envelope(subject=SUBJECT, trace_id=f"t{number}", producer=AGENT, tool_result=result))
+    core.pass_time(1)
+    evidence = core.tool_result()
+    cited = core.observe("k.note", 0.1, evidence=evidence)
+    if is_contradicted:
+        core.observe("k.note", 0.2, evidence=evidence)
+    core.pass_time(TRACE_LAPSE_MS - 1)
+    core.observe("k.note", 0.3, evidence=core.tool_result("trace-2", content_hash=sha256_of("2")), trace_id="trace-2")
+    core.pass_time(2)
+    status = core.fact("order.status", "delivered", trace_id="trace-2")
+    assert evidence.event_id in core.state.readings
+    if not is_contradicted:
+        cited = core.observe("k.note", 0.4, evidence=evidence, trace_id="trace-3")
+    assert (APPROVED, "") == verdict(core.decide([status, cited], trace_id="trace-3"))
     core.prove()
 
 

@@ -99,6 +99,7 @@ def test_the_future_is_the_same(steps: Sequence[Step], choice: int) -> None:
     check_commands(core, lambda number, state: restore(state) if number == split else state)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(STEPS, st.randoms(use_true_random=False))
 def test_paging_changes_nothing(steps: Sequence[Step], randomness: random.Random) -> None:
