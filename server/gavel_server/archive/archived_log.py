@@ -11,13 +11,13 @@ from typing import Final
 
 from gavel_server.archive.archive import Archive
 from gavel_server.archive.storage import ArchiveError
-from gavel_server.log import Entry, EventLog, Head, IdEntry, LogUnavailableError, Record
+from gavel_server.log import ArchiveUnavailableError, Entry, EventLog, Head, IdEntry, Record
 from gavel_server.log.protocol import CHUNK_BYTES, READ_LIMIT, SEQUENCE_NUMBER_MAX
 from gavel_server.log.work.protocol import WorkQueues
 
 
 class ArchivedLog:
-    """See EventLog. `live` is the log that is written. An archive that cannot be read raises LogUnavailableError."""
+    """See EventLog. `live` is the log that is written. An archive that cannot be read raises ArchiveUnavailableError."""
 
     def __init__(self, live: EventLog, archive: Archive) -> None:
         self.live: Final = live
@@ -40,7 +40,7 @@ class ArchivedLog:
             await self._refresh([first])
             return await self.archive.read(first, last, limit, CHUNK_BYTES) or records
         except ArchiveError as error:
-            raise LogUnavailableError(str(error)) from error
+            raise ArchiveUnavailableError(str(error)) from error
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
@@ -53,7 +53,7 @@ class ArchivedLog:
             if min(missing) <= self.archive.end.sequence_number:
                 records |= await self.archive.read_many(missing)
         except ArchiveError as error:
-            raise LogUnavailableError(str(error)) from error
+            raise ArchiveUnavailableError(str(error)) from error
         return records
 
     async def _refresh(self, missing: Sequence[int]) -> None:

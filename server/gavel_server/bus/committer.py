@@ -20,7 +20,6 @@ from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.batch.pacing import BatchPacing
 from gavel_server.bus.batch.pending_append import AppendOutcome, PendingAppend
-from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
 from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Request, answer_all
@@ -43,7 +42,6 @@ class Committer:
         replica: Replica,
         queue: CommandQueue,
         pacing: BatchPacing,
-        repeated_requests: RepeatedRequests,
         wake_readers: Callable[[], None],
         observer: BatchObserver | None,
     ) -> None:
@@ -51,7 +49,6 @@ class Committer:
         self._replica: Final = replica
         self._queue: Final = queue
         self._pacing: Final = pacing
-        self._repeated_requests: Final = repeated_requests
         self._wake_readers: Final = wake_readers
         self._observer: Final = observer
         self._pending: PendingAppend | None = None
@@ -133,7 +130,10 @@ class Committer:
             if isinstance(error, UntimelyError):
                 await self._requeue_untimely(batch, error)
             elif isinstance(error, EventIdTakenError):
-                self._queue.put_back(await self._repeated_requests.answer_refused(batch, error))
+                # Lookups of answers take time. With the next batch they end early, so that the other requests do not wait for them.
+                for request in batch:
+                    request.is_repeated = request.idempotency_key in error.entries
+                self._queue.put_back(batch)
             elif outcome is AppendOutcome.RETRIABLE:
                 if error is None:
                     _answer_lost_twice(batch)

@@ -10,7 +10,7 @@ full it replaces the older one, which is dropped as a whole. Dropping the oldest
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import structlog
@@ -29,8 +29,8 @@ CITABLE_MAX: Final = 65_536
 CITABLE_KEYS_LENGTH_MAX: Final = 512
 # A location that is not in memory costs a read of the index in Redis.
 LOCATIONS_MAX: Final = 16_384
-# Cited events read from the log at once. Each may have 1 MiB, of which little is kept.
-CITED_READ_MAX: Final = 32
+# Cited events read from the log at once. Each may have 1 MiB, of which little is kept, or be in another segment of the archive.
+CITED_READ_MAX: Final = 8
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -115,7 +115,7 @@ class RecentEvents:
     async def read_citable(self, sequence_numbers: Sequence[int]) -> dict[int, CitedEvent]:
         """Read events to cite from the log; numbers that it does not hold are absent."""
         events: dict[int, CitedEvent] = {}
-        numbers = list(dict.fromkeys(sequence_numbers))
+        numbers = sorted(set(sequence_numbers))  # neighbours are in one segment of the archive
         for first in range(0, len(numbers), CITED_READ_MAX):
             for number, record in (await self._log.read_many(numbers[first : first + CITED_READ_MAX])).items():
                 events[number] = cited_event(Envelope.FromString(record.envelope))
@@ -139,6 +139,12 @@ class RecentEvents:
             _LOG.error("index.damaged", event_id=event_id, sequence_number=entry.sequence_number)
             return None
         return EventLocation(entry.sequence_number, entry.decision_sequence_number, envelope.trace_id)
+
+    async def find_unknown(self, event_ids: Iterable[str], now_ms: int) -> list[str]:
+        """Return the event_ids that neither memory nor the log's index has. The events, which may be large, are not read."""
+        unknown = [event_id for event_id in event_ids if self.location(event_id) is None]
+        entries = await self._log.find(unknown, now_ms) if unknown else {}
+        return [event_id for event_id in unknown if event_id not in entries]
 
     async def find_event(self, event_id: str, now_ms: int) -> Envelope | None:
         """Return an event as the log has it."""

@@ -1,12 +1,13 @@
 """Resolves what a batch refers to before it is decided: causes, citations, repeated requests and ended decisions.
 
-Most of it is in memory. The rest is read from the log here, so that deciding never waits.
+Most of it is in memory. The rest is looked up in the log here, so that deciding never waits. Other callers wait meanwhile, so the lookups
+of a batch begin within LOOKUP_SECONDS_MAX. A request for which no time is left is resolved with a later batch.
 """
 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gavel.v1 import error_pb2
@@ -21,10 +22,15 @@ from gavel_rules.state.records import APPROVED
 from gavel_rules.state.state import State
 
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
+from gavel_server.bus.recent_events import CITED_READ_MAX, EventLocation
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Request
 from gavel_server.bus.trace_owners import TraceParty, trace_refusal
 from gavel_server.errors import ServiceError
+from gavel_server.log import ArchiveUnavailableError
+
+# A lookup takes a round trip to the log, which is usually less than a millisecond, or the time to load a segment of the archive.
+LOOKUP_SECONDS_MAX: Final = 0.03
 
 # docs/performance.md#isinstance-tuples
 _WITHOUT_DECISION: Final = (SubmitProposal, PublishEvent)
@@ -34,7 +40,8 @@ class ResolvedBatch(NamedTuple):
     """The part of a batch that can be decided now."""
 
     ready: list[Request]
-    deferred: list[Request]  # repeats of an event_id of the same batch, or of the append under way: for the next batch
+    # For a later batch: repeats of an event_id of this batch or of the append under way, and requests whose lookups had no time left.
+    deferred: list[Request]
     is_behind: bool  # whether the state must read on first: the batch refers to events that another server has just written
 
 
@@ -49,87 +56,153 @@ class UnderWay(Protocol):
         """Return the idempotency keys of the append under way."""
 
 
+class _OutOfTime(Exception):  # noqa: N818  # control flow, not an error
+    """A batch has no time left for another lookup."""
+
+
+class _BatchContext:
+    """What the resolution of one batch knows: its earlier requests, and what lookups in the log have found."""
+
+    def __init__(self, opened: dict[str, TraceParty], monotonic: Callable[[], float]) -> None:
+        self.keys: set[str] = set()
+        self.envelope_of_key: dict[str, Envelope] = {}
+        self.opened = opened  # traces that the batch opens, or the append under way, and their owners
+        self.is_behind = False
+        self.locations: dict[str, EventLocation] = {}
+        self.recorded_ids: set[str] = set()
+        # Also those in memory: a commit while the batch is decided may push them out.
+        self.cited: dict[int, CitedEvent] = {}
+        self.references = References(cited_events=self.cited)
+        self.callers_with_lookup: set[str] = set()
+        self._monotonic = monotonic
+        self._lookups_end_at = 0.0
+
+    def count_lookup(self, request: Request) -> None:
+        """Count a lookup for a request. Raises _OutOfTime. The first lookup of a batch always has time."""
+        now = self._monotonic()
+        if not self.callers_with_lookup:
+            self._lookups_end_at = now + LOOKUP_SECONDS_MAX
+        elif now >= self._lookups_end_at:
+            raise _OutOfTime
+        self.callers_with_lookup.add(request.caller)
+
+
 class ReferenceResolution:
     """Resolves the batches of one bus.
 
-    `settle` waits for the append under way and returns whether there was one. `under_way` tells of that append.
+    `settle` waits for the append under way, if there is one. `under_way` tells of that append. `monotonic` (seconds) limits the time of
+    lookups; no outcome depends on it.
     """
 
     def __init__(
         self,
         replica: Replica,
         repeated_requests: RepeatedRequests,
-        settle: Callable[[], Awaitable[bool]],
+        settle: Callable[[], Awaitable[None]],
         under_way: UnderWay,
+        monotonic: Callable[[], float],
     ) -> None:
         self._replica = replica
         self._repeated_requests = repeated_requests
         self._settle = settle
         self._under_way = under_way
+        self._monotonic = monotonic
         self._opened: dict[str, TraceParty] = {}  # traces of the last batch's first proposals, and their owners
+        self._waiting: set[str] = set()  # callers whose requests the last batch deferred before their first lookup
 
     async def resolve(self, batch: list[Request]) -> ResolvedBatch:
         """Return the requests that can be decided, with their references.
 
-        Requests that the log has answered before are answered here, and so are those whose cause is unknown.
-        Raises LogError and the exceptions of `settle`.
+        Requests that the log has answered before are answered here, and so are those whose cause is unknown. A request that needs an
+        archived event is answered if the archive cannot be read. Raises other LogErrors, and the exceptions of `settle`.
         """
         ready: list[Request] = []
         deferred: list[Request] = []
-        envelope_of_key: dict[str, Envelope] = {}
-        keys: set[str] = set()
-        is_behind = False
-        # Traces that this batch opens, or the one that is being appended, and their owners.
-        opened = dict(self._opened) if self._under_way.is_appending else {}
-        before = frozenset(opened)
+        opened_before = self._opened if self._under_way.is_appending else {}
+        context = _BatchContext(dict(opened_before), self._monotonic)
         recent_events = self._replica.recent_events
+        state = self._replica.state
+        late: set[str] = set()  # callers with a request out of time; their later ones stay behind it
+        if self._waiting:
+            batch = sorted(batch, key=lambda request: request.caller not in self._waiting)
         for request in batch:
-            command = request.command
+            if late and request.caller in late:
+                deferred.append(request)
+                continue
             key = request.idempotency_key
-            if key:
-                if key in keys or key in self._under_way.idempotency_keys():
-                    # The state may forbid by now what the first request did. The next batch answers from the log.
-                    deferred.append(request)
-                    continue
-                location = recent_events.location(key)
-                if location is not None:
-                    await self._repeated_requests.answer(request, location)
-                    continue
-            envelope = command_envelope(command)
-            request.named_in_batch = []
-            if envelope is not None:
-                cause_trace_id = ""
-                if envelope.causation_id:
-                    resolved = await self._resolve_cause(request, envelope, envelope_of_key)
-                    if resolved is None:
+            try:
+                if key:
+                    if key in context.keys or key in self._under_way.idempotency_keys():
+                        # The state may forbid by now what the first request did. The next batch answers from the log.
+                        deferred.append(request)
                         continue
-                    cause_trace_id = resolved
-                    envelope = command_envelope(request.command)
-                if not self._may_use_trace(request, cause_trace_id, opened):
+                    location = recent_events.location(key)
+                    if (location is not None or request.is_repeated) and await self._answer_repeated(request, location, context):
+                        continue
+                request.named_in_batch = []
+                proposal = _proposal_of(request.command, state)
+                missing = self._find_cited(proposal, context) if proposal is not None else None
+                trimmed = await self._read_citations(request, missing, context) if missing else None
+                envelope = command_envelope(request.command)
+                if envelope is not None:
+                    cause_trace_id = ""
+                    if envelope.causation_id:
+                        resolved = await self._resolve_cause(request, envelope, context)
+                        if resolved is None:
+                            continue
+                        cause_trace_id = resolved
+                        envelope = command_envelope(request.command)
+                    if not self._may_use_trace(request, cause_trace_id, context.opened):
+                        continue
+                    named = _events_of_transition(envelope)
+                    if named and not await self._find_events(request, named, context):
+                        continue
+                if not isinstance(request.command, _WITHOUT_DECISION) and (decision_id := decision_id_of(request.command)):
+                    await self._resolve_decision(request, decision_id, context)
+                if trimmed and await self._refuse_trimmed(request, trimmed):
                     continue
-                named = _events_of_transition(envelope)
-                if named and not await self._find_events(request, named, envelope_of_key):
-                    continue
-                if key and envelope is not None:
-                    envelope_of_key[key] = envelope
+                if proposal is not None:
+                    self._cite(request, proposal, missing, context)
+            except _OutOfTime:
+                late.add(request.caller)
+                deferred.append(request)
+                continue
+            except ArchiveUnavailableError as error:
+                if not await self._repeated_requests.answer_known(request):
+                    request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error)))
+                continue
             if key:
-                keys.add(key)
-            if not isinstance(command, _WITHOUT_DECISION):
-                decision_id = decision_id_of(command)
-                if decision_id:
-                    is_behind = await self._resolve_decision(request, decision_id) or is_behind
+                context.keys.add(key)
+                if envelope is not None:
+                    context.envelope_of_key[key] = envelope
             ready.append(request)
-        self._opened = {trace_id: party for trace_id, party in opened.items() if trace_id not in before}
-        is_behind = await self._resolve_citations(ready) or is_behind
-        return ResolvedBatch([request for request in ready if not request.is_answered], deferred, is_behind)
+        self._opened = {trace_id: party for trace_id, party in context.opened.items() if trace_id not in opened_before}
+        self._waiting = late - context.callers_with_lookup
+        return ResolvedBatch(ready, deferred, context.is_behind)
 
-    async def _resolve_cause(self, request: Request, envelope: Envelope, envelope_of_key: dict[str, Envelope]) -> str | None:
+    async def _begin_lookup(self, request: Request, context: _BatchContext) -> None:
+        """Begin a lookup for a request. Raises _OutOfTime, and the exceptions of `settle`.
+
+        The append under way may have what is looked up, and its callers must not wait for the lookup.
+        """
+        context.count_lookup(request)
+        await self._settle()
+
+    async def _answer_repeated(self, request: Request, location: EventLocation | None, context: _BatchContext) -> bool:
+        """Answer a request whose event_id is in memory, or was in the log's index; return False if the index has it no longer."""
+        await self._begin_lookup(request, context)
+        if location is None:
+            return await self._repeated_requests.answer_known(request)
+        await self._repeated_requests.answer(request, location)
+        return True
+
+    async def _resolve_cause(self, request: Request, envelope: Envelope, context: _BatchContext) -> str | None:
         """Let an event without a trace_id inherit that of its cause; return the cause's trace_id.
 
         Returns None after answering: an event of an unknown cause is refused, unless it repeats an event of the log.
         """
         replica = self._replica
-        cause = envelope_of_key.get(envelope.causation_id)
+        cause = context.envelope_of_key.get(envelope.causation_id)
         if cause is not None:
             request.named_in_batch.append(envelope.causation_id)
             trace_id = cause.trace_id
@@ -138,10 +211,7 @@ class ReferenceResolution:
                 live = replica.state.live_decision(cause.execution.decision_id)
                 trace_id = live.decision.trace_id if live is not None else ""
         else:
-            location = await replica.recent_events.find_location(envelope.causation_id, replica.now_ms())
-            if location is None and await self._settle():
-                # The cause may have been in the append under way.
-                location = await replica.recent_events.find_location(envelope.causation_id, replica.now_ms())
+            location = await self._find_location(request, envelope.causation_id, context)
             trace = location.trace_id if location is not None else replica.trace_of_pending(envelope.causation_id)
             if trace is None:
                 if await self._repeated_requests.answer_known(request):
@@ -158,21 +228,34 @@ class ReferenceResolution:
                 envelope.trace_id = trace_id
         return trace_id
 
-    async def _find_events(self, request: Request, event_ids: list[str], envelope_of_key: Mapping[str, Envelope]) -> bool:
+    async def _find_location(self, request: Request, event_id: str, context: _BatchContext) -> EventLocation | None:
+        """Return the location of an event, from memory, an earlier lookup or the log."""
+        replica = self._replica
+        location = replica.recent_events.location(event_id) or context.locations.get(event_id)
+        if location is not None:
+            return location
+        await self._begin_lookup(request, context)
+        location = await replica.recent_events.find_location(event_id, replica.now_ms())
+        if location is not None:
+            context.locations[event_id] = location
+        return location
+
+    async def _find_events(self, request: Request, event_ids: Sequence[str], context: _BatchContext) -> bool:
         """Return whether all events are in the log or earlier in the batch; answer the request otherwise."""
         replica = self._replica
-        for event_id in event_ids:
-            if event_id in envelope_of_key:
-                request.named_in_batch.append(event_id)
-                continue
-            location = await replica.recent_events.find_location(event_id, replica.now_ms())
-            if location is None and await self._settle():
-                location = await replica.recent_events.find_location(event_id, replica.now_ms())
-            if location is None:
-                if not await self._repeated_requests.answer_known(request):
-                    message = f"graph_transition names {event_id}, which is no event of bus {replica.bus} within the idempotency window"
-                    request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
-                return False
+        in_batch = context.envelope_of_key
+        request.named_in_batch += [event_id for event_id in event_ids if event_id in in_batch]
+        others = [event_id for event_id in event_ids if event_id not in in_batch and event_id not in context.recorded_ids]
+        unknown = [event_id for event_id in others if replica.recent_events.location(event_id) is None]
+        if unknown:
+            await self._begin_lookup(request, context)
+            unknown = await replica.recent_events.find_unknown(unknown, replica.now_ms())
+        if unknown:
+            if not await self._repeated_requests.answer_known(request):
+                message = f"graph_transition names {unknown[0]}, which is no event of bus {replica.bus} within the idempotency window"
+                request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+            return False
+        context.recorded_ids.update(others)
         return True
 
     def _may_use_trace(self, request: Request, cause_trace_id: str, opened: dict[str, TraceParty]) -> bool:
@@ -199,77 +282,92 @@ class ReferenceResolution:
             opened[trace_id] = party
         return True
 
-    async def _resolve_decision(self, request: Request, decision_id: str) -> bool:
+    async def _resolve_decision(self, request: Request, decision_id: str, context: _BatchContext) -> None:
         """Look up the decision that a command names; if it is not live, also how it ended.
 
-        Returns whether the state must read on first: another server has just made the decision.
+        The state must read on first if another server has just made the decision.
         """
         replica = self._replica
         live = replica.state.live_decision(decision_id)
         if live is not None:
             # Due timers precede the command, so an approval that nobody has started can only expire.
             request.references = References(decision=live.decision, end_reason=reason_codes.EXPIRED if live.phase == APPROVED else "")
-            return False
-        # The event that ended the decision may be in the append under way, and only the log tells how a decision ended.
-        await self._settle()
+            return
+        # Only the log tells how a decision ended.
+        await self._begin_lookup(request, context)
         now_ms = replica.now_ms()
         recent_events = replica.recent_events
         event = await recent_events.find_event(decision_id, now_ms)
         if event is None or not event.HasField("decision"):
             request.references = References()
-            return False
+            return
         approval = await recent_events.find_approval(event, now_ms)
         request.references = References(decision=approval, end_reason=await recent_events.find_end_reason(approval, now_ms))
-        return event.sequence_number > replica.head.sequence_number
+        context.is_behind = context.is_behind or event.sequence_number > replica.head.sequence_number
 
-    async def _resolve_citations(self, batch: list[Request]) -> bool:
-        """Give every proposal the events that it cites. Returns whether the state must read on first.
-
-        A proposal that cites a trimmed event is refused, and the approval of its review. UNKNOWN_EVENT would be wrong, since a replay
-        across the archive finds the event.
-        """
-        recent_events = self._replica.recent_events
-        state = self._replica.state
-        citable = recent_events.citable
-        head = state.head
-        # What is in memory now: a commit while the batch is decided may push it out.
-        cited: dict[int, CitedEvent] = {}
+    def _find_cited(self, proposal: ProposalView, context: _BatchContext) -> list[int]:
+        """Add the events that a proposal cites to the context, as far as they are in memory; return the numbers of the others."""
+        citable = self._replica.recent_events.citable
+        cited = context.cited
         missing: list[int] = []
-        is_behind = False
-        for request in batch:
-            proposal = _proposal_of(request.command, state)
-            if proposal is not None:
-                for number, _ in proposal.citations:
-                    event = citable.get(number)
-                    if event is None:
-                        missing.append(number)
-                    else:
-                        cited[number] = event
-                version = proposal.projection_version
-                is_behind = is_behind or (version is not None and version > head)
-        trimmed: set[int] = set()
-        if missing:
-            from_log = await recent_events.read_citable(missing)
-            cited |= from_log
-            last = self._replica.head.sequence_number
-            trimmed = {number for number in missing if 0 < number <= last and number not in from_log}
-        is_ahead = bool(missing) and max(missing) > head
-        # An event of this very batch is in memory once it is decided.
-        references = References(cited_events=ChainMap(cited, citable) if is_ahead else cited)
-        for request in batch:
-            proposal = _proposal_of(request.command, state)
-            if proposal is not None:
-                request.references = _with_decision(references, request)
-                if trimmed and _decides_proposal(request.command, state):
-                    await self._refuse_trimmed(request, [number for number, _ in proposal.citations if number in trimmed])
-        return is_behind or is_ahead
+        for number, _ in proposal.citations:
+            event = citable.get(number)
+            if event is not None:
+                cited[number] = event
+            elif number not in cited:
+                missing.append(number)
+        return missing
 
-    async def _refuse_trimmed(self, request: Request, trimmed: list[int]) -> None:
-        """Answer a command on a proposal that cites events that neither the log nor an archive has, unless the log has its answer."""
-        if trimmed and not await self._repeated_requests.answer_known(request):
-            message = f"event {trimmed[0]}, which the proposal cites, is no more in the log of bus {self._replica.bus}"
+    async def _read_citations(self, request: Request, missing: list[int], context: _BatchContext) -> list[int]:
+        """Read the events with these numbers; return the numbers of trimmed events that neither the log nor an archive has.
+
+        A proposal may cite many large events, or events of many segments of the archive. If the time is over, what was read is kept.
+        """
+        replica = self._replica
+        recent_events = replica.recent_events
+        last = replica.head.sequence_number
+        cited = context.cited
+        if request.partial_citations is not None and request.partial_citations[0] is recent_events:
+            cited |= request.partial_citations[1]
+        numbers = sorted({number for number in missing if number not in cited})  # neighbours are in one segment
+        try:
+            for first in range(0, len(numbers), CITED_READ_MAX):
+                await self._begin_lookup(request, context)
+                cited |= await recent_events.read_citable(numbers[first : first + CITED_READ_MAX])
+        except _OutOfTime:
+            request.partial_citations = recent_events, {number: cited[number] for number in missing if number in cited}
+            raise
+        except ArchiveUnavailableError:
+            if _decides_proposal(request.command, replica.state):
+                raise
+        return [number for number in missing if 0 < number <= last and number not in cited]
+
+    def _cite(self, request: Request, proposal: ProposalView, missing: list[int] | None, context: _BatchContext) -> None:
+        """Give a request the events that its proposal cites. If the proposal refers to later events, the state must read on first."""
+        head = self._replica.state.head
+        version = proposal.projection_version
+        references = context.references
+        if version is not None and version > head:
+            context.is_behind = True
+        if missing and max(missing) > head:
+            context.is_behind = True
+            # An event of this very batch is in memory once it is decided.
+            references = References(cited_events=ChainMap(context.cited, self._replica.recent_events.citable))
+        request.references = _with_decision(references, request)
+
+    async def _refuse_trimmed(self, request: Request, trimmed: list[int]) -> bool:
+        """Answer a command that may approve a proposal that cites trimmed events, with its answer in the log if there is one.
+
+        Returns False for other commands. UNKNOWN_EVENT would be wrong, since a replay across the archive finds the event.
+        """
+        replica = self._replica
+        if not _decides_proposal(request.command, replica.state):
+            return False
+        if not await self._repeated_requests.answer_known(request):
+            message = f"event {trimmed[0]}, which the proposal cites, is no more in the log of bus {replica.bus}"
             remedy = "start the server with the archive of the log (--archive)"
             request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"{message}; {remedy}"))
+        return True
 
 
 def _proposal_of(command: Command, state: State) -> ProposalView | None:
@@ -299,8 +397,8 @@ def _with_decision(references: References, request: Request) -> References:
 
 
 def _events_of_transition(envelope: Envelope | None) -> list[str]:
-    """Return the events that a GraphTransition names; none for other events."""
+    """Return the events that a GraphTransition names, each once; none for other events."""
     if envelope is None or not envelope.HasField("agent_diagnostic"):
         return []
     transition = envelope.agent_diagnostic.graph_transition
-    return [*transition.input_event_ids, *transition.output_event_ids]
+    return list(dict.fromkeys([*transition.input_event_ids, *transition.output_event_ids]))

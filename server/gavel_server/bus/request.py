@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 from gavel_rules.commands import NO_REFERENCES, Answer, Command, References
+from gavel_rules.events.citation import CitedEvent
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.errors import ServiceError
@@ -69,7 +70,9 @@ class Request:
     """A command on its way through a sequencer.
 
     `idempotency_key` is the command's event_id if the producer chose it, else "". `named_in_batch` has the event_ids of earlier events of
-    the same batch that the command names: its cause, and those of a graph transition. `was_lost`: one append of the command was lost.
+    the same batch that the command names: its cause, and those of a graph transition. `partial_citations` has the cited events that were
+    read before the batch had no time left, and the RecentEvents at that time. `was_lost`: one append of the command was lost.
+    `is_repeated`: one append was refused because the log has the idempotency_key.
     `cancellation`, if there is one, says whether the caller still waits. `caller` is the key under which limits count it, `principal` the
     authenticated caller.
     """
@@ -91,7 +94,9 @@ class Request:
         self.size_bytes: Final = size_bytes
         self.references = references
         self.named_in_batch: list[str] = []
+        self.partial_citations: tuple[object, dict[int, CitedEvent]] | None = None
         self.was_lost = False
+        self.is_repeated = False
         self._cancellation: Final = cancellation
         self.caller: Final = caller
         self.principal: Final = principal

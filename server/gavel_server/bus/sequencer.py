@@ -105,8 +105,8 @@ class Sequencer:
         repeated = RepeatedRequests(self.replica)
         self._pacing = BatchPacing(BATCH_COMMANDS_MAX)
         self.activating: Final = asyncio.Lock()  # for callers that check an activation before they execute it
-        self._committer: Final = Committer(log, self.replica, self._queue, self._pacing, repeated, self._wake_readers, observer)
-        self._resolution = ReferenceResolution(self.replica, repeated, self._settle_or_restart, self._committer)
+        self._committer: Final = Committer(log, self.replica, self._queue, self._pacing, self._wake_readers, observer)
+        self._resolution = ReferenceResolution(self.replica, repeated, self._settle_or_restart, self._committer, monotonic)
         self._batch: list[Request] = []  # in preparation
         self._readers: list[asyncio.Future[None]] = []
         self._running: asyncio.Task[None] | None = None
@@ -531,16 +531,10 @@ class Sequencer:
         if self._committer.has_reply:
             await self._settle_or_restart()
 
-    async def _settle_or_restart(self) -> bool:
-        """Wait for the append under way while a batch is in preparation. Returns whether there was one.
-
-        Raises _BatchRestart if the append is not in the log.
-        """
-        if not self._committer.is_appending:
-            return False
+    async def _settle_or_restart(self) -> None:
+        """Wait for the append under way while a batch is in preparation. Raises _BatchRestart if it is not in the log."""
         if not await self._committer.settle(self._batch):
             raise _BatchRestart
-        return True
 
 
 def _shutdown_error() -> ServiceError:

@@ -12,6 +12,7 @@ least recently. No producer makes others lose their traces, and a trace in use s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heapreplace
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -26,7 +27,7 @@ from gavel_rules.limits import TRACE_LAPSE_MS
 from gavel_server.errors import ServiceError
 
 TRACES_MAX: Final = 50_000
-# How many traces are forgotten at once.
+# How many traces are forgotten at once: finding the producers with the most traces takes longer than forgetting one.
 FORGOTTEN_AT_ONCE: Final = 1_000
 # Rows of one part of a snapshot.
 PART_ROWS: Final = 512
@@ -67,6 +68,7 @@ class TraceOwners:
     """The owners of traces by trace_id."""
 
     def __init__(self, traces_max: int = TRACES_MAX) -> None:
+        """`traces_max` is at least FORGOTTEN_AT_ONCE."""
         self._traces_max = traces_max
         self._owned: dict[str, _Ownership] = {}
         self._owners: dict[PartyKey, _Owner] = {}
@@ -135,10 +137,15 @@ class TraceOwners:
         )
 
     def _forget_least_recent(self) -> None:
-        largest = max(self._owners.values(), key=lambda owner: len(owner.traces))
-        count = min(FORGOTTEN_AT_ONCE, (len(largest.traces) + 1) // 2)
-        for trace_id in list(islice(largest.traces, count)):
-            self._forget(largest, trace_id)
+        """Forget FORGOTTEN_AT_ONCE traces, one after the other: the one used least recently of the producer that then has the most."""
+        owners = list(self._owners.values())
+        # Among producers with equally many traces, the one known for the longest time comes first.
+        largest = [(-len(owner.traces), index) for index, owner in enumerate(owners)]
+        heapify(largest)
+        for _ in range(FORGOTTEN_AT_ONCE):
+            count, index = largest[0]
+            self._forget(owners[index], next(iter(owners[index].traces)))
+            heapreplace(largest, (count + 1, index))
 
     def _forget(self, owner: _Owner, trace_id: str) -> None:
         del self._owned[trace_id]

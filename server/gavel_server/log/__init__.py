@@ -4,6 +4,7 @@ from gavel_rules.events.hash_chain import chain, genesis_hash
 
 from gavel_server.log.entries import Entry, Head, Record
 from gavel_server.log.protocol import (
+    ArchiveUnavailableError,
     EventIdTakenError,
     EventLog,
     HeadMovedError,
@@ -19,6 +20,7 @@ from gavel_server.log.protocol import (
 )
 
 __all__ = [
+    "ArchiveUnavailableError",
     "Entry",
     "EventIdTakenError",
     "EventLog",

@@ -83,6 +83,10 @@ class LogUnreachableError(LogUnavailableError):
     """The log does not answer, or is loading or busy: it may come back by itself."""
 
 
+class ArchiveUnavailableError(LogUnavailableError):
+    """The archive cannot be read, so an event that left the log by `trim` is out of reach. The log itself serves."""
+
+
 class LossReportedError(LogUnavailableError):
     """A server has reported that the log has lost acknowledged events (`EventLog.report_loss`): nothing was appended."""
 

@@ -26,7 +26,7 @@ from gavel_server.bus.recent_events import EventLocation
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError
-from gavel_server.log import EventIdTakenError, Record
+from gavel_server.log import ArchiveUnavailableError, Record
 
 # The verdicts of people, which a decision answers.
 _VERDICTS: Final = frozenset({"review_resolved", "revocation_requested"})
@@ -43,7 +43,10 @@ class RepeatedRequests:
         self._replica = replica
 
     async def answer(self, request: Request, location: EventLocation) -> None:
-        """Answer a request whose event_id this server knows: with its first answer, or EVENT_ID_REUSED. Raises LogError."""
+        """Answer a request whose event_id this server knows: with its first answer, or EVENT_ID_REUSED. Raises LogError.
+
+        An event whose archive cannot be read costs this request alone: it is LOG_UNAVAILABLE.
+        """
         number = location.sequence_number
         if not await self._answer_at(request, number):
             problem = f"event {number} had event_id {request.idempotency_key}, but this event is no longer in the log"
@@ -56,17 +59,6 @@ class RepeatedRequests:
         if entry is not None:
             await self._answer_hint(request, entry.sequence_number)
         return entry is not None
-
-    async def answer_refused(self, batch: list[Request], error: EventIdTakenError) -> list[Request]:
-        """Answer the requests of a refused batch whose event_ids the index knows; return the others. Raises LogError."""
-        others: list[Request] = []
-        for request in batch:
-            entry = error.entries.get(request.idempotency_key) if request.idempotency_key else None
-            if entry is None:
-                others.append(request)
-            else:
-                await self._answer_hint(request, entry.sequence_number)
-        return others
 
     async def _answer_hint(self, request: Request, number: int) -> None:
         """Answer a request whose event_id is event `number` according to the index."""
@@ -82,6 +74,13 @@ class RepeatedRequests:
 
     async def _answer_at(self, request: Request, number: int) -> bool:
         """Answer a request from the event with its event_id; return False if event `number` is not that event."""
+        try:
+            return await self._answer_from_log(request, number)
+        except ArchiveUnavailableError as error:
+            request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error)))
+            return True
+
+    async def _answer_from_log(self, request: Request, number: int) -> bool:
         sent = command_envelope(request.command)
         replica = self._replica
         records = await replica.log.read_many([number, number + 1])
@@ -157,9 +156,9 @@ class RepeatedRequests:
     async def _answer_from_contest(self, request: Request, proposal: Envelope) -> None:
         """Answer with the decision on a proposal that entered a contest, or let the caller wait for it."""
         replica = self._replica
-        # Wait first: the decision might be committed during the lookup.
-        replica.contest_waiters.add(proposal.event_id, request)
         location = await replica.recent_events.find_location(first_decision_id(proposal), replica.now_ms())
         records = {} if location is None else await replica.log.read_many([location.sequence_number])
+        # A later decision is committed or read by the task that runs this, and thus finds the caller waiting.
+        replica.contest_waiters.add(proposal.event_id, request)
         for record in records.values():
             replica.contest_waiters.notify(Envelope.FromString(record.envelope), record)

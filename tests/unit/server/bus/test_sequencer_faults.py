@@ -6,23 +6,47 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import DataLossAccepted
-from gavel_rules.commands import AcceptClock, AcceptLoss, ActivateRuleSet, DeployRuleSet, PublishEvent, SubmitProposal
+from gavel_rules.commands import (
+    AcceptClock,
+    AcceptLoss,
+    ActivateRuleSet,
+    BeginExecution,
+    Command,
+    DeployRuleSet,
+    PublishEvent,
+    SubmitProposal,
+)
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_server.archive.archive import Archive
+from gavel_server.archive.archived_log import ArchivedLog
+from gavel_server.archive.storage import ArchiveError
 from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.checkpoint import Checkpoint
-from gavel_server.bus.request import CommittedAnswer
+from gavel_server.bus.recent_events import RecentEvents
+from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError
-from gavel_server.log import Entry, LogCorruptError, LogUnavailableError, OutcomeUnknownError, Record, UntimelyError, chain
+from gavel_server.log import (
+    Entry,
+    Head,
+    LogCorruptError,
+    LogUnavailableError,
+    OutcomeUnknownError,
+    Record,
+    UntimelyError,
+    chain,
+)
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.protocol import DAY_MS
 
 from tests.simulation.virtual_time import run_virtually
-from tests.support.driver import BUS, WEEK_MS, compile_cached, event_id, proposal_envelope
+from tests.support.driver import BUS, EXECUTOR, WEEK_MS, compile_cached, event_id, proposal_envelope
 from tests.support.entries import rechain
 from tests.support.simulation.faults import FaultRates, FaultyLog
 from tests.support.simulation.servers import TEXT, CountingLog, Servers, execute, reason, record_event, repeat_command, with_servers
@@ -69,6 +93,62 @@ async def test_timers_fire_after_an_outage(servers: Servers) -> None:
     log.head_error, log.errors_before = None, []
     await asyncio.sleep(5)
     assert "DecisionExpired" == (await servers.events())[-1].event_name
+
+
+class UnreadableArchive:
+    """An archive that has the events up to `end`, and whose storage does not answer."""
+
+    storage = SimpleNamespace(place="s3://archive")
+
+    def __init__(self, end: int) -> None:
+        self.end = Head(end, b"")
+
+    async def read_many(self, _: Sequence[int]) -> dict[int, Record]:
+        """See Archive."""
+        raise ArchiveError("cannot reach s3://archive")
+
+
+@pytest.mark.parametrize("kind", ["citation", "cause", "decision", "repeat in memory", "repeat in the index", "repeat with its cause"])
+def test_an_unreadable_archive_costs_only_requests_that_need_it(kind: str) -> None:
+    """A request that needs an archived event gets LOG_UNAVAILABLE while the archive is away; others of its batch are recorded."""
+
+    async def main() -> None:
+        servers = Servers()
+        archive = UnreadableArchive(0)
+        sequencer, _ = await servers.start(log=ArchivedLog(servers.log, cast("Archive", archive)))
+        await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(TEXT), TEXT))
+        await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
+        old = servers.fact()
+        fact = await record_event(sequencer, repeat_command(old))
+        decision = await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+        effect = servers.effect_of(fact.event_id)
+        if kind == "repeat with its cause":
+            await record_event(sequencer, repeat_command(effect))
+        servers.offset_ms += DAY_MS  # the approval expires
+        last = await record_event(sequencer, servers.fact())
+        await servers.log.trim(last.sequence_number)
+        archive.end = Head(last.sequence_number - 1, b"")
+        if kind != "repeat in memory":
+            sequencer.replica.recent_events = RecentEvents(sequencer.log)
+        commands: dict[str, Command] = {
+            "citation": SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))),
+            "cause": effect,
+            "decision": BeginExecution(decision.event_id, EXECUTOR, 60_000, request_id=servers.new_id()),
+            "repeat in memory": old,
+            "repeat in the index": old,
+            "repeat with its cause": effect,
+        }
+        waiter: list[CommittedAnswer | ServiceError] = []
+        sequencer.replica.contest_waiters.add(event_id(900), Request(old, waiter.append, "", 0))
+        batch = [servers.fact(1), commands[kind], servers.fact(2)]
+        before, refused, after = await asyncio.gather(*(execute(sequencer, command) for command in batch))
+        assert "LOG_UNAVAILABLE" == reason(refused)
+        assert "cannot reach s3://archive" in str(refused)
+        assert [CommittedAnswer, CommittedAnswer] == [type(before), type(after)]
+        assert sequencer.write_error() is None
+        assert [] == waiter
+
+    run_virtually(main())
 
 
 @with_servers

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
 
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet
+import pytest
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, GraphTransition
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    BeginExecution,
+    Command,
+    DeployRuleSet,
+    EventAnswer,
+    PublishEvent,
+    SubmitProposal,
+    command_envelope,
+)
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_server.bus.recent_events import CITED_READ_MAX, RecentEvents
+from gavel_server.bus.references import LOOKUP_SECONDS_MAX
 from gavel_server.bus.request import CommittedAnswer
-from gavel_server.bus.sequencer import BATCH_SECONDS_MAX
+from gavel_server.bus.sequencer import BATCH_SECONDS_MAX, Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit_proposal
+from gavel_server.log import EventLog, IdEntry, Record
 from gavel_server.process.time_slice import CALL_PASSES, SLICE_SECONDS, TimeSlice
 
-from tests.support.driver import BUS, compile_cached, document, proposal_envelope
-from tests.support.simulation.servers import Servers, record_event, with_servers
+from tests.simulation.virtual_time import run_virtually
+from tests.support.driver import AGENT, BUS, EXECUTOR, compile_cached, document, proposal_envelope
+from tests.support.simulation.servers import TEXT, Servers, execute, reason, record_event, repeat_command, with_servers
 
 
 class Clock:
@@ -64,6 +83,152 @@ async def test_batch_of_slow_decisions_ends_early(servers: Servers) -> None:
     values = [event.fact.value.string_value for event in await servers.events() if event.fact.key == "order.status"]
     assert [f"{number:03}" for number in range(100)] == values
     await servers.prove()
+
+
+class SlowLog:
+    """A log whose lookups take `pause_seconds`; `lookups` has their names."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.bus = log.bus
+        self.pause_seconds = 0.0
+        self.lookups: list[str] = []
+        self._log = log
+
+    async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
+        """See EventLog."""
+        await self._note("read_many")
+        return await self._log.read_many(sequence_numbers)
+
+    async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
+        """See EventLog."""
+        await self._note("find")
+        return await self._log.find(event_ids, now_ms)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def _note(self, name: str) -> None:
+        self.lookups.append(name)
+        await asyncio.sleep(self.pause_seconds)
+
+
+async def start_on_slow_log(servers: Servers) -> tuple[Sequencer, SlowLog]:
+    """Start a server with rules whose lookups each take the time for the lookups of a batch, once `pause_seconds` is set."""
+    log = SlowLog(servers.log)
+    sequencer, _ = await servers.start(log=cast("EventLog", log))
+    await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(TEXT), TEXT))
+    await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
+    return sequencer, log
+
+
+def slow_down(sequencer: Sequencer, log: SlowLog) -> None:
+    """Let lookups take time from now on, and the server forget the events in memory, as after a start from a snapshot."""
+    sequencer.replica.recent_events = RecentEvents(sequencer.log)
+    log.lookups.clear()
+    log.pause_seconds = LOOKUP_SECONDS_MAX
+
+
+async def slow_commands(kind: str, servers: Servers, sequencer: Sequencer) -> list[Command]:
+    """Return 20 commands, each with a lookup of its own."""
+    facts = [await record_event(sequencer, servers.fact(number)) for number in range(20)]
+    if kind == "causes":
+        return [servers.effect_of(fact.event_id) for fact in facts]
+    if kind == "transitions":
+        return [transition(servers, [fact.event_id]) for fact in facts]
+    if kind == "citations":
+        return [SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))) for fact in facts]
+    if kind == "decisions":
+        return [BeginExecution(fact.event_id, EXECUTOR, 60_000, request_id=servers.new_id()) for fact in facts]
+    commands: list[Command] = [servers.fact(number) for number in range(20)]
+    for command in commands:
+        await record_event(sequencer, repeat_command(command))
+    return commands
+
+
+def transition(servers: Servers, event_ids: Sequence[str]) -> PublishEvent:
+    """Return the command to publish a step of a graph, with these events as its inputs and outputs."""
+    step = GraphTransition(graph_node="triage", input_event_ids=event_ids, output_event_ids=event_ids)
+    diagnostic = AgentDiagnostic(kind="GraphTransitioned", graph_transition=step)
+    return PublishEvent(servers.admit_envelope(Envelope(subject="order/1", producer=AGENT, agent_diagnostic=diagnostic)))
+
+
+@pytest.mark.parametrize("kind", ["causes", "transitions", "citations", "decisions", "repeats"])
+def test_lookups_of_a_caller_do_not_hold_up_others(kind: str) -> None:
+    """If lookups in the log take long, a batch makes few of them; another caller's fact is recorded, and all requests are answered."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await start_on_slow_log(servers)
+        commands = await slow_commands(kind, servers, sequencer)
+        slow_down(sequencer, log)
+        answers: list[CommittedAnswer | ServiceError] = []
+        for command in commands:
+            envelope = command_envelope(command)
+            key = envelope.event_id if envelope is not None else ""
+            sequencer.submit(command, answers.append, key, caller="greedy:1")
+        await sequencer.execute(servers.fact("quick"), caller="other:1")
+        # Those of one request, and the first one of the next batch.
+        assert len(log.lookups) <= 4
+        assert len(answers) <= 1
+        await asyncio.sleep(10)
+        assert 20 == len(answers)
+        await servers.prove()
+
+    run_virtually(main())
+
+
+@with_servers
+async def test_many_citations_are_read_over_several_batches(servers: Servers) -> None:
+    """A proposal that cites many events is decided once all are read, each once; other callers' facts are recorded meanwhile."""
+    sequencer, log = await start_on_slow_log(servers)
+    facts = [await record_event(sequencer, servers.fact()) for _ in range(5 * CITED_READ_MAX)]
+    slow_down(sequencer, log)
+    proposal = servers.admit_envelope(proposal_envelope(facts))
+    proposing = asyncio.create_task(sequencer.execute(SubmitProposal(ProposalView(proposal)), caller="greedy:1"))
+    await asyncio.sleep(0)
+    quick = 0
+    while not proposing.done():
+        await sequencer.execute(servers.fact("quick"), caller="other:1")
+        quick += 1
+    assert quick >= 3
+    assert ["read_many"] * 5 == log.lookups
+    answer = (await proposing).answer
+    assert isinstance(answer, EventAnswer)
+    # One citation that is not found would make it UNKNOWN_EVENT.
+    assert "FACT_SUPERSEDED" == answer.envelope.decision.reason_code
+    await servers.prove()
+
+
+@with_servers
+async def test_callers_take_turns_at_lookups(servers: Servers) -> None:
+    """If two callers' requests need slow lookups, they are answered in turn, those of one caller in order."""
+    sequencer, log = await start_on_slow_log(servers)
+    facts = [await record_event(sequencer, servers.fact()) for _ in range(10)]
+    effects = [(caller, servers.effect_of(fact.event_id)) for caller, fact in zip(["one:1"] * 5 + ["two:1"] * 5, facts, strict=True)]
+    slow_down(sequencer, log)
+    order: list[str] = []
+    for caller, command in effects:
+        sequencer.submit(command, lambda _, caller=caller: order.append(caller), caller=caller)  # type: ignore[misc]
+    await asyncio.sleep(10)
+    assert ["one:1", "two:1"] * 5 == order
+    causes = [event.causation_id for event in await servers.events() if event.causation_id]
+    assert [facts[number].event_id for number in (0, 5, 1, 6, 2, 7, 3, 8, 4, 9)] == causes
+
+
+@with_servers
+async def test_events_of_transitions_are_looked_up_together(servers: Servers) -> None:
+    """The events that transitions name are looked up in the index, once in a batch, and not read: they may be large, or archived."""
+    sequencer, log = await start_on_slow_log(servers)
+    facts = [await record_event(sequencer, servers.fact()) for _ in range(3)]
+    slow_down(sequencer, log)
+    event_ids = [fact.event_id for fact in facts]
+    results = await asyncio.gather(*(execute(sequencer, transition(servers, event_ids * 20)) for _ in range(3)))
+    assert [CommittedAnswer] * 3 == [type(result) for result in results]
+    assert ["find"] == log.lookups
+    unknown = servers.new_id()
+    refused = await execute(sequencer, transition(servers, [*event_ids, unknown]))
+    assert "EVENT_NOT_FOUND" == reason(refused)
+    assert unknown in str(refused)
 
 
 @with_servers

@@ -155,6 +155,19 @@ def test_memory_is_bounded(greedy: int) -> None:
     assert f"greedy-{last % greedy}" == owner_id(owners, f"t{last}", 0)
 
 
+def test_one_search_for_the_largest_producer_makes_room_for_many_traces() -> None:
+    """If the table is full of producers with one trace each, many traces are forgotten at once: more traces of one, then the oldest."""
+    owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)
+    for number in range(5):
+        owners.note(f"mine {number}", party("me"), 0)
+    for number in range(2 * FORGOTTEN_AT_ONCE - 4):
+        owners.note(f"t{number}", party(f"p{number}"), 0)
+    assert FORGOTTEN_AT_ONCE + 1 == len(owners._owned)
+    assert [None] * 4 == [owner_id(owners, f"mine {number}", 0) for number in range(4)]
+    oldest = FORGOTTEN_AT_ONCE - 5
+    assert [None, f"p{oldest}"] == [owner_id(owners, f"t{number}", 0) for number in (oldest - 1, oldest)]
+
+
 def test_a_trace_in_use_is_kept() -> None:
     """A trace with recent proposals keeps its owner, however many traces are opened in the name of its producer."""
     owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)

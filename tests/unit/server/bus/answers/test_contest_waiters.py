@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
 
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, OpenBus, SubmitProposal
@@ -12,7 +14,7 @@ from gavel_server.bus.answers.confirmed_answers import ConfirmedAnswers
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
-from gavel_server.log import LogUnavailableError, OutcomeUnknownError
+from gavel_server.log import ArchiveUnavailableError, EventLog, LogUnavailableError, OutcomeUnknownError, Record
 from gavel_server.log.memory import MemoryLog
 
 from tests.support.driver import BUS, WEEK_MS, compile_cached, document, proposal_envelope
@@ -24,9 +26,9 @@ TEXT = document(contest_window_ms=1_000)
 Verdict = tuple[int, str, list[str]]
 
 
-async def start_with_rules(servers: Servers) -> tuple[Sequencer, CountingLog]:
+async def start_with_rules(servers: Servers, log: EventLog | None = None) -> tuple[Sequencer, CountingLog]:
     """Start a server and put rules with a contest in force."""
-    sequencer, counting = await servers.start()
+    sequencer, counting = await servers.start(log=log)
     await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(TEXT), TEXT))
     await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
     return sequencer, counting
@@ -62,6 +64,38 @@ async def test_callers_are_answered_when_the_window_closes(servers: Servers) -> 
     assert expected == [verdict(result) for result in results]
     assert 0 == sequencer.replica.contest_waiters.count
     await servers.prove()
+
+
+class LogWithUnreadableEvent:
+    """A log with an archive that does not answer, which has the event `unreadable`."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.bus = log.bus
+        self.unreadable = 0
+        self._log = log
+
+    async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
+        """See EventLog."""
+        if self.unreadable in sequence_numbers:
+            raise ArchiveUnavailableError("cannot reach s3://archive")
+        return await self._log.read_many(sequence_numbers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+@with_servers
+async def test_a_repeat_whose_decision_is_unreadable_does_not_wait(servers: Servers) -> None:
+    """A repeated proposal whose decision is in an archive that cannot be read is refused, and keeps no place among the waiting callers."""
+    log = LogWithUnreadableEvent(servers.log)
+    sequencer, _ = await start_with_rules(servers, cast("EventLog", log))
+    low, high = await proposals(servers, sequencer, 1, 2)
+    results = await asyncio.gather(*(execute(sequencer, repeat_command(command)) for command in (low, high)))
+    assert isinstance(results[0], CommittedAnswer)
+    assert results[0].record is not None
+    log.unreadable = results[0].record.sequence_number
+    assert "LOG_UNAVAILABLE" == reason(await execute(sequencer, low))
+    assert 0 == sequencer.replica.contest_waiters.count
 
 
 @with_servers
