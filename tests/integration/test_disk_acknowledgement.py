@@ -42,6 +42,7 @@ async def refusal(log: RedisLog, head: Head) -> str:
     return ""
 
 
+@pytest.mark.long
 async def test_an_event_is_acknowledged_once_it_is_on_both_disks(servers: tuple[RedisOnTcp, RedisOnTcp], bus: str) -> None:
     """A replica that keeps no file confirms nothing, although the event is in the log; once it keeps one, the event is confirmed."""
     primary, replica = servers

@@ -74,6 +74,7 @@ async def test_processes_prove_a_log_together(log: RedisLog, tmp_path: Path) -> 
     await log.close()
 
 
+@pytest.mark.long
 async def test_a_trimmed_log(log: RedisLog, tmp_path: Path) -> None:
     """A log whose first events are in an archive gets the verdict of one process: its first event is missing."""
     files = SnapshotFiles(tmp_path, log.bus)

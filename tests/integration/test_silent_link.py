@@ -16,6 +16,7 @@ TIMEOUT_MS = 600_000
 PING = ("PING",)
 
 
+@pytest.mark.long
 async def test_waiting_calls_end_when_a_probe_is_answered(redis_url: str) -> None:
     """Calls that a silence has swallowed end as soon as a probe is answered again, not after their timeout."""
     async with running_proxy(redis_url) as proxy:
@@ -56,6 +57,7 @@ async def test_a_start_does_not_wait_for_its_timeout(redis_url: str, bus: str) -
         await logs.close()
 
 
+@pytest.mark.long
 async def test_connections_of_before_a_silence_are_not_used(redis_url: str) -> None:
     """A connection that was idle during a silence may be dead, and is replaced."""
     async with running_proxy(redis_url) as proxy:

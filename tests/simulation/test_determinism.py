@@ -48,6 +48,7 @@ def test_batches_do_not_matter(here: dict[str, object], batch_size: int) -> None
     assert here == decide(SEED, batch_size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
     [

@@ -72,6 +72,7 @@ async def assert_refunded(client: GavelClient) -> None:
     await wait_for_events(client, lambda event: event.HasField("fact") and event.fact.key == "order.refunded")
 
 
+@pytest.mark.long
 async def test_langgraph(page: dict[str, Any], orders: GavelClient) -> None:
     """The example of LangGraph refunds an order."""
     from langchain_core.messages import AIMessage

@@ -28,6 +28,7 @@ async def proposals(client: GavelClient) -> int:
     return sum(event.HasField("proposal") for event in page.envelopes)
 
 
+@pytest.mark.long
 async def test_a_tool_that_needs_a_confirmation_is_proposed_after_it(client: GavelClient) -> None:
     """A call that ADK holds back for a confirmation is not proposed; once it is confirmed, it acts and is reported."""
     from google.adk.tools.function_tool import FunctionTool

@@ -35,6 +35,7 @@ def transitions(events: Sequence[Envelope]) -> list[GraphTransition]:
     return [event.agent_diagnostic.graph_transition for event in events if event.agent_diagnostic.HasField("graph_transition")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_synchronous", [False, True])
 async def test_each_step_is_recorded_with_its_events(client: GavelClient, sync_client: SyncGavelClient, is_synchronous: bool) -> None:
     """The log has every node of a run once, with the events that the tools' step wrote and the model's next step read."""

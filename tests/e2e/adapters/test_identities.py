@@ -59,6 +59,7 @@ async def callers(secured: tuple[Server, dict[str, str]]) -> AsyncIterator[dict[
         await client.close()
 
 
+@pytest.mark.long
 async def test_a_gate_acts_with_the_rights_of_its_caller(callers: dict[str, GavelClient]) -> None:
     """With the grants of agent and executor a tool runs; with the agent's alone it does not; and no agent states the depot's facts."""
     depot = Depot()

@@ -67,6 +67,7 @@ def middleware(change: Any) -> AgentMiddleware[Any, Any, Any]:
     return Changing()
 
 
+@pytest.mark.long
 async def test_a_middleware_that_retries_acts_once(case: Case) -> None:
     """A tool that raises after its effect is not run again by ToolRetryMiddleware, and is reported as PARTIAL."""
     from langchain.agents.middleware import ToolRetryMiddleware

@@ -56,6 +56,7 @@ async def die(client: GavelClient, server: str, lease_ms: int) -> None:
     assert (-9, "") == (finished.returncode, finished.stderr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_attempts", [1, 3])
 async def test_the_lease_of_a_dead_process_lapses(pair: Any, client: GavelClient, max_attempts: int) -> None:
     """After a crash the call waits for the lease to lapse; then the rule set says whether it runs, or a person has to look at it."""
@@ -75,6 +76,7 @@ async def test_the_lease_of_a_dead_process_lapses(pair: Any, client: GavelClient
     assert isinstance(await gate(client)(CALL), Finished)
 
 
+@pytest.mark.long
 async def test_a_call_that_runs_elsewhere_is_pending_at_the_deadline(pair: Any, client: GavelClient) -> None:
     """A call whose attempt another process holds for longer than the gate may wait is pending, and does not run."""
     await die(client, pair[0].address, 600_000)

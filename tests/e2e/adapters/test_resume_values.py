@@ -5,6 +5,7 @@ Tests import the frameworks themselves: processes that only collect them are spa
 
 from __future__ import annotations
 
+import pytest
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel_client import GavelClient
 from gavel_client.gate import Gate
@@ -14,6 +15,7 @@ from tests.e2e.adapters.agents.agent import Depot, Turn, actions
 DEADLINE_MS = 5_000
 
 
+@pytest.mark.long
 async def test_arguments_that_an_approval_replaces_are_decided_anew(client: GavelClient) -> None:
     """Pydantic AI lets an approval replace the arguments; the gate decides on those, so that the approval gives no right to them."""
     from pydantic_ai import DeferredToolResults, ToolApproved

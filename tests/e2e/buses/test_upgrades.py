@@ -71,6 +71,7 @@ def replay_by_older_build(redis_url: str, bus: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False)
 
 
+@pytest.mark.long
 async def test_a_rolling_upgrade(core: Core, redis_url: str, bus: str, tmp_path: Path) -> None:
     """Servers are restarted one after the other with a build that implements both versions, and go on with version 2. The plan names each
     server that still lacks version 3. Then the bus is upgraded while it works, every server decides by version 3, and the whole log is

@@ -433,6 +433,7 @@ def test_a_folder_with_other_files(folder: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_closed_output(folder: Path) -> None:
     """A closed standard output is exit status 1; a closed pipe ends commands, help and version silently with 141."""
     line = [GAVEL, "rules", "graph", str(folder / "parcels.yaml")]

@@ -22,6 +22,7 @@ def decide(server: Server, bus: str, name: str, weight: float) -> str:
         return decision.reason_code or decision.rule_id
 
 
+@pytest.mark.long
 def test_from_simulation_to_rollback(shop: Server, bus: str, tmp_path: Path) -> None:
     """A version is simulated, shadowed, activated and rolled back; each step prints what it did."""
     file = tmp_path / "rules.yaml"

@@ -39,6 +39,7 @@ def reserved(events: list[Envelope]) -> Fraction:
     return sum((Fraction(str(decision.params["weight"])) for decision in approved), Fraction(0))
 
 
+@pytest.mark.long
 async def test_a_budget_is_never_overrun(clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str) -> None:
     """Of proposals that come at once at both servers, exactly as many are approved as fit into what the past left of the budget."""
     first, second = clients

@@ -81,6 +81,7 @@ def candidate(fact: Envelope, priority: int) -> Envelope:
     return proposal(fact, priority=priority, event_id=new_event_id())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("best_first", [True, False])
 @pytest.mark.parametrize("best_at", [0, 1])
 async def test_the_same_winner_in_either_order_at_either_server(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from gavel.v1 import execution_pb2
 from gavel_client import GavelClient
 
@@ -30,6 +31,7 @@ derivations:
 )
 
 
+@pytest.mark.long
 async def test_concurrent_reports_derive_every_number_once(
     pair: tuple[Server, Server], new_bus_clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ async def test_two_servers_create_a_bus(pair: tuple[Server, Server], bus: str, r
         assert ["bus_opened", None, None] == [event.fact.WhichOneof("system") for event in ledger.events]
 
 
+@pytest.mark.long
 async def test_concurrent_proposals_by_two_servers_make_one_log(clients: Clients, redis_url: str, bus: str) -> None:
     """With agents and executors at both servers the log stays valid and replays, and both servers reach the same state."""
     first, second = clients
@@ -171,6 +172,7 @@ async def test_filtered_subscriptions_end_with_checkpoints(clients: Clients, red
         assert sorted(set(numbers)) == numbers
 
 
+@pytest.mark.long
 async def test_an_approval_that_nobody_starts_expires_once(new_bus_clients: Clients, redis_url: str, bus: str) -> None:
     """On two idle servers an approval expires once, not early, and frees its key."""
     first, second = new_bus_clients
@@ -254,6 +256,7 @@ async def test_activation_applies_at_both_servers(clients: Clients) -> None:
     )
 
 
+@pytest.mark.long
 async def test_facts_of_an_execution_are_derived_once_by_two_reactors(clients: Clients, redis_url: str, bus: str) -> None:
     """Both servers run a reactor, and yet each fact of an execution is derived once and the key is free again."""
     first, second = clients

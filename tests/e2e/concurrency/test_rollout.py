@@ -64,6 +64,7 @@ async def test_activation_under_load_takes_effect_at_one_number(clients: tuple[G
     assert 0 == verdict.returncode, verdict.stderr
 
 
+@pytest.mark.long
 async def test_a_shadow_under_load_disturbs_nothing(clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str) -> None:
     """A shadow changes no decision; both servers count the same differences, and each follows its decision."""
     first, second = clients

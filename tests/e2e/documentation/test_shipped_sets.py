@@ -145,6 +145,7 @@ def test_every_shipped_set_has_a_play() -> None:
     assert shipped_names() == tuple(sorted(PLAYS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PLAYS))
 async def test_shipped_set(new_bus_clients: tuple[GavelClient, GavelClient], name: str) -> None:
     """A shipped set approves a proposal and, after one more fact, refuses it with its own reason code; both decisions replay."""

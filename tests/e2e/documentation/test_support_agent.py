@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel_client import GavelClient
 from gavel_client.evidence import EvidenceStore
@@ -21,6 +22,7 @@ EXAMPLE = ROOT / "client/python/examples/support"
 OVERLOADED = Reply(status=529, body={"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})
 
 
+@pytest.mark.long
 async def test_the_support_agent_is_governed_and_auditable(
     pair: tuple[Server, Server], new_bus_clients: tuple[GavelClient, GavelClient], bus: str, tmp_path: Path
 ) -> None:

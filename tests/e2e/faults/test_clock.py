@@ -78,6 +78,7 @@ async def test_log_ahead_of_the_clock_is_not_written_to(pair: tuple[Server, Serv
     assert 2 == (await Ledger.read(redis_url, bus)).head[0]
 
 
+@pytest.mark.long
 async def test_an_operator_accepts_a_log_that_is_ahead(pair: tuple[Server, Server], redis_url: str, bus: str) -> None:
     """`gavel accept-clock` is recorded, lets all servers write to a bus that is an hour ahead; a second is refused."""
     async with run_ahead(redis_url, bus, HOUR_MS) as ahead:

@@ -196,6 +196,7 @@ async def test_outcomes_of_a_suspended_redis_are_settled(server: Server) -> None
             await prove(client)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_signals_drain(server: Server, number: signal.Signals) -> None:
     """Under load, a signal ends every call with a decision or UNAVAILABLE; every answer is committed, and no process remains."""
@@ -239,6 +240,7 @@ async def refuse_writes(server: Server, refuse: bool) -> None:
         await connection.config_set("min-replicas-to-write", int(refuse))
 
 
+@pytest.mark.long
 async def test_a_redis_that_refuses_writes(server: Server) -> None:
     """While Redis refuses writes, writes fail and reads succeed; buses that fail to open leave nothing behind; then all recovers."""
     with run_servers(server):

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from pathlib import Path
 
+import pytest
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
@@ -66,6 +67,7 @@ async def test_timers_due_while_the_server_was_down(tmp_path: Path) -> None:
             await prove(client)
 
 
+@pytest.mark.long
 async def test_a_fact_that_changes_before_an_executor_comes(
     pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, queue_url: str
 ) -> None:

@@ -24,6 +24,7 @@ async def fill(client: GavelClient) -> None:
         await client.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.note", value=NOTE), timeout_ms=TIMEOUT_MS)
 
 
+@pytest.mark.long
 async def test_a_full_redis_serves_reads(tmp_path: Path) -> None:
     """A server whose Redis is full refuses writes with the reason and the remedy, serves every read, and starts again with its log."""
     server = Server(tmp_path / "gavel", options=["--front", ANY_FRONT, "--redis-memory-mib", "16"])

@@ -79,6 +79,7 @@ class Readers:
                 await subscription.run()
 
 
+@pytest.mark.long
 async def test_what_was_read_and_is_lost(tmp_path: Path) -> None:
     """No reader takes the events after an accepted loss for those that it has read: each ends and says which event is lost.
 

@@ -220,6 +220,7 @@ async def lose_events(server: Server, tmp_path: Path) -> None:
     await return_to_the_copy(server, tmp_path)
 
 
+@pytest.mark.long
 async def test_a_log_that_lost_events_is_not_written_to(server: Server, tmp_path: Path) -> None:
     """A server whose log lacks acknowledged events serves reads and refuses writes, after every restart too."""
     with run_servers(server):
@@ -250,6 +251,7 @@ async def accept_loss(client: GavelClient) -> None:
     assert [loss] == list((await prove(client)).data_losses)
 
 
+@pytest.mark.long
 async def test_an_operator_accepts_a_loss(server: Server, tmp_path: Path) -> None:
     """An accepted loss is in the log; the bus goes on from there, and restarts know that nothing more is lost."""
     with run_servers(server):

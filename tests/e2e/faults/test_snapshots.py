@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from gavel_client import GavelError
 
 from tests.e2e.runs import run_gavel
@@ -23,6 +24,7 @@ CATCHES_MAX = 20
 CATCH_SECONDS = 5.0
 
 
+@pytest.mark.long
 async def test_kills_leave_whole_snapshots(redis_url: str, bus: str, tmp_path: Path) -> None:
     """After kills under load, some of them during the writing of a snapshot, each start reads a snapshot, and the state is that of a server
     that reads the whole log. Nothing half is left, and the log is proved. A replay warns of a damaged snapshot on standard error.

@@ -23,6 +23,7 @@ def status_of(event: Envelope) -> str:
     return execution_pb2.ExecutionStatus.Name(event.execution.status).removeprefix("EXECUTION_STATUS_")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "suspended"])
 async def test_another_executor_takes_over(
     pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, killed: signal.Signals, queue_url: str

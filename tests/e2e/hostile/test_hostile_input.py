@@ -300,6 +300,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opened", [0], ids=["front"], indirect=True)  # what is compiled does not depend on it
 @pytest.mark.parametrize(("text", "code"), DOCUMENTS)
 def test_hostile_documents(target: Target, text: str, code: str) -> None:

@@ -43,6 +43,7 @@ async def send_malformed_headers(address: str) -> None:
     await connection.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front", TRANSPORTS)
 def test_server_whose_log_nobody_reads(tmp_path: Path, front: FrontSetting) -> None:
     """A server whose standard error is a full pipe answers, and ends on SIGTERM."""

@@ -72,6 +72,7 @@ def is_accepted(server: SecureServer, certificate: tuple[bytes, bytes]) -> bool:
     return failure is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front", TRANSPORTS)
 def test_an_authority_is_removed_under_load(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
     """Callers of a removed authority are refused and their streams end; those of the other one notice nothing, however often it happens."""

@@ -84,6 +84,7 @@ def test_revoked_authority(tmp_path: Path, front: FrontSetting, redis_url: str) 
             assert attempt(again, FORWARDED) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front", TRANSPORTS)
 def test_rotation_under_load(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
     """While the server's certificate is replaced again and again, no call fails, on open connections and on new ones."""

@@ -66,6 +66,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SecureSer
         yield running
 
 
+@pytest.mark.long
 async def test_delegation_needs_a_grant(server: SecureServer, tmp_path: Path) -> None:
     """A caller joins a group's trace with a cause in it if its grant says so; others do not, whoever they claim to be, and replay tells."""
     refusals: dict[str, str] = {}

@@ -55,6 +55,7 @@ def test_issuer_without_a_trusted_certificate(tmp_path: Path, front: FrontSettin
             assert attempt(channel, METHODS[0], bearer(server.token)) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front", TRANSPORTS)
 def test_bad_answers(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
     """Redirects, endless, slow and malformed answers change nothing; an empty key set withdraws all keys, and the refusal says so."""

@@ -119,6 +119,7 @@ def test_forged_metadata_changes_nobody(server: SecureServer, channel: grpc.Chan
         assert "'nobody'" in failure.message
 
 
+@pytest.mark.long
 def test_certificate_that_expires(server: SecureServer) -> None:
     """When a client certificate expires, streams on its open connection end, and its calls are refused."""
     start = datetime.now(UTC) - timedelta(seconds=60)

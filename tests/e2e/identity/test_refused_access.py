@@ -130,6 +130,7 @@ def test_unauthenticated_calls(tmp_path: Path, front: FrontSetting) -> None:
     assert 0 == result.returncode, result.stdout + result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front", TRANSPORTS)
 async def test_replay_refuses_a_changed_attestation(tmp_path: Path, front: FrontSetting) -> None:
     """One event's attestation is changed and the log chained again: `gavel replay` exits with 3 and names the grant that lacked."""

@@ -16,6 +16,7 @@ from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
 from tests.e2e.runs import run_gavel
 
 
+@pytest.mark.long
 async def test_drift_closes_a_tool(world: World) -> None:
     """A changed description closes the tool without reaching the model, is recorded once, and opens again when it is accepted."""
     world.configure_ledger()

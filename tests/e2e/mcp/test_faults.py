@@ -20,6 +20,7 @@ from tests.e2e.mcp.world import LEDGER_RULES, World, text_of, until
 from tests.e2e.world import Server, run_servers
 
 
+@pytest.mark.long
 async def test_gavel_away(redis_server: EmbeddedRedis, bus: str, tmp_path: Path) -> None:
     """While Gavel cannot be reached no call is made, neither a read nor an effect; once it is back, calls are made again."""
     server = Server(tmp_path / "gavel", redis_url=redis_server.url, options=["--no-front"])

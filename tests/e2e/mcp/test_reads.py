@@ -14,6 +14,7 @@ from gavel_client.values import from_value
 from tests.e2e.mcp.world import AGENT, GIT_SERVER, World, text_of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_reads_are_witnessed(world: World, npm_servers: Path, mode: str) -> None:
     """A read leaves its call, its result, the evidence and an observation of tier 2, for clients of both eras."""

@@ -29,6 +29,7 @@ from tests.support.postgresql.cluster import Cluster
 PARCELS = [f"parcel/{number}" for number in range(20)]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_decisions_are_carried_out_and_proved(postgresql_server: Cluster, bus: str, tmp_path: Path) -> None:
     """A decision made by one server is carried out by an executor of another one, its facts are derived, and the log is proved."""

@@ -66,6 +66,7 @@ def fork(notarized: Notarized, folder: Path) -> Server:
     return Server(data)
 
 
+@pytest.mark.long
 def test_growing_log(own_notarized: Notarized, tmp_path: Path, go_programs: Path) -> None:
     """A log that only grew is signed again; old and new checkpoint are shown to be consistent, also by Go's library."""
     old = (own_notarized.state / "checkpoint").read_text(encoding="utf-8")
@@ -93,6 +94,7 @@ def test_growing_log(own_notarized: Notarized, tmp_path: Path, go_programs: Path
         assert status == subprocess.run(check, capture_output=True, check=False, timeout=60).returncode
 
 
+@pytest.mark.long
 def test_forked_log_is_refused_by_the_notary(own_notarized: Notarized, tmp_path: Path) -> None:
     """A log whose early event was changed, consistently, is not signed by the notary that signed it before: exit status 3."""
     server = fork(own_notarized, tmp_path)
@@ -103,6 +105,7 @@ def test_forked_log_is_refused_by_the_notary(own_notarized: Notarized, tmp_path:
             assert (3, "", True) == (result.returncode, result.stdout, "gavel/default was rewritten: its first 13 events" in result.stderr)
 
 
+@pytest.mark.long
 def test_forked_log_is_refused_by_a_witness(own_notarized: Notarized, tmp_path: Path, witness: Witness) -> None:
     """A notary that forgets what it signed cannot get a rewritten log cosigned by a witness that saw the log before."""
     assert (0, "") == (own_notarized.sign(*witness.options).returncode, own_notarized.sign(*witness.options).stderr)
@@ -116,6 +119,7 @@ def test_forked_log_is_refused_by_a_witness(own_notarized: Notarized, tmp_path: 
         assert (3, True) == (longer.returncode, "the log does not begin with the 13 events that it cosigned" in longer.stderr)
 
 
+@pytest.mark.long
 def test_forked_log_is_refused_by_an_auditor(own_notarized: Notarized, tmp_path: Path) -> None:
     """An auditor with an old checkpoint notices a rewritten log, even if the notary is one with the server: exit status 3."""
     since = tmp_path / "old.checkpoint"

@@ -189,6 +189,7 @@ def test_imports_of_the_file() -> None:
     assert set() == {*lines} - {*sys.stdlib_module_names} - {"cryptography"}
 
 
+@pytest.mark.long
 def test_libraries_of_go(notarized: Notarized, proof_file: Path, go_programs: Path, tmp_path: Path) -> None:
     """Go's note and transparency-dev's merkle verify signature and inclusion proofs, and refuse changed ones."""
 

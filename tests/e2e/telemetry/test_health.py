@@ -90,6 +90,7 @@ def test_a_check_opens_no_bus(server: Server) -> None:
         asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_stopping_server_reports_it_for_its_buses(server: Server) -> None:
     """A watch of a bus gets NOT_SERVING when the server begins to stop."""
 

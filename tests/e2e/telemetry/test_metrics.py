@@ -92,6 +92,7 @@ def sample(port: int, series: str) -> float:
     return float(match[1]) if match else math.nan
 
 
+@pytest.mark.long
 async def test_lapsed_leases_and_waiting_reviews(tmp_path: Path) -> None:
     """A lease that lapses without a report counts once; an open review counts and ages, until a person resolves it."""
     port = free_port()

@@ -144,6 +144,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.long
 async def test_runtimes_killed_at_some_points(server: Server, tmp_path: Path) -> None:
     """A runtime that is killed leaves calls that are closed after their lease, and nothing that the log does not know."""
     await kill_at(server, tmp_path / "work", None)

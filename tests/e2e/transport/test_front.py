@@ -82,6 +82,7 @@ def deaths_of(log: str) -> int:
     return sum(int(count[1]) if (count := re.search(r"count=(\d+)", line)) else 1 for line in lines)
 
 
+@pytest.mark.long
 async def test_killed_front_under_load(server: Server) -> None:
     """After `kill -9` the front is restarted on its address and the log says so.
 

@@ -73,6 +73,7 @@ def proposes_about(subject: str) -> Callable[[Envelope], bool]:
     return lambda event: event.subject == subject and event.HasField("proposal")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1], ids=["front", "no-front"])
 async def test_answers_overtake_each_other(new_bus_clients: Clients, which: int) -> None:
     """A proposal that waits for its contest does not delay later answers."""

@@ -118,6 +118,7 @@ async def test_cancelled_calls_end_at_the_server(front: World, method: str, requ
         await front.scripted.ended.get()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # moves many megabytes
 async def test_backpressure_of_a_slow_reader(front: World) -> None:
     """Messages that a caller does not read are not gathered in the front's memory; the server has to wait."""

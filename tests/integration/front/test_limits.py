@@ -111,6 +111,7 @@ async def test_calls_without_a_message(front: World, method: str) -> None:
     assert front.requests.empty()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [HOT, UNARY, STREAM])
 async def test_calls_whose_message_does_not_come(world: World, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call whose message does not come in time is RESOURCE_EXHAUSTED; a stream of requests may wait for its next one."""
@@ -130,6 +131,7 @@ async def test_calls_whose_message_does_not_come(world: World, method: str, monk
     proposals.cancel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("flags", "payload"), [(0, b""), (PADDED, b"\0")], ids=["nothing", "padding"])
 async def test_calls_that_get_frames_without_data(world: World, flags: int, payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames without data do not keep a call open whose message does not come."""
@@ -145,6 +147,7 @@ async def test_calls_that_get_frames_without_data(world: World, flags: int, payl
         await until(send_on)
 
 
+@pytest.mark.long
 async def test_unfinished_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that never end are limited in bytes from their first byte on, and in time."""
     monkeypatch.setattr(limits, "REQUEST_SECONDS_MAX", SHORT_SECONDS)
@@ -181,6 +184,7 @@ async def test_compressed_bombs(front: World, method: str) -> None:
     assert front.requests.empty()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "request_"), [(UNARY, b"grow 400000"), (STREAM, b"grow 400000"), (STREAM, b"flood")])
 async def test_answers_that_are_not_read(world: World, method: str, request_: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that callers do not read are limited in bytes and in time, and their calls end at the server too."""
@@ -200,6 +204,7 @@ async def test_answers_that_are_not_read(world: World, method: str, request_: by
         await world.scripted.ended.get()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "request_"), [(UNARY, b"grow 400000"), (STREAM, b"grow 400000"), (STREAM, b"flood")])
 async def test_answers_that_are_read_byte_by_byte(world: World, method: str, request_: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that reads a few bytes of its answers now and then is ended like one that reads nothing, at the server too."""
@@ -256,6 +261,7 @@ async def test_idle_connections_make_room(world: World, monkeypatch: pytest.Monk
     staying.cancel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "a preface"])
 async def test_connections_that_never_begin(world: World, start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection whose first HTTP/2 frames do not come in time is closed."""

@@ -87,6 +87,7 @@ async def test_same_impact(redis_url: str, bus: str) -> None:
     await log.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("eager")
 async def test_damage_allows_no_forecast(redis_url: str, bus: str) -> None:
     """A simulation reports a changed event with the error of a simulation here, and a replay the same verdict."""
@@ -109,6 +110,7 @@ async def test_damage_allows_no_forecast(redis_url: str, bus: str) -> None:
     await log.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("eager")
 async def test_a_log_that_lacks_events_is_damaged(redis_url: str, bus: str) -> None:
     """A log that cannot even be opened gets the verdict of a replay here, and allows no forecast either."""
@@ -128,6 +130,7 @@ async def test_a_log_that_lacks_events_is_damaged(redis_url: str, bus: str) -> N
     await log.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("eager")
 async def test_problems_are_those_of_a_replay_here(redis_url: str, bus: str, tmp_path: Path) -> None:
     """A range that the log does not hold, and a Redis that does not answer, raise what they raise without a process."""
@@ -140,6 +143,7 @@ async def test_problems_are_those_of_a_replay_here(redis_url: str, bus: str, tmp
     await log.close()
 
 
+@pytest.mark.long
 async def test_a_replay_that_dies_gives_no_verdict(redis_url: str, bus: str) -> None:
     """A process gives way to its server. One that is killed is an error, and one whose caller leaves is ended."""
     [_ async for _ in write_log(redis_url, bus, 3_000, 1.0)]

@@ -68,6 +68,7 @@ async def test_the_worker_follows_the_log(redis_url: str, bus: str, tmp_path: Pa
     await log.close()
 
 
+@pytest.mark.long
 async def test_the_worker_reads_an_archive_in_an_object_store(
     redis_url: str, bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

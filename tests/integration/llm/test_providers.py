@@ -65,6 +65,7 @@ async def read(target: ModelProvider) -> tuple[list[LLMStreamEvent], LLMError | 
     return events, None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("api", "name"), transcripts())
 async def test_a_collected_stream_equals_the_answer_in_one_piece(api: str, name: str, server: TranscriptServer) -> None:
     """The last event has the response that `complete` returns; deltas and completed calls add up to it."""
@@ -97,6 +98,7 @@ async def test_raw_events_are_those_of_the_provider(api: str, name: str, server:
     assert "secret" not in json.dumps([streamed.to_dict(), complete.to_dict()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("api", "name"), transcripts())
 async def test_a_cut_stream_is_an_error_or_complete(api: str, name: str, server: TranscriptServer) -> None:
     """A stream that is cut at any event, or within one, gives the complete response or raises; it never gives less."""

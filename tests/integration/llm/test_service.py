@@ -63,6 +63,7 @@ async def read(models: LLMService) -> tuple[list[LLMStreamEvent], Exception | No
     return events, None
 
 
+@pytest.mark.long
 async def test_every_attempt_is_in_the_response(server: TranscriptServer) -> None:
     """A provider is asked again after a failure that may pass, then the next one; the response tells all attempts."""
     server.replies.extend([OVERLOADED, OVERLOADED])

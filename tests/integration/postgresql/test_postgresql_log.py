@@ -98,6 +98,7 @@ async def head_once_reachable(log: PostgresqlLog) -> Head:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_a_silent_server_leaves_the_outcome_unknown(cluster: Cluster, log: PostgresqlLog) -> None:
     """An append to a PostgreSQL that falls silent ends with an unknown outcome; the head then tells, finally, whether it is in the log."""
     head = await log.head()
@@ -147,6 +148,7 @@ async def test_a_lock_that_is_held_too_long(cluster: Cluster, log: PostgresqlLog
     await log.append(head, entries_after(head, 1), NOW_MS, [])
 
 
+@pytest.mark.long
 async def test_a_crash_between_append_and_answer(cluster: Cluster, log: PostgresqlLog) -> None:
     """After PostgreSQL was killed under appends, each batch is in the log once or can be appended, and what was acknowledged is there."""
     acknowledged: list[str] = []
@@ -310,6 +312,7 @@ async def _refuses_another_event(log: PostgresqlLog, primary: Cluster, lost_head
     await survivor.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [0, 1])
 async def test_a_standby_that_does_not_confirm(pair: tuple[Cluster, Cluster], bus: str, replicas: int) -> None:
     """Events that the synchronous standby did not confirm in time are in the log, known as such, and confirmed once it is back."""
@@ -396,6 +399,7 @@ async def test_a_standby_is_read_and_not_written(pair: tuple[Cluster, Cluster], 
     await copy.close()
 
 
+@pytest.mark.long
 async def test_a_former_primary_is_not_used(own_pair: tuple[Cluster, Cluster], bus: str) -> None:
     """Once a server has seen the timeline of a promoted standby, it uses no connection to the former primary, though that still answers."""
     primary, standby = own_pair
@@ -425,6 +429,7 @@ async def test_a_former_primary_is_not_used(own_pair: tuple[Cluster, Cluster], b
     await log.close()
 
 
+@pytest.mark.long
 async def test_a_server_reads_no_standby(own_pair: tuple[Cluster, Cluster], bus: str) -> None:
     """A standby may lack acknowledged events: no server reads one, and no process does once it has seen the primary."""
     primary, standby = own_pair

@@ -75,6 +75,7 @@ def test_unchanged_log_is_proved(engine: decision_pb2.Engine.ValueType) -> None:
     assert core.state.digest() == recomputation.state.digest()
 
 
+@pytest.mark.long
 def test_a_log_may_be_compared_from_anywhere() -> None:
     """A comparison may begin at any number, also within a commit; the rest is proved with the same state."""
     core = story()
@@ -97,6 +98,7 @@ def test_events_before_the_range_are_not_compared() -> None:
     replay_log(BUS, records, compare_from=index + 2)
 
 
+@pytest.mark.long
 def test_replay_of_a_prefix() -> None:
     """A replay may end at any number without a divergence; but if the log itself ends inside a commit, that is a divergence."""
     core = story()

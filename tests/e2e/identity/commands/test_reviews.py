@@ -92,6 +92,7 @@ def prove(depot: Depot) -> None:
     assert (0, True) == (status, "\nproved: " in f"\n{output}"), output
 
 
+@pytest.mark.long
 def test_two_members_of_the_group_approve(depot: Depot) -> None:
     """Two members of the group approve; the proposer, strangers to the group, and anybody in another's name do not, nor one twice."""
     review = depot.review("parcel/1")

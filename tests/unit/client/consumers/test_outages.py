@@ -19,6 +19,7 @@ from tests.support.redis.tcp_proxy import running_proxy
 from tests.unit.client.work_queues import Queue, until
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outage", OUTAGES.values(), ids=OUTAGES.keys())
 async def test_consumer_survives(outage: Outage, tmp_path: Path, bus: str, backoff: Backoff, monkeypatch: pytest.MonkeyPatch) -> None:
     """During an outage the consumer names it; afterwards it takes the next entry, without a restart."""

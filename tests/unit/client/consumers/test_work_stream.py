@@ -98,6 +98,7 @@ async def test_refused_from_the_start(code: grpc.StatusCode, backoff: Backoff) -
         await stream.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", FATAL)
 async def test_refused_once_a_stream_has_been_open(code: grpc.StatusCode, backoff: Backoff) -> None:
     """A refusal ends no consumer that has been served: neither of its stream that opens again, nor of an additional one."""
@@ -191,6 +192,7 @@ async def test_claims_are_as_rare_as_heartbeats(monkeypatch: pytest.MonkeyPatch)
     assert [1.0, 1.0] == pauses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("min_idle_ms", "silence_ms_max"), [(1, 1_000), (30_000, 30_000), (86_400_000, 600_000)])
 async def test_heartbeats(min_idle_ms: int, silence_ms_max: int) -> None:
     """A consumer sends three heartbeats in the silence that it has promised the server, however long its entries may be idle."""

@@ -44,6 +44,7 @@ def test_opening_at_once(tmp_path: Path) -> None:
     assert (1, 1) == (len(turns), len([path for path in tmp_path.rglob("*") if path.is_file()]))
 
 
+@pytest.mark.long
 def test_an_agent_with_too_many_open_calls(tmp_path: Path) -> None:
     """An agent with OPEN_CALLS_MAX open calls opens no further one until one is closed; its open calls and other agents go on."""
     calls = OpenCalls(tmp_path)

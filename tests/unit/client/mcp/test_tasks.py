@@ -89,6 +89,7 @@ async def test_a_result_that_imitates_a_cancellation(tmp_path: Path) -> None:
     assert ("completed", None) == (task["status"], task["result"].get("_meta"))
 
 
+@pytest.mark.long
 async def test_an_agent_with_too_many_cancelled_tasks(tmp_path: Path) -> None:
     """An agent with CANCELLED_MAX cancelled tasks that wait for a person cancels no other one; other agents do, and all stay cancelled."""
     tasks = Tasks(tmp_path)
@@ -102,6 +103,7 @@ async def test_an_agent_with_too_many_cancelled_tasks(tmp_path: Path) -> None:
     assert expected == [await status(tasks, *owner) for owner in owners]
 
 
+@pytest.mark.long
 async def test_ended_tasks_make_room(tmp_path: Path) -> None:
     """At the limit an agent cancels a task as soon as one of its oldest cancelled tasks has ended."""
     tasks = Tasks(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import FactRequirement
 from gavel.v1.envelope_pb2 import Envelope
@@ -58,6 +59,7 @@ def fetch(core: Core, row: FactRequirement, declared: dict[str, Any]) -> Envelop
     return say(core, row.key, value, row.required_trust_tier, source, row.subject)
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(st.sampled_from(NAMES), DECLARATIONS, max_size=4),

@@ -191,6 +191,7 @@ def test_any_event_of_the_trace_keeps_all_counts(core: Core) -> None:
     core.prove()
 
 
+@pytest.mark.long
 def test_refusals_of_a_bounded_number_of_producers_are_remembered() -> None:
     """Beyond TRACE_PRODUCERS_MAX the producers of a trace that were refused longest ago start anew; reviews stay."""
     core = Core(rule_set(rejection_limits={"policy": 2}))
@@ -313,6 +314,7 @@ def without_ids(decision: Decision) -> Decision:
     return plain
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(MOVES)
 def test_a_guests_rejections_do_not_change_the_owners_decisions(moves: list[Move]) -> None:

@@ -210,6 +210,7 @@ rules:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "rule_id"),
     [

@@ -122,6 +122,7 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=30, derandomize=True, deadline=None, database=None)
 @given(
     st.dictionaries(st.sampled_from(["rules", "actions", "version", "x", "gavel"]), _VALUES, min_size=1), st.booleans(), st.integers(2, 6)

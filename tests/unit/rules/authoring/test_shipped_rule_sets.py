@@ -17,6 +17,7 @@ from tests.support.paths import ROOT
 SETS: Final = ROOT / "rules/sets"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_suite(name: str) -> None:
     """A shipped rule set has no warning, its cases pass, each rule, branch and threshold is covered."""

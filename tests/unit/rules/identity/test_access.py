@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
@@ -159,6 +160,7 @@ def refused_at(records: Sequence[Record]) -> int:
     return 0
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(grants=GRANTS, principal=st.sampled_from(PRINCIPALS), make=COMMANDS)
 def test_intake_and_replay_agree(grants: dict[str, Any], principal: Principal, make: Callable[[Core], Command]) -> None:

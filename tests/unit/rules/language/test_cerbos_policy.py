@@ -7,6 +7,7 @@ import re
 from itertools import product
 from typing import Any
 
+import pytest
 from gavel_rules.authoring.suites.reader import read_suite
 from gavel_rules.authoring.suites.runner import run_cases
 from gavel_rules.language.rule_set import compile_rule_set
@@ -60,6 +61,7 @@ def allowed(action: str, principal: dict[str, Any], request: dict[str, Any]) -> 
     )
 
 
+@pytest.mark.long
 def test_the_translation_decides_alike() -> None:
     """For each action, roles and attributes, the translation approves exactly what the original allows."""
     rule_set = compile_rule_set((FOLDER / "translated.yaml").read_text(encoding="utf-8"))

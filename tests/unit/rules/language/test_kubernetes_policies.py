@@ -21,6 +21,7 @@ def test_there_are_a_dozen() -> None:
     assert NAMES == sorted(path.stem.removesuffix("_test") for path in POLICIES.glob("*_test.yaml"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_policy(name: str) -> None:
     """A policy may be deployed, its cases pass on both engines, each rule decides one, and each branch comes out true and false."""

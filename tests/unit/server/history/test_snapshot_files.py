@@ -136,6 +136,7 @@ def test_a_missing_or_empty_file_is_refused(files: SnapshotFiles) -> None:
     assert [] == SnapshotFiles(files.directory, "none").numbers()
 
 
+@pytest.mark.long
 def test_a_write_that_is_killed_leaves_nothing_half(files: SnapshotFiles) -> None:
     """A process that is killed while it writes leaves the older snapshots as they are, and the next write removes its file."""
     number = HEAD.sequence_number

@@ -145,6 +145,7 @@ REQUIREMENTS = st.fixed_dictionaries(
 RECORDED = st.tuples(st.integers(1, 3), st.sampled_from(SOURCES), st.sampled_from([0, 2_000, 20_000, 100_000]))
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.lists(REQUIREMENTS, min_size=2, max_size=3), st.lists(RECORDED, max_size=4), st.booleans())
 def test_hint_suffices_for_several_rule_sets(wanted: list[dict[str, Any]], recorded: list[tuple[int, str, int]], cites_all: bool) -> None:

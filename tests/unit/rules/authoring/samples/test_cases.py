@@ -98,6 +98,7 @@ def test_schema_bounds_are_used(action: Make) -> None:
         assert CaseGenerator(action(condition, params=schema)).find_decided_case(0).impossible
 
 
+@pytest.mark.long
 @settings(max_examples=30, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(conditions=st.lists(CONDITIONS, min_size=2, max_size=5), cases=st.lists(CASES, min_size=6, max_size=6))
 def test_proofs_and_witnesses_hold(
@@ -245,6 +246,7 @@ def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(schema=objects(schemas()))
 def test_odd_schemas(action: Make, schema: dict[str, Any]) -> None:

@@ -280,6 +280,7 @@ def portions(cases: Sequence[Conformance]) -> Iterator[Sequence[Conformance]]:
     yield from ([case] for case in cases if case.expected is None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", FILES)
 def test_conformance(file: str) -> None:
     """Each case has the suite's outcome on both engines, with literals and with params, or is refused for a known reason."""

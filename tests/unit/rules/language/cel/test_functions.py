@@ -143,6 +143,7 @@ def test_addresses_are_read_as_in_kubernetes(text: str) -> None:
     assert ip.is_link_local == value("ip(s).isLinkLocalUnicast()", s=text)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.ip_addresses(), st.integers(0, 130), st.ip_addresses(), st.booleans())
 def test_networks_contain_addresses(network: Any, prefix: int, other: Any, is_near: bool) -> None:

@@ -63,6 +63,7 @@ VALUES = st.lists(st.tuples(params_values, facts_values), min_size=4, max_size=4
 BOUNDS = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate], report_multiple_bugs=False)
 
 
+@pytest.mark.long
 @settings(BOUNDS, max_examples=25)
 @given(documents(), VALUES)
 def test_nested_expressions_mean_what_cel_says(

@@ -123,6 +123,7 @@ CONDITIONS = ("a", "!a", "a && b", "a || b", "b ? a : n > 1", "n > 1 || a", "n +
 
 
 # An example compiles two rule sets.
+@pytest.mark.long
 @settings(max_examples=15)
 @given(
     st.sampled_from(BOOLS),

@@ -428,6 +428,7 @@ print(compiled.digest, action._checked.plan.definition, [fact.name for fact in a
 """
 
 
+@pytest.mark.long
 def test_compiling_is_deterministic() -> None:
     """Compiling gives the same rule set, to the network's text, in every process and with every hash seed."""
     runs = [

@@ -162,6 +162,7 @@ def test_h14_many_conditions(action: Action, case: MakeCase, count: int) -> None
     assert compiled.evaluate(case({"amount": -1000.0}), cross_check=True).matches == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [64, 129, 257, 500])
 def test_h15_many_rules_on_one_condition(action: Action, case: MakeCase, count: int) -> None:
     """H15: hundreds of rules that share a condition, plain, negated or a presence test, are all found."""

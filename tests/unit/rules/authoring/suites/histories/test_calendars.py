@@ -78,6 +78,7 @@ def test_zones_that_differ_in_summer(unit: str) -> None:
     assert all("T23:" in change.now for change in changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", ["day", "week", "month"])
 @pytest.mark.parametrize(
     ("old", "new", "first", "last"),

@@ -80,6 +80,7 @@ def test_edited_counters(old: str, new: str, reason_code: str) -> None:
     assert all(change.earlier is not None and change.earlier.proposals for change in diff.changes)
 
 
+@pytest.mark.long
 def test_an_edited_counter_of_a_derivation() -> None:
     """An edited counter that a derivation reads shows in a derived fact if that needs fewer reports than a decision."""
     (change,) = compare('"FAILED", by: params.customer', '"SUCCESS", by: params.customer').changes
@@ -164,6 +165,7 @@ def test_a_settlement_by_the_result() -> None:
     assert [{"refunded"}] == [{*change.earlier.result} for change in diff.changes if change.earlier is not None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -195,6 +197,7 @@ def test_a_sum_that_is_compared_alone(old: str, new: str) -> None:
     assert diff.changes
 
 
+@pytest.mark.long
 def test_earlier_proposals_and_facts() -> None:
     """An edited counter of approvals shows in a rule that only matches if there are earlier facts too."""
     counter = "  complaints: {of: facts, fact: customer.complaint, by: subject.id, window_ms: 3600000}\n"
@@ -239,6 +242,7 @@ def test_a_counter_of_another_action() -> None:
         assert ("counters.late", "it counts other actions") == (one.name, one.reason.partition(", and")[0])
 
 
+@pytest.mark.long
 def test_many_earlier_proposals() -> None:
     """A count reaches its threshold by as many earlier proposals as that takes, and a reason names a threshold that takes too many."""
     text = RULES[: RULES.index("derivations:")].replace(
@@ -281,6 +285,7 @@ def test_a_history_that_an_edited_rule_explains() -> None:
     assert () == diff.not_analysed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("value", "numbered"), [("subject", "subject"), ("producer.id", "producer.id"), ("params.customer", "params.customer")]
 )

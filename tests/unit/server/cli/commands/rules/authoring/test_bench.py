@@ -10,6 +10,7 @@ from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 from gavel_server.cli.main import run
 
 
+@pytest.mark.long
 def test_bench(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each action is measured with both engines and with each alone; an empty call is the fastest."""
     assert 0 == run(["rules", "bench", versions[0], "--json"])
@@ -23,6 +24,7 @@ def test_bench(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) ->
     assert "refund.create" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_hundred_counters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A rule set with a hundred counters of all events of decisions is measured: they are read, counted, and derived from."""
     sources = ("approvals", "executions", "proposals")
