@@ -29,6 +29,9 @@ _RESTRICTIONS: Final = (
     | _CHOICES
     | {"const", "multipleOf", "pattern", "uniqueItems", "format", "not", "allOf", "anyOf", "oneOf", "propertyNames", "dependentRequired"}
 )
+# Keywords whose meaning depends on the properties and items that others beside them speak of: if there is one, those others may break.
+_OF_OTHERS: Final = frozenset({"patternProperties", "unevaluatedItems", "unevaluatedProperties"})
+_SPEAKERS: Final = frozenset({"additionalProperties", "allOf", "anyOf", "oneOf"})
 _HASH_DIGITS: Final = 32
 
 
@@ -65,11 +68,10 @@ def _compare(before: Any, after: Any, path: str, differences: list[str], *, may_
             differences.append(f"{path}.{keyword}")
 
 
-_OF_OTHER_PROPERTIES: Final = ("patternProperties", "unevaluatedProperties")
-
-
 def _accepts_more(keyword: str, wider: Mapping[str, Any], narrower: Mapping[str, Any]) -> bool:
     """Return whether a keyword, which differs, lets `wider` accept all that it lets `narrower` accept."""
+    if keyword in _SPEAKERS and not _OF_OTHERS.isdisjoint(wider.keys() | narrower.keys()):
+        return False
     if keyword == "required":
         return _items(wider.get(keyword)) <= _items(narrower.get(keyword))
     if keyword == "additionalProperties":
@@ -100,7 +102,7 @@ def _compare_properties(before: Mapping[str, Any], after: Mapping[str, Any], pat
         without = after if name in old else before
         others = without.get("additionalProperties", True)
         breaks = others is not False if (name in new) == may_widen else others is not True
-        if breaks or not without.keys().isdisjoint(_OF_OTHER_PROPERTIES):
+        if breaks or not _OF_OTHERS.isdisjoint(without):
             differences.append(place)
 
 

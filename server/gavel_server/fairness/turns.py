@@ -22,8 +22,10 @@ from weakref import WeakKeyDictionary
 from gavel_server.fairness.fair_queue import TURN_BYTES, FairQueue
 from gavel_server.process.time_slice import CALL_PASSES, TimeSlice
 
-# Each waiting slice belongs to a call whose caller has not gone, and the transports limit those.
+# Each waiting slice belongs to a call, and the transports limit those. Slices of calls that were cancelled since leave in their turn.
 _UNLIMITED: Final = 1 << 60
+# Cancelled slices that leave in one pass of the loop: thousands of calls may be cancelled at once.
+CANCELLED_PER_PASS_MAX: Final = 256
 
 
 class Turns:
@@ -52,11 +54,7 @@ class Turns:
     async def _wait(self, caller: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(caller, turn, TURN_BYTES)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            self._waiting.remove(caller, turn)
-            raise
+        await turn
 
     def _take(self) -> None:
         self._is_taken = True
@@ -69,13 +67,16 @@ class Turns:
         if self._passes > 0:
             self._call_soon(self._pass_on)
             return
-        self._is_taken = False
-        while self._waiting.count:
+        for _ in range(CANCELLED_PER_PASS_MAX):
+            if not self._waiting.count:
+                self._is_taken = False
+                return
             turn = self._waiting.take()
-            if not turn.done():  # else its call has just been cancelled
+            if not turn.done():  # else its call was cancelled
                 turn.set_result(None)
                 self._take()
                 return
+        self._call_soon(self._pass_on)
 
 
 _TURNS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]] = WeakKeyDictionary()

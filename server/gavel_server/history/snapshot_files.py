@@ -113,7 +113,11 @@ class SnapshotFiles:
 
     def read_digest(self, number: int) -> bytes:
         """Return the digest of the state that a snapshot gives, whatever hash its file states. Raises SnapshotError."""
-        return state_digest(self.read(number))
+        state = self.read(number)
+        try:
+            return state_digest(state)
+        except DECODING_ERRORS as error:  # the rows of paged tables are read here
+            raise SnapshotError(f"this build cannot restore it: {error!r}") from error
 
     def read(self, number: int) -> State:
         """Return the state of a snapshot. Raises SnapshotError."""

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 
 from gavel.internal.v1.state_snapshot_pb2 import OutlivingResult, StateSnapshot, SubjectEvidence
 from gavel_rules.state.paged_table import Pages, StatePages
+from google.protobuf.message import DecodeError
 
 from gavel_server.history.snapshot_parts import SnapshotError, part_places, read_varint
 
@@ -103,7 +104,10 @@ class _TablePages:
             raise SnapshotError(f"{self._path} cannot be read: {error.strerror}; restart the server") from error
         if zlib.crc32(content) != self._checksums[index]:
             raise SnapshotError(f"{self._path} has been changed or damaged; remove it and restart the server")
-        return getattr(StateSnapshot.FromString(content), self._field)
+        try:
+            return getattr(StateSnapshot.FromString(content), self._field)
+        except DecodeError as error:
+            raise SnapshotError(f"{self._path} has a malformed row; remove it and restart the server") from error
 
 
 _LENGTH_DELIMITED: Final = 2

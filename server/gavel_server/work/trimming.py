@@ -78,6 +78,7 @@ class QueueTrimmer:
     async def _trim_decisions(self) -> None:
         work = self._sequencer.log.work
         if not await work.numbers("decisions", 0, 1):
+            self._places["decisions"] = 0
             return
         state = await self._sequencer.confirmed_state()
         # Without a pause: the state that is read is committed. What ends later is left for the next round.

@@ -245,13 +245,20 @@ class CaseBus:
         consequences = self._consequences(decision, part.execution, at_ms)
         self._earlier_runs[index] = EarlierRun(part.action or "", decision.decision, consequences)
 
+    def _note_decided_last(self, decision: Envelope) -> None:
+        """Note a decision on an earlier proposal just before the case's own contest closes: there is no time left to carry it out."""
+        index, part = self._waiting.get(decision.decision.proposal_id, (0, None))
+        if part is not None and part.execution is None:
+            del self._waiting[decision.decision.proposal_id]
+            self._earlier_runs[index] = EarlierRun(part.action or "", decision.decision, None)
+
     def _check_waiting(self) -> None:
         """Raise CaseBusError for an earlier proposal with an execution or expectation that has not been decided."""
         for index, part in self._waiting.values():
             for key in ("execution", "expect"):
                 if key in part.model_fields_set:
                     raise CaseBusError(
-                        f"the contest of earlier.{index} does not close before the case's own proposal is decided; "
+                        f"the contest of earlier.{index} closes too late: with the one of the case's own proposal, or after it is decided; "
                         f"give it an age_ms of at least the contest_window_ms of {part.action}, or remove its {key}"
                     )
 
@@ -366,7 +373,8 @@ class CaseBus:
         closes_at_ms = milliseconds(proposal.proposal.contest.closes_at)
         self._advance(closes_at_ms - 1)
         while proposal.event_id not in self._candidates_of_next(closes_at_ms):
-            self._handle(_NEXT_TIMER, closes_at_ms)
+            for event in self._handle(_NEXT_TIMER, closes_at_ms).envelopes:
+                self._note_decided_last(event)
         explanation = self._explain(proposal, closes_at_ms) if explain else _NO_EXPLANATION
         events = self._handle(_NEXT_TIMER, closes_at_ms).envelopes
         return next(event for event in events if event.decision.proposal_id == proposal.event_id), explanation

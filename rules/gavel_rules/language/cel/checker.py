@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from cel_expr_python import cel
-from google.protobuf.message import DecodeError
 
 from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost
 from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, READS_PER_ACTION_MAX, CounterReads, ReadPlace
@@ -230,11 +229,11 @@ class _Check:
             return None
         try:
             compiled = self._environment.check_types(source)
+            tree = decode(compiled.serialize())
         except RuntimeError as error:
             report_complaint(self._names, source, str(error), self._note, reported=self._reports > 0)
             return None
         result_type: str = compiled.return_type().name()
-        tree = decode(compiled.serialize())
         environment = self._environment
         is_unknown = result_type == "DYN" and (environment.schema_is_broken or environment.reads_broken_counter(tree))
         if result and not self._reports and not is_unknown and result_type not in _RESULTS.get(result, (result,)):
@@ -356,7 +355,7 @@ class _Check:
             return tree
         try:
             evaluated = self._environment.evaluated_tree(compiled)
-        except DecodeError:
+        except RuntimeError:
             return None
         return None if evaluated != tree and message_depth(evaluated) > MESSAGE_DEPTH_MAX else evaluated
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,9 +109,12 @@ Node = Constant | Identifier | Select | Call | ListLiteral | MapLiteral | Compre
 
 
 def decode(serialized: bytes) -> Node:
-    """Return the tree of a serialized expression, checked or only parsed."""
+    """Return the tree of a serialized expression, checked or only parsed. Raises RuntimeError, as the library does, if it is too deep."""
     packed = any_pb2.Any.FromString(serialized)
-    message = _MESSAGES[packed.type_url.rpartition(".")[2]].FromString(packed.value)
+    try:
+        message = _MESSAGES[packed.type_url.rpartition(".")[2]].FromString(packed.value)
+    except DecodeError as error:
+        raise RuntimeError(f"the recursion depth of messages is exceeded: {error}") from error
     return _node(message.expr, message.source_info.positions)
 
 

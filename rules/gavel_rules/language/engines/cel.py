@@ -152,12 +152,14 @@ def condition_source(source: str) -> str:
 
 
 def guard_source(guard: Guard) -> str:
-    """Return a guard as an element of a list: not a bool if an optional value that it reads is absent, an error if it is no bool."""
-    value = f"(({guard.source}\n) ? true : false)"
+    """Return a guard as an element of a list: not a bool if an optional value that it reads is absent, an error if it is no bool.
+
+    The guard is nested no deeper than its condition is when it is checked (`Environment.check`).
+    """
     if not guard.required_paths:
-        return value
+        return f"({guard.source}\n) ? true : false"
     tests = " && ".join(f"has({PRESENCE_MAPS[root]}.{rest})" for root, _, rest in (path.partition(".") for path in guard.required_paths))
-    return f'({tests} ? dyn({value}) : dyn(""))'
+    return f'!({tests}) ? dyn("") : ({guard.source}\n) ? dyn(true) : dyn(false)'
 
 
 def _chunks(sources: Sequence[str]) -> list[list[str]]:

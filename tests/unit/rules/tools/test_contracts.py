@@ -77,6 +77,15 @@ def test_properties_beside_keywords_for_others(others: Any) -> None:
     assert ["result_schema.properties.size"] == breaking_changes(contract(None, after), contract(None, before))
 
 
+@pytest.mark.parametrize("speaker", [{"allOf": [{"properties": {"size": {}}}]}, {"additionalProperties": {"type": "string"}}])
+def test_keywords_that_unevaluated_properties_depend_on(speaker: dict[str, Any]) -> None:
+    """What speaks of properties beside `unevaluatedProperties` may not leave arguments or come to results: its absence forbids them."""
+    closed: dict[str, Any] = {"unevaluatedProperties": False}
+    (keyword,) = speaker
+    assert [f"argument_schema.{keyword}"] == breaking_changes(contract({**closed, **speaker}), contract(closed))
+    assert [f"result_schema.{keyword}"] == breaking_changes(contract(None, closed), contract(None, {**closed, **speaker}))
+
+
 SMALL = st.sampled_from([0, 1, 2])
 SCALARS = st.fixed_dictionaries(
     {},

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
-from gavel_server.fairness.turns import call_slice, take_turn, turns
+from gavel_server.fairness.turns import CANCELLED_PER_PASS_MAX, call_slice, take_turn, turns
 from gavel_server.process.time_slice import CALL_PASSES
 
 
@@ -84,13 +84,18 @@ async def test_a_cancelled_call_gives_up_its_turn() -> None:
     await asyncio.wait_for(waiting[2], 10)
 
 
-async def test_cancelled_calls_leave_the_queue() -> None:
-    """Calls that are cancelled while they wait take no room: the queue has no limit of its own."""
+async def test_cancelled_calls_leave_the_queue_in_their_turn() -> None:
+    """Thousands of calls that are cancelled at once leave the queue a part in each pass of the loop, and the next call follows them."""
     await take_turn("10.0.0.1:1")
-    waiting = [asyncio.create_task(take_turn("10.0.0.1:1")) for _ in range(100)]
+    waiting = [asyncio.create_task(take_turn("10.0.0.1:1")) for _ in range(3 * CANCELLED_PER_PASS_MAX)]
+    last = asyncio.create_task(take_turn("10.0.0.1:1"))
     await asyncio.sleep(0)
-    assert 100 == turns()._waiting.count
-    for task in waiting:
+    for task in reversed(waiting):
         task.cancel()
-    await asyncio.sleep(0)
-    assert 0 == turns()._waiting.count
+    counts = [turns()._waiting.count]
+    while not last.done():
+        await asyncio.sleep(0)
+        counts.append(turns()._waiting.count)
+    assert 3 * CANCELLED_PER_PASS_MAX + 1 == counts[0]
+    assert CANCELLED_PER_PASS_MAX == max(before - after for before, after in pairwise(counts))
+    assert 0 == counts[-1]

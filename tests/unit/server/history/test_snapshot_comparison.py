@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
+from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel.v1 import replay_service_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import ReplayVerdict
+from gavel_rules.codec.fields import length_prefixed
 from gavel_rules.state.state import State
 from gavel_rules.state.store import Store
 from gavel_server.history.replay import verify
 from gavel_server.history.snapshot_files import SnapshotContent, SnapshotFiles
+from gavel_server.history.snapshot_pages import is_paged
+from gavel_server.history.snapshot_parts import part_places
 from gavel_server.log import Entry, Head
 from gavel_server.log.memory import MemoryLog
 from structlog.testing import capture_logs
@@ -103,6 +108,24 @@ async def test_a_forged_state_diverges(tmp_path: Path, table: str) -> None:
     verdict, refused = await verdict_with(files)
     assert (replay_service_pb2.REPLAY_STATUS_DIVERGED, []) == (verdict.status, refused)
     assert ("snapshot-mismatch", number) == (verdict.divergence.kind, verdict.divergence.sequence_number)
+
+
+async def test_a_snapshot_with_a_malformed_row_is_left_out(tmp_path: Path) -> None:
+    """A paged row that cannot be parsed, in a file with the right hash, makes that snapshot unusable and not the replay."""
+    files = SnapshotFiles(tmp_path, BUS)
+    number = commit_ends()[-1]
+    write_snapshots(files, number)
+    path = files.path(number)
+    content = path.read_bytes()
+    with path.open("rb") as file:
+        *parts, _ = [content[place : place + size] for place, size in part_places(file)]
+    paged = next(index for index, part in enumerate(parts) if is_paged(part))
+    parts[paged] += b"\xff"
+    body = b"".join(map(length_prefixed, parts))
+    path.write_bytes(body + length_prefixed(StateSnapshot(sha256=hashlib.sha256(body).digest()).SerializeToString()))
+    verdict, refused = await verdict_with(files)
+    assert (replay_service_pb2.REPLAY_STATUS_PROVED, 0, 1) == (verdict.status, verdict.snapshots, len(refused))
+    assert "has a malformed row" in refused[0]
 
 
 async def test_unusable_snapshots_are_left_out(tmp_path: Path) -> None:

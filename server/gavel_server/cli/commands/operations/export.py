@@ -42,7 +42,9 @@ def export(
     to: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The file, or for parquet the directory. Default: standard output.")
     ] = None,
-    cursor: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the export remembers how far it has come, to resume.")] = None,
+    cursor: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Where the export remembers how far it has come, to resume.")
+    ] = None,
     from_sequence_number: Annotated[
         int, typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First event of a new export.")
     ] = 1,

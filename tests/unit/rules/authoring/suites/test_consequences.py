@@ -293,7 +293,7 @@ def test_an_earlier_proposal_that_still_competes(part: dict[str, Any]) -> None:
     failed, passed = run({"earlier": [{**part, "age_ms": 999}]}, {}, rules=rules(contest_window_ms=1_000), action=ACTION)
     assert [True, False] == [passed.passed, failed.passed]
     reason = (
-        "the contest of earlier.0 does not close before the case's own proposal is decided; "
+        "the contest of earlier.0 closes too late: with the one of the case's own proposal, or after it is decided; "
         f"give it an age_ms of at least the contest_window_ms of {ACTION}, or remove its {next(iter(part))}"
     )
     assert [("decision", "one", f"none: {reason}")] == [*failed.differences]
@@ -314,6 +314,15 @@ def test_contests_that_closed_earlier() -> None:
         {"facts": {"status": {"age_ms": 2_000}}, "earlier": [{"age_ms": 1_500}, {"age_ms": 800, "expect": outranked}], "expect": held},
         contest_window_ms=1_000,
     )
+
+
+def test_a_contest_for_another_key_that_closes_with_the_case() -> None:
+    """An earlier proposal for another key that is as old as the case is decided just before it, and the decision is compared."""
+    approved, rejected = (
+        {"earlier": [{"params": {"amount": 40.0}, "expect": {"outcome": outcome}}]} for outcome in ("APPROVED", "REJECTED")
+    )
+    decided, wrong = differences(approved, rejected, contest_window_ms=1_000, conflict_key="string(params.amount)")
+    assert ([], ("earlier.0.outcome", "REJECTED", "APPROVED")) == (decided, wrong[0])
 
 
 def test_when_approvals_of_earlier_contests_count() -> None:

@@ -304,6 +304,26 @@ def test_cel_limits(codes: Callable[..., list[str]]) -> None:
     assert codes(" || ".join(f"params.count == {number}" for number in range(300))) == []
 
 
+NESTED: dict[str, Callable[[int], str]] = {
+    "a sum": lambda depth: "params.quota" + " + 1" * depth,
+    "parentheses": lambda depth: "(" * depth + "params.quota" + ")" * depth + " + 1",
+    "calls": lambda depth: "int(" * depth + "params.quota" + ")" * depth,
+    "maps": lambda depth: '{"a": ' * depth + "params.quota" + "}" * depth + '["a"] == 1 ? 1 : 2',
+    "macros": lambda depth: "".join(f"[1].exists(x{level}, " for level in range(depth)) + "params.quota == 1" + ")" * depth + " ? 1 : 2",
+}
+
+
+@pytest.mark.parametrize("form", NESTED)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_cel_nesting(document: Callable[..., dict[str, Any]], refusals: Callable[[str], list[Any]], form: str, version: str) -> None:
+    """However deep an expression with an optional value is nested, it compiles or is refused as a mistake of its author."""
+    codes = set()
+    for depth in range(4, 36):
+        text = json.dumps({**document([f"has(params.quota) && ({NESTED[form](depth)}) > 3"]), "gavel": version})
+        codes |= {code for _, _, code in refusals(text)}
+    assert "too-complex" in codes
+
+
 def test_cel_error_is_not_truth(outcome: Outcome) -> None:
     """An error value of the library, which is true in Python, is not a match."""
     assert outcome("int(params.name) > 0") == "r0"

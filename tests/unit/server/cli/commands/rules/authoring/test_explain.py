@@ -42,7 +42,7 @@ def test_control_characters_of_a_name(suite: str, capsys: pytest.CaptureFixture[
 def test_a_case_that_cannot_be_run(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A case that cannot be run is exit status 2 of `explain`, with the reason, and a failed case of `test` beside the others."""
     assert 2 == run(["rules", "explain", suite, "--case", "too early"])
-    assert "the case cannot be run: the contest of earlier.0 does not close before" in capsys.readouterr().err
+    assert "the case cannot be run: the contest of earlier.0 closes too late" in capsys.readouterr().err
     junit = Path(suite).with_name("junit.xml")
     assert 1 == run(["rules", "test", suite, "--junit", str(junit)])
     out = capsys.readouterr().out
