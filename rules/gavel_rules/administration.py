@@ -340,10 +340,10 @@ def _limit_fault(state: State, command: ActivateRuleSet, deployed: DeployedRuleS
             action_types = tuple(sorted({*action_types, *active.rule_set.actions}))
     for action_type in action_types:
         policy_ids = {action.policy_id for action in state.active_actions.get(action_type, ())} | {policy_id}
-        shadow_ids = {watcher.policy_id for watcher in state.shadows_by_action.get(action_type, ())} | {policy_id}
+        shadow_ids = {watcher.policy_id for watcher in state.shadows_by_action.get(action_type, ())}
         if len(policy_ids) > RULE_SETS_PER_ACTION_MAX:
             problem = f"{RULE_SETS_PER_ACTION_MAX} other active rule sets govern {action_type}, which is the limit"
-        elif is_shadowed and len(shadow_ids) > SHADOWS_PER_ACTION_MAX:
+        elif is_shadowed and policy_id not in shadow_ids and len(shadow_ids) >= SHADOWS_PER_ACTION_MAX:
             problem = f"{SHADOWS_PER_ACTION_MAX} other shadows watch {action_type}, which is the limit"
         else:
             continue

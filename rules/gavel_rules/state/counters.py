@@ -244,8 +244,8 @@ class CounterTable:
         """Whether the counter counts a log from its beginning, and ignores events that open, fill or drop counters."""
         return PINNED in self.flags
 
-    def without_lapsing(self) -> CounterTable:
-        """Return a copy with only the entries that never lapse."""
+    def without_lapsed(self, now_ms: int) -> CounterTable:
+        """Return a copy without the entries that have lapsed. It passes over these only if others never lapse."""
         copy = CounterTable(self.counter, self.opened_at, self.policy_id, self.version)
         copy.faults.update(self.faults)
         copy.early_ends.update(self.early_ends)
@@ -254,6 +254,13 @@ class CounterTable:
             for entry in self.entries.values():
                 if entry.lapses_at_ms == NEVER_MS:
                     copy.add(entry)
+        later = []
+        for entry in reversed(self.lapses):
+            if entry.lapses_at_ms <= now_ms:
+                break
+            later.append(entry)
+        for entry in reversed(later):
+            copy.add(entry)
         return copy
 
     def add(self, entry: CounterEntry) -> None:

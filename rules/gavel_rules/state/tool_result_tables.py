@@ -13,9 +13,10 @@ from gavel_rules.state.records import OutlivingResult, ToolEvidence
 class ToolResultTables:
     """Tool results by trace, then event_id. The other tables have the event_id of a tool result as their key.
 
-    `trace_of_result` has the trace of a result; `readings` the values that were read in it, by `reading_key`; `contradictions` the
-    `reading_key` of a value that was read differently; `candidate_counts` the number of candidates that were read in it. When the trace
-    of a result lapses, its rows move to `outliving_results` if it has candidates; otherwise they are dropped.
+    `trace_of_result` has the trace of a result; it is empty if several traces may have one (`Semantics.keeps_readings`). `readings` has
+    the values that were read in a result, by `reading_key`; `contradictions` the `reading_key` of a value that was read differently;
+    `candidate_counts` the number of candidates that were read in it. When the trace of a result lapses, its rows move to
+    `outliving_results` if it has candidates; otherwise they are dropped.
     """
 
     def __init__(self) -> None:

@@ -277,7 +277,8 @@ def _add_tool_results(store: Store, row: snapshot.TraceToolResults) -> None:
         )
         for one in row.results
     }
-    store.tool_result_tables.trace_of_result.update((one.event_id, row.trace_id) for one in row.results)
+    if store.semantics.keeps_readings:
+        store.tool_result_tables.trace_of_result.update((one.event_id, row.trace_id) for one in row.results)
 
 
 def _add_timer(store: Store, row: snapshot.Timer) -> None:

@@ -56,12 +56,18 @@ from gavel_rules.values import struct_to_dict, value_to_python
 _SOURCES: Final = {OUTCOME_APPROVED: APPROVALS, OUTCOME_REJECTED: REJECTIONS}
 
 
-# Entries that lapse together and are removed one by one: about a millisecond.
+# Entries that are removed one by one, even if few others are left: about a millisecond.
 _REMOVED_ONE_BY_ONE_MAX: Final = 512
+# Entries that are copied in the time in which one is removed.
+_COPIES_PER_REMOVAL: Final = 4
 
 
 def expire_entries(store: Store) -> None:
-    """Remove the entries that have lapsed at the time of the present event."""
+    """Remove the entries that have lapsed at the time of the present event.
+
+    If many lapse together, like those of a calendar's day or of a burst, and few are left, these are copied. Otherwise the entries are
+    removed one by one. Either takes up to 80 ms for a counter with 100,000 entries, and longer for one with more: all leave with one event.
+    """
     recorded_at_ms = store.recorded_at_ms
     for table in list(store.counters.values()):
         if table.faults:
@@ -69,18 +75,28 @@ def expire_entries(store: Store) -> None:
                 if fault.until_ms <= recorded_at_ms:
                     store.drop(table.faults, group)
         lapses = table.lapses
-        if len(lapses) > _REMOVED_ONE_BY_ONE_MAX and lapses[-1].lapses_at_ms <= recorded_at_ms:
-            _empty(store, table)
+        if _has_many_lapsed(table, recorded_at_ms):
+            _replace(store, table)
             continue
         while lapses and lapses[0].lapses_at_ms <= recorded_at_ms:
             store.unschedule(table, lapses[0])
 
 
-def _empty(store: Store, table: CounterTable) -> None:
-    """Remove all entries of a table that lapse: those of a calendar's day lapse at once. They are freed in steps."""
+def _has_many_lapsed(table: CounterTable, now_ms: int) -> bool:
+    """Return whether removing the entries that have lapsed takes longer than copying the others."""
+    lapses = table.lapses
+    # Python reaches a place in the middle of a long deque slowly: it is looked at only if many have lapsed.
+    if len(lapses) <= _REMOVED_ONE_BY_ONE_MAX or lapses[_REMOVED_ONE_BY_ONE_MAX].lapses_at_ms > now_ms:
+        return False
+    place = len(table.entries) // (1 + _COPIES_PER_REMOVAL)
+    return len(lapses) > place and lapses[place].lapses_at_ms <= now_ms
+
+
+def _replace(store: Store, table: CounterTable) -> None:
+    """Put a copy without the entries that have lapsed in the place of a table, whose rows are freed in steps."""
     digest = table.counter.digest
     store.dispose(store.counters, digest)
-    store.put(store.counters, digest, table.without_lapsing())
+    store.put(store.counters, digest, table.without_lapsed(store.recorded_at_ms))
     store.set("counters_by_event", index_counters(store.counters.values()))
 
 

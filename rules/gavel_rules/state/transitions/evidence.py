@@ -19,7 +19,7 @@ from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.keys import reading_key
 from gavel_rules.state.records import Candidate, OutlivingResult, ToolCallRecord, ToolEvidence
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.traces import forget_if_lapsed, remember_trace
+from gavel_rules.state.transitions.traces import assign_tool_result, forget_if_lapsed, remember_trace
 from gavel_rules.values import value_to_python
 
 
@@ -122,10 +122,16 @@ def apply_tool_call(store: Store, event: RecordedEvent) -> None:
 
 
 def apply_tool_result(store: Store, event: RecordedEvent) -> None:
-    """Remember a tool result in its trace, for observations to refer to."""
+    """Remember a tool result in its trace, for observations to refer to.
+
+    Its event_id may be that of an earlier result, whose idempotency window is over. The readings of that one stay.
+    """
     result = event.envelope.tool_result
     remember_trace(store, event.trace_id)
     tables = store.tool_result_tables
+    keeps_readings = store.semantics.keeps_readings
+    if keeps_readings:
+        assign_tool_result(store, event.event_id, event.trace_id)
     results = store.subtable(tables.tool_results, event.trace_id)
     if len(results) >= TRACE_TOOL_RESULTS_MAX:
         for event_id in tables.unread_results(results):
@@ -144,8 +150,8 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
         envelope.producer.type == common_pb2.PRODUCER_TYPE_TOOL_RUNTIME,
     )
     store.put(results, event.event_id, evidence)
-    store.put(tables.trace_of_result, event.event_id, event.trace_id)
-    store.put(tables.readings, event.event_id, {})
+    if not keeps_readings or event.event_id not in tables.readings:
+        store.put(tables.readings, event.event_id, {})
 
 
 def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -> None:

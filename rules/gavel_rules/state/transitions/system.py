@@ -21,7 +21,7 @@ from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.contests import rekey_candidates
 from gavel_rules.state.transitions.counters import drop_unused_counters, fill_counter, open_counters
 from gavel_rules.state.transitions.tools import bind_tool, register_contract, register_provider, unbind_tool
-from gavel_rules.state.transitions.traces import begin_counts_anew, count_candidates, pair_tool_calls
+from gavel_rules.state.transitions.traces import assign_tool_results, begin_counts_anew, count_candidates, pair_tool_calls
 
 
 def apply_system_fact(store: Store, envelope: Envelope, kind: str) -> None:
@@ -43,6 +43,7 @@ def _change_arbiter_version(store: Store, envelope: Envelope) -> None:
     begin_counts_anew(store)
     rekey_candidates(store)
     pair_tool_calls(store)
+    assign_tool_results(store)
     count_candidates(store)
     _refresh_actions(store)  # versions differ in what rule sets have to agree on
 

@@ -114,6 +114,31 @@ def pair_tool_calls(store: Store) -> None:
                 store.put(store.trace_of_execution, execution_id, trace_id)
 
 
+def assign_tool_result(store: Store, event_id: str, trace_id: str) -> None:
+    """Make a trace the only one that has a tool result."""
+    tables = store.tool_result_tables
+    forget_if_lapsed(store, tables.trace_of_result.get(event_id, ""))
+    former = tables.trace_of_result.get(event_id, trace_id)
+    if former != trace_id:
+        store.drop_from(tables.tool_results, former, event_id)
+    store.put(tables.trace_of_result, event_id, trace_id)
+
+
+def assign_tool_results(store: Store) -> None:
+    """Find the trace of every remembered tool result, because the semantics have changed.
+
+    Before, several traces could have results of one event_id. Only the last of these results stays.
+    """
+    if not store.semantics.keeps_readings:
+        return
+    for _, event_id, trace_id in sorted(
+        (result.sequence_number, event_id, trace_id)
+        for trace_id, results in store.tool_result_tables.tool_results.items()
+        for event_id, result in results.items()
+    ):
+        assign_tool_result(store, event_id, trace_id)
+
+
 def count_candidates(store: Store) -> None:
     """Count the candidates that were read in each remembered tool result, because the semantics have changed.
 
@@ -198,10 +223,8 @@ def _note_refused_trace(store: Store, trace_id: str, producer: str) -> None:
     store.put(refused.by_trace, trace_id, item)
     store.schedule(refused.by_producer, item)
     store.put(refused.counts, producer, refused.counts.get(producer, 0) + 1)
-    lapses = store.trace_lapses
-    while len(refused.by_trace) > REFUSED_TRACES_MAX and has_lapsed(lapses[0][0], store.recorded_at_ms):
-        _drop_trace(store, lapses[0][1])  # refusals that have lapsed must not displace others
-    if len(refused.by_trace) > REFUSED_TRACES_MAX:
+    # Refusals that have lapsed must not displace others. The next events forget them, and until then there may be more.
+    if len(refused.by_trace) > REFUSED_TRACES_MAX and not has_lapsed(store.trace_lapses[0][0], store.recorded_at_ms):
         _forget_refusals(store)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.tool_pb2 import ToolCall
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules import reason_codes
 from gavel_rules.commands import EventAnswer, UpgradeBus
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
@@ -143,6 +143,18 @@ def test_tool_calls_are_found_by_their_execution() -> None:
     assert {"a": [first], "b": [second]} == {trace_id: list(calls) for trace_id, calls in core.state.tool_calls.items()}
     assert tables(core.state) == tables(restore(core.state))
     core.prove()
+
+
+def test_a_tool_result_has_one_trace() -> None:
+    """After the change, of several results of one event_id only the last is remembered; a restored state has the same results."""
+    core, _ = bus_of_version_2()
+    event_ids = core.new_id(), core.new_id()
+    for trace_id, event_id in (("a", event_ids[0]), ("b", event_ids[0]), ("b", event_ids[1]), ("a", event_ids[1])):
+        result = ToolResult(tool_name="fraud-tool", content_hash=sha256_of("1"))
+        core.publish(Envelope(event_id=event_id, subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_result=result))
+    change_to_version_3(core)
+    assert {"a": [event_ids[1]], "b": [event_ids[0]]} == {trace_id: list(results) for trace_id, results in core.state.tool_results.items()}
+    assert tables(core.state) == tables(restore(core.state))
 
 
 @pytest.mark.parametrize("is_paged", [False, True])

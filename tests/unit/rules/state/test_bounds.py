@@ -20,6 +20,7 @@ from gavel_rules.commands import (
     Fault,
     PublishEvent,
     RuleSetPosition,
+    UpgradeBus,
 )
 from gavel_rules.decider import handle
 from gavel_rules.events.recorded_event import read_event
@@ -37,7 +38,7 @@ from gavel_rules.limits import (
 )
 from gavel_rules.state.records import Rejections
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.traces import LAPSED_TRACES_PER_EVENT, count_rejections
+from gavel_rules.state.transitions.traces import LAPSED_TRACES_PER_EVENT, count_rejections, forget_lapsed_traces
 from gavel_rules.values import python_to_value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -55,7 +56,7 @@ from tests.support.driver import (
     replay_log,
 )
 from tests.support.hashes import sha256_of
-from tests.support.state.snapshots import restore
+from tests.support.state.snapshots import restore, tables
 
 INFERENCE = common_pb2.TRUST_TIER_3_AGENT_INFERENCE
 TOOL = common_pb2.TRUST_TIER_2_TOOL_OBSERVATION
@@ -146,6 +147,21 @@ def test_results_that_are_read_are_not_forgotten() -> None:
     core.pass_time(TRACE_LAPSE_MS + 1)
     assert isinstance(core.run(publishing(core, result_of(0))), EventAnswer)
     assert 1 == len(core.state.tool_results[TRACE])
+
+
+def test_results_that_are_read_are_not_forgotten_when_their_event_id_is_used_again() -> None:
+    """A result that was read before another trace used its event_id counts as read there, until that trace lapses."""
+    core = Core(document())
+    (evidence,) = results(core, 1)
+    read(core, evidence)
+    again = result_of(0, trace_id="trace-2")
+    again.event_id = evidence.event_id
+    for envelope in (again, *(result_of(0, trace_id="trace-2") for _ in range(TRACE_TOOL_RESULTS_MAX))):
+        core.publish(envelope)
+    assert evidence.event_id in core.state.tool_results["trace-2"]
+    core.pass_time(TRACE_LAPSE_MS + 1)
+    core.fact("order.status", "delivered", trace_id="other")
+    assert ({}, {}) == (core.state.tool_results, core.state.readings)
 
 
 def test_the_readings_of_a_result_are_bounded() -> None:
@@ -303,6 +319,28 @@ def test_shadows_of_the_actions_that_they_would_give_up_are_bounded(shadow_is_la
     core.prove()
 
 
+@pytest.mark.parametrize("shadow", [False, True])
+def test_an_action_with_too_many_shadows_gets_new_versions(shadow: bool) -> None:
+    """A bus of version 2 may have more shadows of an action than later ones: after an upgrade, activations that add none succeed."""
+    core = Core(arbiter_version=2)
+
+    def activating(name: str, version: int, shadow: bool, **changes: Any) -> ActivateRuleSet:
+        text = document(rule_set=name, version=version, **changes)
+        core.run(DeployRuleSet(core.new_id(), compile_cached(text), text))
+        return ActivateRuleSet(core.new_id(), name, version, None, shadow)
+
+    for number in range(SHADOWS_PER_ACTION_MAX + 1):
+        core.run(activating(f"team-{number}", 1, False))
+        core.run(activating(f"team-{number}", 2, True, action_type=f"team-{number}.create"))
+    assert isinstance(core.run(UpgradeBus(core.new_id(), 2, 3, "ada", "shadows")), EventAnswer)
+    assert SHADOWS_PER_ACTION_MAX + 1 == len(core.state.shadows_by_action["refund.create"])
+    assert isinstance(core.run(activating("team-0", 3, shadow)), RuleSetPosition)
+    core.run(activating("one-more", 1, False))
+    fault = core.fault(activating("one-more", 2, True))
+    assert "4 other shadows watch refund.create" in fault.message
+    core.prove()
+
+
 def test_traces_that_lapse_together_are_forgotten_in_steps() -> None:
     """One event forgets LAPSED_TRACES_PER_EVENT traces that have lapsed; a replay and a start from a snapshot forget the same."""
     core = Core(document())
@@ -346,8 +384,9 @@ def test_a_bus_of_version_2_forgets_all_lapsed_traces_at_once() -> None:
     core.prove()
 
 
-def test_lapsed_refusals_displace_no_others() -> None:
-    """At the limit of traces with refusals, one that has lapsed and is not forgotten yet makes room before any other."""
+@pytest.mark.parametrize("lapsed", [1, 2 * LAPSED_TRACES_PER_EVENT])
+def test_lapsed_refusals_displace_no_others(lapsed: int) -> None:
+    """Beyond the limit of traces with refusals no trace is forgotten as long as some have lapsed, which later events forget."""
     store = Store("orders")
 
     def refuse(trace_id: str) -> None:
@@ -356,18 +395,27 @@ def test_lapsed_refusals_displace_no_others() -> None:
         count_rejections(store, proposal, Rejections(0, 1, 0), "", "")
 
     store.recorded_at_ms = START_MS
-    refuse("lapses")
+    for number in range(lapsed):
+        refuse(f"lapsed-{number}")
     store.recorded_at_ms += 1
-    for number in range(REFUSED_TRACES_MAX - 1):
-        refuse(f"t{number}")
+    others = [f"other-{number}" for number in range(REFUSED_TRACES_MAX - lapsed)]
+    for trace_id in others:
+        refuse(trace_id)
     store.recorded_at_ms = START_MS + TRACE_LAPSE_MS + 1
-    refuse("last")
-    assert (REFUSED_TRACES_MAX, False) == (len(store.refusals), "lapses" in store.refusals)
+    position = store.undo_log.position
+    refuse("first")
+    assert (REFUSED_TRACES_MAX + 1, True) == (len(store.traces), store.undo_log.position - position < 10)
+    while store.traces.keys() & {"lapsed-0", f"lapsed-{lapsed - 1}"}:
+        forget_lapsed_traces(store)
+    assert {*others, "first"} == store.refusals.keys()
+    for number in range(lapsed):
+        refuse(f"more-{number}")
+    assert len(store.refusals) < REFUSED_TRACES_MAX
 
 
 # Traces, tool calls and values are few, so that moves meet; the last duration lets all traces lapse, and the one before some of them.
 MOVE = st.tuples(
-    st.sampled_from(["call", "result", "read", "read", "fact", "propose", "propose", "pass", "pass"]),
+    st.sampled_from(["call", "result", "result again", "read", "read", "fact", "propose", "propose", "pass", "pass"]),
     st.integers(0, 3),
     st.integers(0, 3),
     st.sampled_from([1, 60_000, TRACE_LAPSE_MS - 60_000, TRACE_LAPSE_MS, TRACE_LAPSE_MS + 1]),
@@ -395,6 +443,7 @@ def test_traces_that_are_forgotten_late_change_no_answer(moves: Sequence[Move], 
     for move in moves:
         assert fault_of(prompt, move) == fault_of(late, move)
         assert [record.envelope for record in prompt.records] == [record.envelope for record in late.records]
+    assert tables(late.state) == tables(restore(late.state))
 
 
 def fault_of(core: Core, move: Move) -> str:
@@ -416,6 +465,11 @@ def command_of(core: Core, move: Move) -> Command | None:
             return publishing(core, call_of(second, trace_id))
         case "result":
             return publishing(core, result_of(second, trace_id))
+        case "result again":
+            results = core.events_named("ToolReturned")[-3:]
+            envelope = result_of(second, trace_id)
+            envelope.event_id = results[second % len(results)].event_id if results else ""
+            return publishing(core, envelope)
         case "read":
             results = core.events_named("ToolReturned")[-3:]
             evidence = results[second % len(results)] if results else None

@@ -94,6 +94,39 @@ def test_entries_that_have_all_lapsed_are_freed_in_steps(name: str, groups: int)
     assert core.state.digest() == restore(core.state).digest()
 
 
+@pytest.mark.parametrize("groups", [1, ENTRIES])
+@pytest.mark.parametrize("name", ["reserved", "smallest", "different"])
+def test_entries_that_lapse_before_a_few_others_cost_few_changes(name: str, groups: int) -> None:
+    """If most entries of a counter lapse together, the others move to a new table in a few changes, which can be undone."""
+    core = Core(WITH[0])
+    table = fill(core, name, groups)
+    before, digest, mark = tables(core.state), core.state.digest(), core.state.mark()
+    core.state.apply(next_fact(core, ENTRIES + 10_000 - 11))
+    assert core.state.mark() - mark < 10
+    left = core.state.counters[table.counter.digest]
+    assert [f"entry-{number}" for number in range(ENTRIES - 10, ENTRIES)] == [entry.entry_id for entry in left.lapses]
+    assert (10, min(10, groups)) == (len(left.entries), len(left.groups))
+    assert tables(restore(core.state))["counters"] == tables(core.state)["counters"]
+    core.state.undo(mark)
+    assert (before, digest) == (tables(core.state), core.state.digest())
+
+
+@pytest.mark.parametrize("lapses_at_ms", [NEVER_MS, NEVER_MS - 1])
+def test_entries_that_lapse_before_many_others_are_removed(lapses_at_ms: int) -> None:
+    """If many times more entries are left than lapse together, they are not copied: each lapsed one costs one change."""
+    core = Core(WITH[0])
+    table = next(table for table in core.state.counters.values() if table.counter.name == "approved")
+    lapsed = 1_000
+    for number in range(10 * lapsed):
+        enter(core.state.store, table, CounterEntry(f"entry-{number}", "", 1, core.now_ms + 1 if number < lapsed else lapses_at_ms, number))
+    core.state.commit()
+    mark = core.state.mark()
+    core.state.apply(next_fact(core, 1))
+    assert core.state.counters[table.counter.digest] is table
+    assert lapsed <= core.state.mark() - mark < lapsed + 10
+    assert 9 * lapsed == len(table.entries)
+
+
 def reading(table: CounterTable, group: str, now_ms: int) -> float:
     """Return the number that a counter gives for a group."""
     result = table.read(group, now_ms)

@@ -15,7 +15,7 @@ from gavel_rules.state.transitions.traces import LAPSED_TRACES_PER_EVENT
 
 from tests.support.driver import AGENT, SUBJECT, Core, document
 from tests.support.hashes import sha256_of
-from tests.support.state.snapshots import page_out
+from tests.support.state.snapshots import page_out, restore, tables
 
 REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 APPROVED = decision_pb2.OUTCOME_APPROVED
@@ -180,6 +180,55 @@ def test_results_without_evidence_lapse_with_their_trace(core: Core) -> None:
     tables = core.state.store.tool_result_tables
     assert [None, {"order/1 order.score"}] == [(tables.readings_of(one.event_id) or {}).keys() or None for one in (evidence, later)]
     core.prove()
+
+
+def use_again(core: Core, evidence: Envelope, trace_id: str) -> None:
+    """Publish another result of the event_id, as after its idempotency window."""
+    result = ToolResult(tool_name="fraud-tool", content_hash=sha256_of("1"))
+    core.publish(Envelope(event_id=evidence.event_id, subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_result=result))
+
+
+@pytest.mark.parametrize("trace_id", ["trace-1", "trace-2"])
+def test_readings_contradict_those_of_a_later_result_with_the_event_id(core: Core, trace_id: str) -> None:
+    """If an event_id is used for another result, in the same trace or another one, earlier readings that are evidence still count."""
+    evidence = core.tool_result()
+    cited = core.observe("order.score", 0.1, evidence=evidence)
+    use_again(core, evidence, trace_id)
+    core.observe("order.score", 0.2, evidence=evidence)
+    status = core.fact("order.status", "delivered")
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(core.decide([status, cited]))
+
+
+def test_a_bus_of_version_2_forgets_the_readings_of_an_event_id_that_is_used_again() -> None:
+    """The digests of a bus of arbiter version 2 stay what they were: a later result of an event_id has none of the earlier readings."""
+    core = Core(document(), arbiter_version=2)
+    evidence = core.tool_result()
+    core.observe("order.score", 0.1, evidence=evidence)
+    use_again(core, evidence, "trace-2")
+    assert {evidence.event_id: {}} == core.state.readings
+    assert tables(core.state) == tables(restore(core.state))
+
+
+@pytest.mark.parametrize("first", ["a", "c"])
+def test_a_result_lapses_with_the_trace_that_used_its_event_id_last(core: Core, first: str) -> None:
+    """Readings that are no evidence are forgotten with the trace of the last result of their event_id, on a restored bus as well."""
+    evidence = core.tool_result(first)
+    core.pass_time(1)
+    use_again(core, evidence, "b")
+    core.observe("k.note", 0.1, evidence=evidence, trace_id="other")
+    core.observe("k.note", 0.2, evidence=core.tool_result("other"), trace_id="other")
+    restored = restore(core.state)
+    assert tables(core.state) == tables(restored)
+    head = core.state.head
+    core.pass_time(TRACE_LAPSE_MS - 1)
+    core.tool_result(first)
+    core.pass_time(2)
+    core.observe("k.other", 0.1, evidence=evidence, trace_id="other")
+    assert [first] == list(core.state.traces)
+    assert evidence.event_id not in core.state.readings
+    for event in core.events[head:]:
+        restored.apply(event)
+    assert tables(core.state) == tables(restored)
 
 
 @pytest.mark.parametrize("is_contradicted", [False, True])
