@@ -1,7 +1,8 @@
 """Resolves what a batch refers to before it is decided: causes, citations, repeated requests and ended decisions.
 
-Most of it is in memory. The rest is looked up in the log here, so that deciding never waits. Other callers wait meanwhile, so the lookups
-of a batch begin within LOOKUP_SECONDS_MAX. A request for which no time is left is resolved with a later batch.
+Most of it is in memory. The rest is looked up in the log here, so that deciding never waits. Other callers wait meanwhile, so the requests
+of a batch begin their lookups within LOOKUP_SECONDS_MAX. A request for which no time is left is resolved with a later batch. One that has
+begun ends its lookups, which are few, except that it may read its citations over several batches.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class UnderWay(Protocol):
 
 
 class _OutOfTime(Exception):  # noqa: N818  # control flow, not an error
-    """A batch has no time left for another lookup."""
+    """A batch has no time left for another request's lookups."""
 
 
 class _BatchContext:
@@ -76,15 +77,23 @@ class _BatchContext:
         self.callers_with_lookup: set[str] = set()
         self._monotonic = monotonic
         self._lookups_end_at = 0.0
+        self._request_with_lookup: Request | None = None  # the last one
 
-    def count_lookup(self, request: Request) -> None:
-        """Count a lookup for a request. Raises _OutOfTime. The first lookup of a batch always has time."""
-        now = self._monotonic()
-        if not self.callers_with_lookup:
-            self._lookups_end_at = now + LOOKUP_SECONDS_MAX
-        elif now >= self._lookups_end_at:
-            raise _OutOfTime
+    def begin_lookups(self, request: Request) -> None:
+        """Note that a request needs a lookup. Raises _OutOfTime if it is its first one, unless it is also the first one of the batch."""
+        if request is self._request_with_lookup:
+            return
+        if self._request_with_lookup is None:
+            self._lookups_end_at = self._monotonic() + LOOKUP_SECONDS_MAX
+        else:
+            self.require_time()
+        self._request_with_lookup = request
         self.callers_with_lookup.add(request.caller)
+
+    def require_time(self) -> None:
+        """Raises _OutOfTime if the time for lookups is over."""
+        if self._monotonic() >= self._lookups_end_at:
+            raise _OutOfTime
 
 
 class ReferenceResolution:
@@ -108,7 +117,8 @@ class ReferenceResolution:
         self._under_way = under_way
         self._monotonic = monotonic
         self._opened: dict[str, TraceParty] = {}  # traces of the last batch's first proposals, and their owners
-        self._waiting: set[str] = set()  # callers whose requests the last batch deferred before their first lookup
+        # Callers that wait for their turn at lookups, the first in turn first, each with the last of its requests that was deferred.
+        self._waiting: dict[str, Request] = {}
 
     async def resolve(self, batch: list[Request]) -> ResolvedBatch:
         """Return the requests that can be decided, with their references.
@@ -122,11 +132,13 @@ class ReferenceResolution:
         context = _BatchContext(dict(opened_before), self._monotonic)
         recent_events = self._replica.recent_events
         state = self._replica.state
-        late: set[str] = set()  # callers with a request out of time; their later ones stay behind it
+        late: dict[str, Request] = {}  # callers with a request out of time, and their last requests; later ones stay behind it
         if self._waiting:
-            batch = sorted(batch, key=lambda request: request.caller not in self._waiting)
+            turns = {caller: turn for turn, caller in enumerate(self._waiting)}
+            batch = sorted(batch, key=lambda request: turns.get(request.caller, len(turns)))
         for request in batch:
             if late and request.caller in late:
+                late[request.caller] = request
                 deferred.append(request)
                 continue
             key = request.idempotency_key
@@ -164,7 +176,7 @@ class ReferenceResolution:
                 if proposal is not None:
                     self._cite(request, proposal, missing, context)
             except _OutOfTime:
-                late.add(request.caller)
+                late[request.caller] = request
                 deferred.append(request)
                 continue
             except ArchiveUnavailableError as error:
@@ -177,16 +189,25 @@ class ReferenceResolution:
                     context.envelope_of_key[key] = envelope
             ready.append(request)
         self._opened = {trace_id: party for trace_id, party in context.opened.items() if trace_id not in opened_before}
-        self._waiting = late - context.callers_with_lookup
+        if self._waiting or late:
+            self._note_turns(late, context.callers_with_lookup)
         return ResolvedBatch(ready, deferred, context.is_behind)
+
+    def _note_turns(self, late: dict[str, Request], callers_with_lookup: set[str]) -> None:
+        """Let the late callers wait for their turn at lookups, behind the others; let go those that have had it, or have left."""
+        self._waiting = {
+            caller: request
+            for caller, request in {**self._waiting, **late}.items()
+            if caller not in callers_with_lookup and not (request.is_answered or request.is_cancelled)
+        }
 
     async def _begin_lookup(self, request: Request, context: _BatchContext) -> None:
         """Begin a lookup for a request. Raises _OutOfTime, and the exceptions of `settle`.
 
-        The append under way may have what is looked up, and its callers must not wait for the lookup.
+        The append under way may have what is looked up, and its callers must not wait for the lookup. Its time does not count.
         """
-        context.count_lookup(request)
         await self._settle()
+        context.begin_lookups(request)
 
     async def _answer_repeated(self, request: Request, location: EventLocation | None, context: _BatchContext) -> bool:
         """Answer a request whose event_id is in memory, or was in the log's index; return False if the index has it no longer."""
@@ -321,26 +342,31 @@ class ReferenceResolution:
     async def _read_citations(self, request: Request, missing: list[int], context: _BatchContext) -> list[int]:
         """Read the events with these numbers; return the numbers of trimmed events that neither the log nor an archive has.
 
-        A proposal may cite many large events, or events of many segments of the archive. If the time is over, what was read is kept.
+        Events after the state's head are not read: the state must read on first, and until then a failover may lose them.
+        A proposal may cite many large events, or events of many segments of the archive, so what was read is kept for a later batch.
         """
         replica = self._replica
         recent_events = replica.recent_events
-        last = replica.head.sequence_number
         cited = context.cited
+        head = replica.state.head
+        numbers = sorted({number for number in missing if 0 < number <= head})  # neighbours are in one segment
         if request.partial_citations is not None and request.partial_citations[0] is recent_events:
-            cited |= request.partial_citations[1]
-        numbers = sorted({number for number in missing if number not in cited})  # neighbours are in one segment
+            partial = request.partial_citations[1]
+            cited |= {number: partial[number] for number in numbers if number in partial}
+        unread = [number for number in numbers if number not in cited]
         try:
-            for first in range(0, len(numbers), CITED_READ_MAX):
-                await self._begin_lookup(request, context)
-                cited |= await recent_events.read_citable(numbers[first : first + CITED_READ_MAX])
-        except _OutOfTime:
-            request.partial_citations = recent_events, {number: cited[number] for number in missing if number in cited}
-            raise
+            for first in range(0, len(unread), CITED_READ_MAX):
+                if first:
+                    context.require_time()
+                else:
+                    await self._begin_lookup(request, context)
+                cited |= await recent_events.read_citable(unread[first : first + CITED_READ_MAX])
         except ArchiveUnavailableError:
             if _decides_proposal(request.command, replica.state):
                 raise
-        return [number for number in missing if 0 < number <= last and number not in cited]
+        finally:
+            request.partial_citations = recent_events, {number: cited[number] for number in numbers if number in cited}
+        return [number for number in numbers if number not in cited]
 
     def _cite(self, request: Request, proposal: ProposalView, missing: list[int] | None, context: _BatchContext) -> None:
         """Give a request the events that its proposal cites. If the proposal refers to later events, the state must read on first."""

@@ -71,7 +71,7 @@ class Request:
 
     `idempotency_key` is the command's event_id if the producer chose it, else "". `named_in_batch` has the event_ids of earlier events of
     the same batch that the command names: its cause, and those of a graph transition. `partial_citations` has the cited events that were
-    read before the batch had no time left, and the RecentEvents at that time. `was_lost`: one append of the command was lost.
+    read so far, and the RecentEvents at that time. `was_lost`: one append of the command was lost.
     `is_repeated`: one append was refused because the log has the idempotency_key.
     `cancellation`, if there is one, says whether the caller still waits. `caller` is the key under which limits count it, `principal` the
     authenticated caller.

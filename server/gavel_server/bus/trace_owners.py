@@ -6,7 +6,8 @@ grants are in force, another principal also needs a grant that lets it join the 
 uses up the owner's budget of rejections.
 
 The owners come from the log alone. Their number is limited. Beyond the limit, the producer with the most traces loses those that it used
-least recently. No producer makes others lose their traces, and a trace in use stays, even if another caller imitates its producer.
+least recently. Of producers with equally many, the one whose next trace has been unused for longest loses it. A producer thus loses traces
+only while none has more, and those in use last, even if another caller imitates it.
 """
 
 from __future__ import annotations
@@ -139,13 +140,16 @@ class TraceOwners:
     def _forget_least_recent(self) -> None:
         """Forget FORGOTTEN_AT_ONCE traces, one after the other: the one used least recently of the producer that then has the most."""
         owners = list(self._owners.values())
-        # Among producers with equally many traces, the one known for the longest time comes first.
-        largest = [(-len(owner.traces), index) for index, owner in enumerate(owners)]
+        owned = self._owned
+        # Among producers with equally many traces, the one whose next trace has been unused for longest comes first.
+        largest = [(-len(owner.traces), owned[next(iter(owner.traces))].last_proposal_ms, index) for index, owner in enumerate(owners)]
         heapify(largest)
         for _ in range(FORGOTTEN_AT_ONCE):
-            count, index = largest[0]
-            self._forget(owners[index], next(iter(owners[index].traces)))
-            heapreplace(largest, (count + 1, index))
+            count, _, index = largest[0]
+            traces = owners[index].traces
+            self._forget(owners[index], next(iter(traces)))
+            last_proposal_ms = owned[next(iter(traces))].last_proposal_ms if traces else 0
+            heapreplace(largest, (count + 1, last_proposal_ms, index))
 
     def _forget(self, owner: _Owner, trace_id: str) -> None:
         del self._owned[trace_id]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, GraphTransition
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import (
@@ -23,7 +24,7 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus.recent_events import CITED_READ_MAX, RecentEvents
 from gavel_server.bus.references import LOOKUP_SECONDS_MAX
 from gavel_server.bus.request import CommittedAnswer
-from gavel_server.bus.sequencer import BATCH_SECONDS_MAX, Sequencer
+from gavel_server.bus.sequencer import BATCH_COMMANDS_MAX, BATCH_SECONDS_MAX, Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit_proposal
 from gavel_server.log import EventLog, IdEntry, Record
@@ -86,16 +87,18 @@ async def test_batch_of_slow_decisions_ends_early(servers: Servers) -> None:
 
 
 class SlowLog:
-    """A log whose lookups take `pause_seconds`; `lookups` has their names."""
+    """A log whose lookups take `pause_seconds`; `lookups` has their names, and `numbers` the events that were read."""
 
     def __init__(self, log: EventLog) -> None:
         self.bus = log.bus
         self.pause_seconds = 0.0
         self.lookups: list[str] = []
+        self.numbers: list[int] = []
         self._log = log
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
+        self.numbers += sequence_numbers
         await self._note("read_many")
         return await self._log.read_many(sequence_numbers)
 
@@ -113,9 +116,10 @@ class SlowLog:
 
 
 async def start_on_slow_log(servers: Servers) -> tuple[Sequencer, SlowLog]:
-    """Start a server with rules whose lookups each take the time for the lookups of a batch, once `pause_seconds` is set."""
+    """Start a server with rules on a log whose lookups take time once `pause_seconds` is set. Each append takes a millisecond."""
     log = SlowLog(servers.log)
-    sequencer, _ = await servers.start(log=cast("EventLog", log))
+    sequencer, counting = await servers.start(log=cast("EventLog", log))
+    counting.pause_seconds = 0.001  # so that a batch that is repeated for ever does not stop the virtual time
     await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(TEXT), TEXT))
     await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
     return sequencer, log
@@ -125,6 +129,7 @@ def slow_down(sequencer: Sequencer, log: SlowLog) -> None:
     """Let lookups take time from now on, and the server forget the events in memory, as after a start from a snapshot."""
     sequencer.replica.recent_events = RecentEvents(sequencer.log)
     log.lookups.clear()
+    log.numbers.clear()
     log.pause_seconds = LOOKUP_SECONDS_MAX
 
 
@@ -166,7 +171,8 @@ def test_lookups_of_a_caller_do_not_hold_up_others(kind: str) -> None:
             envelope = command_envelope(command)
             key = envelope.event_id if envelope is not None else ""
             sequencer.submit(command, answers.append, key, caller="greedy:1")
-        await sequencer.execute(servers.fact("quick"), caller="other:1")
+        async with asyncio.timeout(10):
+            await sequencer.execute(servers.fact("quick"), caller="other:1")
         # Those of one request, and the first one of the next batch.
         assert len(log.lookups) <= 4
         assert len(answers) <= 1
@@ -187,9 +193,10 @@ async def test_many_citations_are_read_over_several_batches(servers: Servers) ->
     proposing = asyncio.create_task(sequencer.execute(SubmitProposal(ProposalView(proposal)), caller="greedy:1"))
     await asyncio.sleep(0)
     quick = 0
-    while not proposing.done():
-        await sequencer.execute(servers.fact("quick"), caller="other:1")
-        quick += 1
+    async with asyncio.timeout(10):
+        while not proposing.done():
+            await sequencer.execute(servers.fact("quick"), caller="other:1")
+            quick += 1
     assert quick >= 3
     assert ["read_many"] * 5 == log.lookups
     answer = (await proposing).answer
@@ -199,20 +206,116 @@ async def test_many_citations_are_read_over_several_batches(servers: Servers) ->
     await servers.prove()
 
 
+@pytest.mark.parametrize("kind", ["citations", "transitions"])
+def test_a_request_with_several_lookups_is_decided(kind: str) -> None:
+    """Requests whose cause is also looked up are decided though each lookup takes all the time of a batch, and the bus can stop."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await start_on_slow_log(servers)
+        causes = [await record_event(sequencer, servers.fact(number)) for number in range(20)]
+        commands = await slow_commands(kind, servers, sequencer)
+        answers: list[CommittedAnswer | ServiceError] = []
+        for command, cause in zip(commands, causes, strict=True):
+            envelope = command_envelope(command)
+            assert envelope is not None
+            envelope.causation_id = cause.event_id
+            sequencer.submit(command, answers.append, caller="one:1")
+        slow_down(sequencer, log)
+        await asyncio.wait_for(sequencer.stop(), 60)
+        assert [CommittedAnswer] * 20 == [type(answer) for answer in answers]
+        await servers.prove()
+
+    run_virtually(main())
+
+
 @with_servers
 async def test_callers_take_turns_at_lookups(servers: Servers) -> None:
-    """If two callers' requests need slow lookups, they are answered in turn, those of one caller in order."""
+    """If the requests of several callers need slow lookups, they are answered in turn, those of one caller in order."""
     sequencer, log = await start_on_slow_log(servers)
-    facts = [await record_event(sequencer, servers.fact()) for _ in range(10)]
-    effects = [(caller, servers.effect_of(fact.event_id)) for caller, fact in zip(["one:1"] * 5 + ["two:1"] * 5, facts, strict=True)]
+    callers = ["one:1", "two:1", "three:1", "four:1"]
+    facts = {caller: [await record_event(sequencer, servers.fact()) for _ in range(30)] for caller in callers}
     slow_down(sequencer, log)
     order: list[str] = []
-    for caller, command in effects:
-        sequencer.submit(command, lambda _, caller=caller: order.append(caller), caller=caller)  # type: ignore[misc]
-    await asyncio.sleep(10)
-    assert ["one:1", "two:1"] * 5 == order
+    for caller in callers:
+        for fact in facts[caller]:
+            sequencer.submit(servers.effect_of(fact.event_id), lambda _, caller=caller: order.append(caller), caller=caller)  # type: ignore[misc]
+    await asyncio.sleep(20)
+    assert callers * 30 == order
     causes = [event.causation_id for event in await servers.events() if event.causation_id]
-    assert [facts[number].event_id for number in (0, 5, 1, 6, 2, 7, 3, 8, 4, 9)] == causes
+    assert [facts[caller][number].event_id for number in range(30) for caller in callers] == causes
+
+
+@with_servers
+async def test_turns_at_lookups_outlast_reading_on(servers: Servers) -> None:
+    """Requests that make the server read on, and are then resolved again, do not take another caller's turn at lookups."""
+    sequencer, log = await start_on_slow_log(servers)
+    facts = [await record_event(sequencer, servers.fact()) for _ in range(200)]
+    slow_down(sequencer, log)
+    order: list[str] = []
+    for fact in facts[:150]:
+        envelope = proposal_envelope([fact], projection_version=10**6)
+        command = SubmitProposal(ProposalView(servers.admit_envelope(envelope)))
+        sequencer.submit(command, lambda _: order.append("ahead:1"), caller="ahead:1")
+    for fact in facts[150:]:
+        sequencer.submit(servers.effect_of(fact.event_id), lambda _: order.append("other:1"), caller="other:1")
+    await asyncio.sleep(20)
+    assert 200 == len(order)
+    assert order[:40].count("other:1") >= 10
+
+
+@with_servers
+async def test_callers_that_leave_do_not_wait_for_turns(servers: Servers) -> None:
+    """A caller whose requests are answered or cancelled no longer counts among those that wait for a turn at lookups."""
+    sequencer, log = await start_on_slow_log(servers)
+    facts = [await record_event(sequencer, servers.fact()) for _ in range(4)]
+    slow_down(sequencer, log)
+    effects = [servers.effect_of(fact.event_id) for fact in facts]
+    calls = [asyncio.create_task(sequencer.execute(effect, caller=f"{number}:1")) for number, effect in enumerate(effects)]
+    await asyncio.sleep(3 * LOOKUP_SECONDS_MAX)  # a cause takes two lookups
+    assert ["1:1", "2:1", "3:1"] == list(sequencer._resolution._waiting)
+    calls[3].cancel()
+    await asyncio.wait(calls, timeout=10)
+    assert [True, True, True, False] == [call.done() and not call.cancelled() for call in calls]
+    assert {} == sequencer._resolution._waiting
+
+
+@with_servers
+async def test_an_append_takes_no_time_of_lookups(servers: Servers) -> None:
+    """If lookups wait for a slow append, those of a batch still have all their time after it."""
+    log = SlowLog(servers.log)
+    sequencer, counting = await servers.start(log=cast("EventLog", log))
+    facts = [await record_event(sequencer, servers.fact(number)) for number in range(10)]
+    slow_down(sequencer, log)
+    log.pause_seconds = 0.001
+    counting.pause_seconds = 2 * LOOKUP_SECONDS_MAX
+    counting.appended.clear()
+    answers: list[CommittedAnswer | ServiceError] = []
+    for number in range(BATCH_COMMANDS_MAX):
+        sequencer.submit(servers.fact(number), answers.append)
+    for fact in facts:
+        sequencer.submit(servers.effect_of(fact.event_id), answers.append)
+    await asyncio.sleep(1)
+    assert [BATCH_COMMANDS_MAX, 10] == counting.appended
+
+
+@with_servers
+async def test_citations_after_the_head_are_read_with_the_state(servers: Servers) -> None:
+    """A cited event of another server is not looked up before the state has read on: until then a failover may lose it.
+
+    What was looked up before is not looked up again.
+    """
+    sequencer, log = await start_on_slow_log(servers)
+    old, head = [await record_event(sequencer, servers.fact()) for _ in range(2)]
+    other, _ = await servers.start()
+    new = await record_event(other, servers.fact())
+    slow_down(sequencer, log)
+    proposal = servers.admit_envelope(proposal_envelope([old, new]))
+    answer = (await sequencer.execute(SubmitProposal(ProposalView(proposal)))).answer
+    assert isinstance(answer, EventAnswer)
+    assert OUTCOME_APPROVED == answer.envelope.decision.outcome
+    assert [old.sequence_number, head.sequence_number] == log.numbers  # the head is read to see whether the log still has it
+    await servers.prove()
 
 
 @with_servers

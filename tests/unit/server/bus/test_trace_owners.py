@@ -168,6 +168,22 @@ def test_one_search_for_the_largest_producer_makes_room_for_many_traces() -> Non
     assert [None, f"p{oldest}"] == [owner_id(owners, f"t{number}", 0) for number in (oldest - 1, oldest)]
 
 
+@pytest.mark.parametrize("traces_each", [1, 5])
+def test_of_equal_producers_the_one_with_the_longest_unused_trace_loses_it(traces_each: int) -> None:
+    """Among producers with equally many traces, those in use lose theirs last, also if their producers have been known for longest."""
+    owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)
+    producers = 2 * FORGOTTEN_AT_ONCE // traces_each
+    for now_ms, last in ((1, producers), (2, producers // 2)):
+        for number in range(last):
+            for trace in range(traces_each):
+                owners.note(f"t{number}-{trace}", party(f"p{number}"), now_ms)
+    owners.note("new", party("new"), 3)
+    assert FORGOTTEN_AT_ONCE + 1 == len(owners._owned)
+    assert "new" == owner_id(owners, "new", 3)
+    left = [sum(owner_id(owners, f"t{number}-{trace}", 3) is not None for trace in range(traces_each)) for number in range(producers)]
+    assert [traces_each // 2 + 1] * (producers // 2) + [traces_each // 2] * (producers // 2) == left
+
+
 def test_a_trace_in_use_is_kept() -> None:
     """A trace with recent proposals keeps its owner, however many traces are opened in the name of its producer."""
     owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)

@@ -155,7 +155,7 @@ class Producer(_message.Message):
     `sources` of a rule set name producers of facts by this id.
     """
     version: _builtins.str
-    """The producer's own version, free text of at most 128 characters, e.g. "1.4.2"."""
+    """The producer's own version: at most 128 printable ASCII characters, e.g. "1.4.2"."""
     def __init__(
         self,
         *,
@@ -210,7 +210,7 @@ class VersionBinding(_message.Message):
     TOOL_REGISTRY_VERSION_FIELD_NUMBER: _builtins.int
     SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     execution_version: _builtins.str
-    """Version of the running code, e.g. a git tag. At most 128 characters, like the other fields."""
+    """Version of the running code, e.g. a git tag. At most 128 printable ASCII characters, like the other fields."""
     planner_version: _builtins.str
     """Version of the planner."""
     tool_registry_version: _builtins.str

@@ -78,8 +78,8 @@ class Envelope(_message.Message):
     causation_id: _builtins.str
     """event_id of the event that caused this one. That event must be in the bus."""
     subject: _builtins.str
-    """The entity that the event is about, "type/id", e.g. "order/123". Type: [a-z][a-z0-9_-]{0,63}. Id: 1..256 printable
-    ASCII characters.
+    """The entity that the event is about, "type/id", e.g. "order/123": at most 256 bytes. Type: [a-z][a-z0-9_-]{0,63}. Id:
+    letters and digits of any language, "-._~:@+" and spaces, in one or more parts between slashes.
     """
     bus: _builtins.str
     """Name of the bus, [a-z0-9-]{1,63}. Empty in a request: the request's `bus`."""

@@ -66,7 +66,7 @@ class Observation(_message.Message):
     a call in the same trace.
     """
     evidence_hash: _builtins.str
-    """content_hash of that result; must be equal."""
+    """content_hash of that result. If it differs, the observation is inference."""
     confidence: _builtins.float
     """The agent's confidence, above 0, at most 1. Required."""
     trust_tier: _common_pb2.TrustTier.ValueType

@@ -96,7 +96,7 @@ class _ReasonCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReasonCode
     REASON_CODE_ALREADY_RUNNING: _ReasonCode.ValueType  # 36
     """An attempt may not start: another one is running."""
     REASON_CODE_ALREADY_FINISHED: _ReasonCode.ValueType  # 37
-    """An attempt may not start: the action has been carried out."""
+    """An attempt may not start: the action has been carried out, or given up. WaitDecision has the last report."""
     REASON_CODE_NOT_APPROVED: _ReasonCode.ValueType  # 38
     """An attempt may not start: the decision is not an approval."""
     REASON_CODE_EXECUTION_VERSION_MISMATCH: _ReasonCode.ValueType  # 39
@@ -183,7 +183,7 @@ REASON_CODE_EXPIRED: ReasonCode.ValueType  # 35
 REASON_CODE_ALREADY_RUNNING: ReasonCode.ValueType  # 36
 """An attempt may not start: another one is running."""
 REASON_CODE_ALREADY_FINISHED: ReasonCode.ValueType  # 37
-"""An attempt may not start: the action has been carried out."""
+"""An attempt may not start: the action has been carried out, or given up. WaitDecision has the last report."""
 REASON_CODE_NOT_APPROVED: ReasonCode.ValueType  # 38
 """An attempt may not start: the decision is not an approval."""
 REASON_CODE_EXECUTION_VERSION_MISMATCH: ReasonCode.ValueType  # 39
