@@ -283,8 +283,9 @@ class References:
     """The events that the shell looks up in the log for a command.
 
     `cited_events` holds the events that the proposal cites, or the reviewed proposal, by sequence number. `decision` is the DECISION that
-    the command names, if the log has it. `end_reason` is EXPIRED or REVOKED if that decision ended in this way. It is also EXPIRED if the
-    decision is live and has not started: it may expire before the command is handled.
+    the command names, if the log has it. `end_reason` is the reason why that decision ended without an execution: EXPIRED, REVOKED,
+    STALE_FACT or FACT_SUPERSEDED. It is also EXPIRED if the decision is live and has not started: it may expire before the command is
+    handled.
     """
 
     cited_events: Mapping[int, CitedEvent] = field(default_factory=dict)

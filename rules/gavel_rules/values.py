@@ -57,14 +57,26 @@ def python_to_value(value: object) -> Value:
     return answer
 
 
-def struct_problems(struct: Struct, path: str) -> list[tuple[str, str]]:
-    """Return (path, problem) for each limit that a Struct exceeds."""
-    return problems(struct_to_dict(struct), path)
+def struct_problems(struct: Struct, path: str, content: dict[str, object] | None = None) -> list[tuple[str, str]]:
+    """Return (path, problem) for each limit that a Struct exceeds, and for each Value without a kind.
+
+    `content` is the Struct as a dict, if it has been converted already.
+    """
+    if content is None:
+        content = struct_to_dict(struct)
+    found = problems(content, path)
+    if _has_null(content):
+        _find_kindless_in_struct(struct, _Place(None, path), found)
+    return found
 
 
 def value_problems(value: Value, path: str) -> list[tuple[str, str]]:
-    """Return (path, problem) for each limit that a Value exceeds."""
-    return problems(value_to_python(value), path)
+    """Return (path, problem) for each limit that a Value exceeds, and for each Value without a kind."""
+    content = value_to_python(value)
+    found = problems(content, path)
+    if _has_null(content):
+        _find_kindless(value, _Place(None, path), found)
+    return found
 
 
 def problems(value: object, path: str, depth: int = 0) -> list[tuple[str, str]]:
@@ -142,6 +154,40 @@ def _scalar_problem(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return ""
     return number_problem(value) if isinstance(value, (int, float)) else ""
+
+
+def _has_null(value: object) -> bool:
+    """Return whether a Python JSON value holds None. Only then can the message that it comes from hold a Value without a kind."""
+    if isinstance(value, dict):
+        for item in value.values():
+            if _has_null(item):
+                return True
+    elif isinstance(value, list):
+        for item in value:
+            if _has_null(item):
+                return True
+    return value is None
+
+
+def _find_kindless(value: Value, place: _Place, problems: list[tuple[str, str]]) -> None:
+    """Add a problem for each Value without a kind: ProtoJSON has no form for it, and some implementations refuse the whole message."""
+    match value.WhichOneof("kind"):
+        case None:
+            _add_problem(place, "has no kind; null is null_value", problems)
+        case "struct_value":
+            _find_kindless_in_struct(value.struct_value, place, problems)
+        case "list_value":
+            for index, item in enumerate(value.list_value.values):
+                _find_kindless(item, _Place(place, f"[{index}]"), problems)
+                if len(problems) >= VIOLATIONS_MAX:
+                    return
+
+
+def _find_kindless_in_struct(struct: Struct, place: _Place, problems: list[tuple[str, str]]) -> None:
+    for name in sorted(struct.fields):
+        _find_kindless(struct.fields[name], _Place(place, f".{name}"), problems)
+        if len(problems) >= VIOLATIONS_MAX:
+            return
 
 
 def _add_problem(place: _Place, problem: str, problems: list[tuple[str, str]]) -> None:

@@ -91,7 +91,7 @@ class GavelServerError(Exception):
 
 
 class ServiceError(GavelServerError):
-    """The error of a call. `reason` determines the code; `violations` are (field, description); `retry_after_ms` 0: the default."""
+    """The error of a call. `reason` determines the code; `violations` are (field, description); `retry_after_ms` 0: that of its code."""
 
     def __init__(
         self,
@@ -155,10 +155,12 @@ def _encode_status(
 
 
 def _retry_delay_ms(reason: ErrorReason.ValueType, retry_after_ms: int) -> int:
-    """Return how long to wait before a call is repeated; 0: repeating it does not help."""
+    """Return how long to wait before a call is repeated; 0: repeating it does not help. An error may name its delay whatever its code."""
+    if retry_after_ms:
+        return retry_after_ms
     if _CODES[reason] not in _RETRIABLE or reason in _LASTING:
         return 0
-    return retry_after_ms or RETRY_AFTER_MS_DEFAULT
+    return RETRY_AFTER_MS_DEFAULT
 
 
 @cache
@@ -218,8 +220,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError
     Raises CancelledError if the connection is gone, as grpc.aio does a moment later.
     """
     trailing_metadata: tuple[tuple[str, str | bytes], ...] = ((DETAILS_KEY, error.encoded_status()),)
-    if error.code in _RETRIABLE:
-        delay_ms = _retry_delay_ms(error.reason, error.retry_after_ms)
+    delay_ms = _retry_delay_ms(error.reason, error.retry_after_ms)
+    if delay_ms or error.code in _RETRIABLE:
         trailing_metadata = (*trailing_metadata, (PUSHBACK_KEY, str(delay_ms) if delay_ms else NO_RETRY))
     try:
         await context.abort(error.code, error.message, trailing_metadata)

@@ -42,7 +42,8 @@ def _decision_references(decision_id: str, state: State, events: Mapping[str, En
     for reason_code in (reason_codes.EXPIRED, reason_codes.REVOKED):
         if derived_event_id(decision.event_id, decision.sequence_number, reason_code.lower()) in events:
             return References(decision=decision, end_reason=reason_code)
-    return References(decision=decision)
+    aborted = events.get(derived_event_id(decision.event_id, decision.sequence_number, "aborted"))
+    return References(decision=decision, end_reason="" if aborted is None else aborted.execution.reason_code)
 
 
 def _approval(decision: Envelope, events: Mapping[str, Envelope]) -> Envelope:

@@ -15,7 +15,7 @@ from gavel_rules.commands import AttemptRefusal, BeginExecution, EventAnswer, Fa
 from gavel_rules.events.ids import derived_event_id, execution_id_of
 from gavel_rules.events.kinds import EXECUTION, EXECUTION_NAME, EXECUTION_RENEWED
 from gavel_rules.events.timestamps import timestamp
-from gavel_rules.execution.evidence_recheck import EvidenceChange, check_evidence
+from gavel_rules.execution.evidence_recheck import CHANGE_MESSAGES, EvidenceChange, check_evidence
 from gavel_rules.execution.faults import end_reason, ended_fault, holder_fault
 from gavel_rules.execution.lifecycle import call_person
 from gavel_rules.execution.reports import read_counters, record_failed_derivations
@@ -23,7 +23,7 @@ from gavel_rules.execution.version_check import check_start
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision
 
-_MESSAGES: Final = {
+_MESSAGES: Final = CHANGE_MESSAGES | {
     reason_codes.RETRY_FACTS_CHANGED: "the facts changed after an attempt had started; a person has to look at what was done",
     reason_codes.EXPIRED: "the approval was not started in time; propose again",
     reason_codes.REVOKED: "the approval was taken back by a person",
@@ -43,7 +43,7 @@ def begin(recorder: Recorder, command: BeginExecution, references: References) -
     if live.phase == UNDER_REVIEW:
         return _refuse(reason_codes.UNDER_REVIEW)
     if live.phase == AWAITING_FACTS:
-        return _refuse(reason_codes.REVOKED if live.is_revoked and not live.is_carried_out else reason_codes.ALREADY_FINISHED)
+        return _refuse_awaiting_facts(live)
     if live.attempt in live.unreported_attempts and recorder.now_ms < live.lease_until_ms:
         # Its executor may be at work, even if a human review has been requested meanwhile and grants another attempt.
         return _refuse(reason_codes.ALREADY_RUNNING, live.lease_until_ms - recorder.now_ms)
@@ -148,6 +148,16 @@ def _new_execution(
 
 def _refuse(reason_code: str, retry_after_ms: int = 0) -> AttemptRefusal:
     return AttemptRefusal(reason_code, _MESSAGES[reason_code], retry_after_ms)
+
+
+def _refuse_awaiting_facts(live: LiveDecision) -> AttemptRefusal:
+    if live.is_revoked and not live.is_carried_out:
+        return _refuse(reason_codes.REVOKED)
+    if live.awaited_facts and not live.attempt:
+        # The facts are derived from the ABORTED by which its first start was refused.
+        aborted = live.awaited_facts[0].execution.execution
+        return AttemptRefusal(aborted.reason_code, aborted.error.message)
+    return _refuse(reason_codes.ALREADY_FINISHED)
 
 
 def _refuse_ended(decision_id: str, references: References, now_ms: int) -> AttemptRefusal | Fault:

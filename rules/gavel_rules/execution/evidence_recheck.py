@@ -13,7 +13,7 @@ from gavel_rules.state.state import State
 # The number of facts that a message names: rule sets that share an action may declare very many.
 FACTS_NAMED_MAX: Final = 20
 
-_MESSAGES: Final = {
+CHANGE_MESSAGES: Final = {
     reason_codes.STALE_FACT: "what the approval rests on is no longer fresh, propose again with current facts",
     reason_codes.FACT_SUPERSEDED: "what the approval rests on has changed, propose again with current facts",
 }
@@ -32,7 +32,7 @@ class EvidenceChange(NamedTuple):
         more = len(names) - FACTS_NAMED_MAX
         if more > 0:
             names[FACTS_NAMED_MAX:] = [f"and {more} more"]
-        return f"{_MESSAGES[self.reason_code]}: {', '.join(names)}"
+        return f"{CHANGE_MESSAGES[self.reason_code]}: {', '.join(names)}"
 
 
 def check_evidence(state: State, live: LiveDecision, now_ms: int) -> EvidenceChange | None:

@@ -14,7 +14,12 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.attestation import caller_identity
 from gavel_rules.state.records import LiveDecision
 
-_END_TEXTS: Final = {reason_codes.EXPIRED: "it has expired", reason_codes.REVOKED: "it has been revoked"}
+_END_TEXTS: Final = {
+    reason_codes.EXPIRED: "it has expired",
+    reason_codes.REVOKED: "it has been revoked",
+    reason_codes.STALE_FACT: "its evidence was no longer fresh at its first start",
+    reason_codes.FACT_SUPERSEDED: "its evidence had changed before its first start",
+}
 
 
 def ended_fault(
@@ -34,7 +39,7 @@ def ended_fault(
 
 
 def end_reason(references: References, now_ms: int) -> str:
-    """Return EXPIRED or REVOKED if the referenced decision, which is not live, ended that way, else ""."""
+    """Return the reason why the referenced decision, which is not live, ended without an execution, else ""."""
     valid_until_ms = milliseconds(references.decision.decision.valid_until) if references.decision is not None else 0
     if references.end_reason == reason_codes.EXPIRED and now_ms < valid_until_ms:
         # It was live at the lookup, and its time has not come: a person has revoked it since.

@@ -169,12 +169,16 @@ class RecentEvents:
         return approved
 
     async def find_end_reason(self, decision: Envelope, now_ms: int) -> str:
-        """Return EXPIRED or REVOKED if an approved decision ended in this way, else ""."""
+        """Return the reason why an approved decision ended without an execution, else "".
+
+        It is EXPIRED, REVOKED, or the reason of the ABORTED by which its first start was refused: STALE_FACT or FACT_SUPERSEDED.
+        """
         for reason_code in (reason_codes.EXPIRED, reason_codes.REVOKED):
             end_event_id = derived_event_id(decision.event_id, decision.sequence_number, reason_code.lower())
             if await self.find_location(end_event_id, now_ms) is not None:
                 return reason_code
-        return ""
+        aborted = await self.find_event(derived_event_id(decision.event_id, decision.sequence_number, "aborted"), now_ms)
+        return "" if aborted is None else aborted.execution.reason_code
 
     def _add_decision(self, decision: Envelope) -> None:
         """Add a decision to the location of the event that it answers: a proposal, or a person's verdict."""

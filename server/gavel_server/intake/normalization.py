@@ -63,6 +63,15 @@ def normalize(envelope: Envelope) -> bool:
             changed = _normalize_uuids(envelope.observation, "evidence_ref") or changed
         case "execution":
             changed = _normalize_uuids(envelope.execution, "decision_id") or changed
+        case "tool_call":
+            changed = _normalize_uuids(envelope.tool_call, "decision_id") or changed
+        case "agent_diagnostic" if envelope.agent_diagnostic.HasField("graph_transition"):
+            transition = envelope.agent_diagnostic.graph_transition
+            for event_ids in (transition.input_event_ids, transition.output_event_ids):
+                canonical = [canonical_uuid(event_id) for event_id in event_ids]
+                if canonical != event_ids:
+                    event_ids[:] = canonical
+                    changed = True
     return changed
 
 

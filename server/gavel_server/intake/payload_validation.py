@@ -16,7 +16,7 @@ from gavel_rules.derivation import is_derived
 from gavel_rules.events.ids import is_uuid
 from gavel_rules.events.kinds import LLM_INVOCATION_COMMITTED
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_rules.values import INTEGER_MAX, problems, struct_problems, text_problem, value_problems
+from gavel_rules.values import INTEGER_MAX, struct_problems, text_problem, value_problems
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -45,7 +45,7 @@ def proposal_violations(proposal: ProposalView) -> Violations:
     action_type = proposal.action_type
     if len(action_type) > limits.ACTION_TYPE_LENGTH_MAX or not is_dotted_name(action_type):
         violations.append((f"{path}.action_type", 'is not a dotted name of at most 128 characters, e.g. "refund.create"'))
-    violations.extend(problems(proposal.params, "envelope.proposal.params"))
+    violations.extend(struct_problems(proposal.struct, f"{path}.params", proposal.params))
     problem = text_problem(proposal.expected_outcome)
     if problem:
         violations.append((f"{path}.expected_outcome", problem))

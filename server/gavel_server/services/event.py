@@ -190,8 +190,8 @@ class EventServicer:
             violations.append(("to_sequence_number", "is less than from_sequence_number"))
         from_ms, until_ms = milliseconds(request.recorded_from), milliseconds(request.recorded_until)
         violations += [(name, "is before 1970") for name, at_ms in (("recorded_from", from_ms), ("recorded_until", until_ms)) if at_ms < 0]
-        if 0 < until_ms <= from_ms:
-            violations.append(("recorded_until", "is not after recorded_from"))
+        if request.HasField("recorded_until") and until_ms <= from_ms:
+            violations.append(("recorded_until", "is not after recorded_from, by default 1970-01-01T00:00:00Z"))
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)

@@ -41,7 +41,7 @@ from gavel_rules.state.state import State
 from gavel_server.bus.counter_filling import CounterFilling
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler, ensure_compiled
-from gavel_server.errors import ServiceError, invalid
+from gavel_server.errors import RETRY_AFTER_MS_DEFAULT, ServiceError, invalid
 from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.replay import ReplayRangeError, impact
 from gavel_server.intake.event_ids import new_event_id
@@ -124,7 +124,7 @@ class RuleSetServicer:
                 answer = await self._activate(sequencer, command, deployed, context, shadow=shadow)
             if isinstance(answer, UnfilledCounters):
                 message = f"another activation of rule set {request.policy_id} has opened or dropped its counters meanwhile; try again"
-                raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, message)
+                raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, message, retry_after_ms=RETRY_AFTER_MS_DEFAULT)
         number = _position(command, answer).sequence_number
         grants = sequencer.replica.state.grants_in_force
         if shadow or deployed is None or grants is None:

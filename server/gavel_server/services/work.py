@@ -35,7 +35,7 @@ from gavel_rules.limits import PRODUCER_ID
 
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.errors import ServiceError, invalid
+from gavel_server.errors import RETRY_AFTER_MS_DEFAULT, ServiceError, invalid
 from gavel_server.log import LogError
 from gavel_server.log.work.protocol import PARKED_MAX, ParkedEntry, QueueName
 from gavel_server.rpc.call_context import CallContext
@@ -191,7 +191,7 @@ async def _settle_all(requests: AsyncGenerator[ConsumeRequest, None], stream: Wo
             await stream.wait_for_answers()
     except TimeoutError:
         message = f"the consumer sent nothing for {silence_ms_max} ms, its silence_ms_max; others get its items; open the stream again"
-        stream.end(ServiceError(error_pb2.ERROR_REASON_CONSUMER_SILENT, message))
+        stream.end(ServiceError(error_pb2.ERROR_REASON_CONSUMER_SILENT, message, retry_after_ms=RETRY_AFTER_MS_DEFAULT))
     except ServiceError as error:
         stream.end(error)
     else:

@@ -23,6 +23,7 @@ from gavel.v1.work_service_pb2 import (
 from gavel_client import GavelClient
 from gavel_client.envelopes import new_event_id, observation_envelope, tool_call_envelope, tool_result_envelope
 from gavel_client.rpc.errors import GavelError
+from gavel_server.errors import RETRY_AFTER_MS_DEFAULT
 from gavel_server.work.limits import NOT_HELD_MAX
 
 from tests.e2e.work.consumer import consume
@@ -99,7 +100,7 @@ async def test_a_broken_stream_gives_back_its_items_at_once(clients: Clients) ->
 
 @pytest.mark.long
 async def test_a_silent_consumer_loses_its_items(clients: Clients) -> None:
-    """A consumer that promises heartbeats and sends none loses its stream and its items; one that sends them keeps both."""
+    """A consumer that promises heartbeats and sends none loses its items and, until it opens another, its stream."""
     approval = await approve(clients[0], "parcel/1")
     async with consume(clients[0], silence_ms_max=1_000) as silent:
         assert approval == (await silent.next()).envelope
@@ -108,7 +109,7 @@ async def test_a_silent_consumer_loses_its_items(clients: Clients) -> None:
             assert (approval, 2) == (item.envelope, item.delivery)
             with pytest.raises(GavelError) as refused:
                 await silent.next()
-            assert "CONSUMER_SILENT" == refused.value.reason
+            assert ("CONSUMER_SILENT", RETRY_AFTER_MS_DEFAULT) == (refused.value.reason, refused.value.retry_after_ms)
             for _ in range(12):
                 lively.send_heartbeat()
                 await asyncio.sleep(0.5)

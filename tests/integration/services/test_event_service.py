@@ -14,6 +14,7 @@ from gavel.v1.event_service_pb2 import (
     PublishEventRequest,
 )
 from gavel_rules.events.hash_chain import chain
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.integration.services.world import (
     AGENT,
@@ -284,6 +285,7 @@ async def test_pages_are_bounded_in_bytes(world: World) -> None:
         (ListEventsRequest(from_sequence_number=3, to_sequence_number=2), ["to_sequence_number"]),
         (ListEventsRequest(categories=[common_pb2.EVENT_CATEGORY_UNSPECIFIED]), ["categories[0]"]),
         (ListEventsRequest(categories=[1, 99]), ["categories[1]"]),  # type: ignore[list-item]  # what a newer client may send
+        (ListEventsRequest(recorded_until=Timestamp()), ["recorded_until"]),
         (ListEventsRequest(bus="No Bus"), ["bus"]),
     ],
 )

@@ -6,11 +6,11 @@ import grpc
 import pytest
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import Producer
-from gavel.v1.decision_pb2 import REMEDY_NONE, REMEDY_WAIT
+from gavel.v1.decision_pb2 import REMEDY_CITE_AGAIN, REMEDY_NONE, REMEDY_WAIT
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import ListEventsRequest
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, RenewExecutionRequest, ReportExecutionRequest
-from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_FINISHED, REASON_CODE_ALREADY_RUNNING
+from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_FINISHED, REASON_CODE_ALREADY_RUNNING, REASON_CODE_FACT_SUPERSEDED
 from gavel_rules.derivation import derive
 
 from tests.integration.services.world import AGENT, EXECUTOR, START_MS, World, fact, proposal, refusal, report, some_uuid
@@ -90,6 +90,23 @@ async def test_refusals_name_their_remedy(world_with_rules: World) -> None:
     await world_with_rules.report(report(decision, attempt, SUCCESS))
     done = (await world_with_rules.begin(decision)).refusal
     assert (REASON_CODE_ALREADY_FINISHED, [REMEDY_NONE], 0) == (done.reason, [*done.remedy], done.retry_after_ms)
+
+
+async def test_a_refused_start_is_refused_again_with_its_reason(world_with_rules: World) -> None:
+    """A start that is refused because its evidence changed gets the same reason again: it was not carried out. So do other executors."""
+    decision = await world_with_rules.approve()
+    await world_with_rules.publish(fact("order/1", "order.status", "returned"))
+    begin = BeginExecutionRequest(decision_id=decision.event_id, producer=EXECUTOR, request_id=some_uuid())
+    first = (await world_with_rules.executions.BeginExecution(begin)).refusal
+    assert (REASON_CODE_FACT_SUPERSEDED, [REMEDY_CITE_AGAIN]) == (first.reason, [*first.remedy])
+    assert first == (await world_with_rules.executions.BeginExecution(begin)).refusal
+    (aborted,) = [
+        event for event in (await world_with_rules.events.ListEvents(ListEventsRequest())).envelopes if event.HasField("execution")
+    ]
+    for derived in derive(aborted, decision, None):
+        await world_with_rules.publish(derived)
+    last = (await world_with_rules.executions.BeginExecution(begin)).refusal
+    assert (first.reason, first.remedy) == (last.reason, last.remedy)
 
 
 async def test_refusals_to_begin_are_values(world_with_rules: World) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from gavel_rules.limits import TEXT_BYTES_MAX
+from gavel_rules.limits import TEXT_BYTES_MAX, VIOLATIONS_MAX
 from gavel_rules.values import (
     INTEGER_MAX,
     VALUE_DEPTH_MAX,
@@ -106,6 +106,19 @@ def test_problems_of_structs_equal_those_of_dicts(value: dict[str, object]) -> N
     """A Struct has the problems of its dict, in the same order."""
     struct = python_to_value(value).struct_value
     assert problems(struct_to_dict(struct), "p") == struct_problems(struct, "p")
+
+
+def test_values_without_a_kind() -> None:
+    """A Value without a kind is a problem at every depth; null is none."""
+    holder = Struct(fields={"a": Value(), "b": python_to_value(None)})
+    holder.fields["c"].list_value.values.extend([python_to_value(None), Value(), Value(struct_value=Struct(fields={"d": Value()}))])
+    problem = "has no kind; null is null_value"
+    assert [("p.a", problem), ("p.c[1]", problem), ("p.c[2].d", problem)] == struct_problems(holder, "p")
+    assert [("p", problem)] == value_problems(Value(), "p")
+    assert [] == value_problems(python_to_value({"a": [None, {"b": None}]}), "p")
+    many = Value()
+    many.list_value.values.extend([Value()] * (VIOLATIONS_MAX + 1))
+    assert VIOLATIONS_MAX == len(value_problems(many, "p"))
 
 
 def test_problems_of_messages() -> None:

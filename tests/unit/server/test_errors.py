@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1 import error_pb2
-from gavel_server.errors import ServiceError, abort
+from gavel_server.errors import DETAILS_KEY, PUSHBACK_KEY, ServiceError, abort
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -42,6 +42,27 @@ def test_encoded_status() -> None:
     assert 1_250 == retry.retry_delay.ToMilliseconds()
     assert error.encoded_status() == error.copy().encoded_status()
     assert status == error.status()
+
+
+async def test_an_error_that_names_its_delay() -> None:
+    """An error that names its delay has it as RetryInfo and in the trailing metadata, whatever its code; another of that code has none."""
+    wrong_state = error_pb2.ERROR_REASON_WRONG_STATE
+    calls: list[tuple[Any, ...]] = []
+
+    class Context:
+        async def abort(self, *arguments: Any) -> None:
+            calls.append(arguments)
+            raise grpc.aio.AbortError
+
+    context: Any = Context()
+    for error in (ServiceError(wrong_state, "no"), ServiceError(wrong_state, "no", retry_after_ms=70)):
+        with pytest.raises(grpc.aio.AbortError):
+            await abort(context, error)
+    (_, _, lasting), (_, _, passing) = calls
+    assert [None, "70"] == [dict(metadata).get(PUSHBACK_KEY) for metadata in (lasting, passing)]
+    retry = RetryInfo()
+    assert Status.FromString(dict(passing)[DETAILS_KEY]).details[1].Unpack(retry)
+    assert 70 == retry.retry_delay.ToMilliseconds()
 
 
 def test_errors_that_differ_have_other_statuses() -> None:

@@ -18,6 +18,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.arbitration.first_decision import first_decision_id
 from gavel_rules.authorization import is_allowed
 from gavel_rules.commands import BeginExecution, EventAnswer, LeasedAttempt, RecordRefusals, RenewExecution, command_envelope
+from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.access import Access
 from gavel_rules.identity.principal import Principal
 
@@ -134,9 +135,9 @@ class RepeatedRequests:
         return (attestation.principal, attestation.method, attestation.issuer) == (principal.name, principal.method, principal.issuer)
 
     def _answer_start(self, request: Request, command: BeginExecution | RenewExecution, recorded: Envelope, record: Record) -> None:
-        """Answer a repeated start or renewal of an attempt, while the attempt runs under its lease.
+        """Answer a repeated start or renewal of an attempt, while the attempt runs under a lease as long as the recorded one.
 
-        Later, the first answer would let an executor act beside another attempt.
+        Later, or after a renewal that ends earlier, the first answer would let an executor act beside another attempt.
         """
         replica = self._replica
         execution = recorded.execution
@@ -144,7 +145,13 @@ class RepeatedRequests:
         decision_id = command.decision_id if live is None else live.decision_id  # a grant stands for the approval
         if not is_same_start(recorded, command, decision_id) or not self._is_same_caller(recorded, request.principal):
             request.answer(self._reused(request, recorded, "request_id"))
-        elif live is None or live.execution_id != execution.execution_id or not live.is_running or replica.now_ms() >= live.lease_until_ms:
+        elif (
+            live is None
+            or live.execution_id != execution.execution_id
+            or not live.is_running
+            or replica.now_ms() >= live.lease_until_ms
+            or milliseconds(execution.lease_until) > live.lease_until_ms
+        ):
             problem = f"{execution.execution_id}, which request_id {request.idempotency_key} leased, no longer runs under its lease"
             request.answer(
                 ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, f"{problem}; stop acting on it, and begin again with a new request_id")

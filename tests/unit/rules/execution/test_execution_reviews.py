@@ -112,6 +112,12 @@ def test_report_of_an_ended_decision_names_the_end() -> None:
     revocation = core.approve("order/2")
     core.revoke(revocation)
     assert "it has been revoked" in core.fault(RenewExecution(revocation.event_id, "exec_000000000000", EXECUTOR, 1_000)).message
+    superseded = core.approve("order/3")
+    core.fact("order.status", "returned", subject="order/3")
+    core.refuse_start(superseded)
+    core.derive(core.events[-1])
+    fault = core.fault(RenewExecution(superseded.event_id, "exec_000000000000", EXECUTOR, 1_000))
+    assert "its evidence had changed before its first start" in fault.message
     rejection = core.propose([])
     fault = core.fault(RenewExecution(rejection.event_id, "x", EXECUTOR, 1_000))
     assert "is not an approval but REJECTED; there is nothing to carry out" in fault.message

@@ -86,7 +86,8 @@ def test_ended_decision_cannot_be_started(end: str) -> None:
         if end == "derived":
             core.derive(report)
     before = core.state.head
-    assert (reason_codes.EXPIRED if end == "expired" else reason_codes.ALREADY_FINISHED) == core.refuse_start(approval).reason_code
+    expected = {"expired": reason_codes.EXPIRED, "aborted": reason_codes.FACT_SUPERSEDED}.get(end, reason_codes.ALREADY_FINISHED)
+    assert expected == core.refuse_start(approval).reason_code
     assert before == core.state.head
 
 
@@ -168,7 +169,7 @@ LASTING = document(decision_ttl_ms=600_000, retry={"max_attempts": 3, "human_tak
 def test_a_first_start_is_refused_when_the_facts_no_longer_hold(change: Any, reason_code: str, named: str) -> None:
     """A first start needs every pinned version, still fresh, and every absence; else it is ABORTED with attempt 0.
 
-    Refusal and event name the facts.
+    Refusal and event name the facts. Later starts are refused with the same reason, before and after the decision ends.
     """
     core = Core(LASTING)
     approval = core.approve()
@@ -180,7 +181,9 @@ def test_a_first_start_is_refused_when_the_facts_no_longer_hold(change: Any, rea
     assert ("ExecutionAborted", 0, reason_code) == (aborted.event_name, aborted.execution.attempt, aborted.execution.reason_code)
     assert (execution_id_of(approval.event_id, 0), EXECUTOR) == (aborted.execution.execution_id, aborted.producer)
     assert derived_event_id(approval.event_id, approval.sequence_number, "aborted") == aborted.event_id
-    assert reason_codes.ALREADY_FINISHED == core.refuse_start(approval).reason_code
+    assert refusal == core.refuse_start(approval)
+    core.derive(aborted)
+    assert (None, reason_code) == (core.state.live_decision(approval.event_id), core.refuse_start(approval).reason_code)
     core.prove()
 
 

@@ -131,13 +131,16 @@ async def test_memory_is_bounded() -> None:
 async def test_end_of_a_decision() -> None:
     """A decision that is not live is read from the log with the reason of its end."""
     core = Core(document())
-    expired, finished, revoked = core.approve(), core.approve("order/2"), core.approve("order/3")
+    expired, finished, revoked, aborted = [core.approve(f"order/{number}") for number in range(1, 5)]
     core.revoke(revoked)
+    core.fact("order.status", "returned", subject="order/4")
+    core.refuse_start(aborted)
+    core.derive(core.events[-1])
     core.derive(core.report(core.start(finished), SUCCESS))
     core.tick(10_000)
     recent_events = RecentEvents(await log_of(core))
     assert expired == await recent_events.find_event(expired.event_id, core.now_ms)
-    reasons = [await recent_events.find_end_reason(decision, core.now_ms) for decision in (expired, finished, revoked)]
-    assert ["EXPIRED", "", "REVOKED"] == reasons
+    reasons = [await recent_events.find_end_reason(decision, core.now_ms) for decision in (expired, finished, revoked, aborted)]
+    assert ["EXPIRED", "", "REVOKED", "FACT_SUPERSEDED"] == reasons
     assert None is await recent_events.find_event(event_id(999_999), START_MS)
     assert isinstance(await recent_events.find_event(core.events[0].event_id, core.now_ms), Envelope)

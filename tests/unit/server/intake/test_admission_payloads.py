@@ -12,6 +12,7 @@ from gavel.v1.tool_pb2 import ToolResult
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.values import python_to_value
 from gavel_server.intake.admission import admit
+from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
 from tests.support.driver import ALL_PAYLOADS
 from tests.support.envelopes import (
@@ -41,7 +42,14 @@ def references(count: int) -> list[EventReference]:
     return [EventReference(event_id=UUID, sequence_number=1)] * count
 
 
+# A struct with a list whose item has no kind.
+WITHOUT_KIND = Struct(fields={"a": Value(list_value=ListValue(values=[Value()]))})
+
 PAYLOADS: list[tuple[str, str, Change, str]] = [
+    ("proposal", "item without a kind", set_field("proposal.params", WITHOUT_KIND), "params.a[0]"),
+    ("fact", "item without a kind", set_field("fact.value", Value(struct_value=WITHOUT_KIND)), "value.a[0]"),
+    ("agent_diagnostic", "item without a kind", set_field("agent_diagnostic.attributes", WITHOUT_KIND), "attributes.a[0]"),
+    ("execution", "item without a kind", set_field("execution.result", WITHOUT_KIND), "result.a[0]"),
     ("proposal", "no action", set_field("proposal.action_type", ""), "action_type"),
     ("proposal", "action with a space", set_field("proposal.action_type", "refund create"), "action_type"),
     ("proposal", "long action", set_field("proposal.action_type", "a" * 129), "action_type"),
@@ -219,6 +227,9 @@ def test_extracted_fields_are_bounded_and_checked() -> None:
     envelope.observation.extracted_fields["k.a"].number_value = math.nan
     envelope.observation.extracted_fields["No"].number_value = 1
     assert ["envelope.observation.extracted_fields", "envelope.observation.extracted_fields.k.a"] == fields(refusal(envelope))
+    envelope = valid_observation()
+    envelope.observation.extracted_fields["k.a"].SetInParent()  # a value without a kind
+    assert ["envelope.observation.extracted_fields.k.a"] == fields(refusal(envelope))
 
 
 def test_reproducible_result_needs_query_and_snapshot() -> None:

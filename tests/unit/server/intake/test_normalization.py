@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.driver import ALL_PAYLOADS
-from tests.support.envelopes import valid_fact, valid_proposal
+from tests.support.envelopes import valid_diagnostic, valid_fact, valid_proposal, valid_tool_call
 
 UUIDS = st.uuids(version=4).map(str)
 # Characters that a subject may have between slashes: letters with their marks, digits, and the punctuation of docs/contract.md.
@@ -80,6 +80,21 @@ def test_only_citations_in_upper_case() -> None:
     proposal.proposal.based_on_events.append(EventReference(event_id=cited_id.upper(), sequence_number=1))
     command, _ = admit_proposal(proposal, "default")
     assert [(1, cited_id)] == command.proposal.citations
+
+
+def test_ids_in_payloads() -> None:
+    """The decision of a tool call and the events of a transition may be in upper case, too."""
+    ids = [str(uuid.uuid4()) for _ in range(3)]
+    call = valid_tool_call()
+    call.tool_call.decision_id, call.tool_call.attempt = ids[0].upper(), 1
+    admit(call, "default", ALL_PAYLOADS)
+    assert ids[0] == call.tool_call.decision_id
+    diagnostic = valid_diagnostic()
+    transition = diagnostic.agent_diagnostic.graph_transition
+    transition.input_event_ids.append(ids[0].upper())
+    transition.output_event_ids.extend([ids[1], ids[2].upper()])
+    admit(diagnostic, "default", ALL_PAYLOADS)
+    assert (ids[:1], ids[1:]) == ([*transition.input_event_ids], [*transition.output_event_ids])
 
 
 def test_fields_of_requests() -> None:

@@ -57,7 +57,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. No longer returned: several rule sets may govern an action, see RULE_SETS_DISAGREE."""
     ERROR_REASON_WRONG_STATE: _ErrorReason.ValueType  # 15
     """FAILED_PRECONDITION. The state of the decision or execution forbids the call. Example: a report of an attempt that
-    has ended.
+    has ended. With a RetryInfo the call may be repeated: another activation is under way.
     """
     ERROR_REASON_DERIVATION_MISMATCH: _ErrorReason.ValueType  # 16
     """FAILED_PRECONDITION. A derived fact differs from the one that the server derives from the execution."""
@@ -106,7 +106,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BUS_EXISTS: _ErrorReason.ValueType  # 33
     """ALREADY_EXISTS. A bus of this name exists."""
     ERROR_REASON_CONSUMER_SILENT: _ErrorReason.ValueType  # 34
-    """ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
+    """ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again
+    after the RetryInfo.
+    """
     ERROR_REASON_TOOL_NOT_FOUND: _ErrorReason.ValueType  # 35
     """NOT_FOUND. No tool, provider or binding of this name is registered; the message names the nearest names."""
     ERROR_REASON_CHECKPOINT_NOT_FOUND: _ErrorReason.ValueType  # 36
@@ -162,7 +164,7 @@ ERROR_REASON_ACTION_ALREADY_GOVERNED: ErrorReason.ValueType  # 14
 """FAILED_PRECONDITION. No longer returned: several rule sets may govern an action, see RULE_SETS_DISAGREE."""
 ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 15
 """FAILED_PRECONDITION. The state of the decision or execution forbids the call. Example: a report of an attempt that
-has ended.
+has ended. With a RetryInfo the call may be repeated: another activation is under way.
 """
 ERROR_REASON_DERIVATION_MISMATCH: ErrorReason.ValueType  # 16
 """FAILED_PRECONDITION. A derived fact differs from the one that the server derives from the execution."""
@@ -211,7 +213,9 @@ ERROR_REASON_INVALID_GRANTS: ErrorReason.ValueType  # 32
 ERROR_REASON_BUS_EXISTS: ErrorReason.ValueType  # 33
 """ALREADY_EXISTS. A bus of this name exists."""
 ERROR_REASON_CONSUMER_SILENT: ErrorReason.ValueType  # 34
-"""ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
+"""ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again
+after the RetryInfo.
+"""
 ERROR_REASON_TOOL_NOT_FOUND: ErrorReason.ValueType  # 35
 """NOT_FOUND. No tool, provider or binding of this name is registered; the message names the nearest names."""
 ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 36

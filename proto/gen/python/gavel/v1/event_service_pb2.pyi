@@ -310,7 +310,7 @@ class ListEventsRequest(_message.Message):
 
     @_builtins.property
     def recorded_until(self) -> _timestamp_pb2.Timestamp:
-        """Only events that were recorded before this time. Unset: up to the head."""
+        """Only events that were recorded before this time, which is after `recorded_from`. Unset: up to the head."""
 
     def __init__(
         self,

@@ -45,7 +45,8 @@ class BeginExecutionRequest(_message.Message):
     """Duration of the lease, during which no other attempt may start: 100..86,400,000 ms. 0: 30,000."""
     request_id: _builtins.str
     """UUID that the caller chooses for this request, of any version but 8. The same request_id gets the same
-    ExecutionStarted again while the attempt runs, so that a lost answer costs no attempt. Empty: no idempotency.
+    ExecutionStarted again, so that a lost answer costs no attempt, while the attempt runs and no renewal has shortened
+    its lease. Empty: no idempotency.
     """
     @_builtins.property
     def producer(self) -> _common_pb2.Producer:
@@ -221,8 +222,8 @@ class RenewExecutionRequest(_message.Message):
     lease_ms: _builtins.int
     """Duration of the lease from now on, 100..86,400,000 ms. 0: 30,000."""
     request_id: _builtins.str
-    """UUID that the caller chooses for this request, of any version but 8. The same request_id gets the same answer again.
-    Empty: no idempotency.
+    """UUID that the caller chooses for this request, of any version but 8. The same request_id gets the same answer again
+    while the attempt runs and no later renewal has shortened its lease. Empty: no idempotency.
     """
     @_builtins.property
     def producer(self) -> _common_pb2.Producer:

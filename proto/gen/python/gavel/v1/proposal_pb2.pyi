@@ -60,7 +60,7 @@ class Proposal(_message.Message):
     @_builtins.property
     def params(self) -> _struct_pb2.Struct:
         """Parameters of the action, valid by the action's JSON Schema. At most 16 levels deep; strings up to 64 KiB; numbers
-        finite, integers within ±2^53.
+        finite, integers within ±2^53; every Value has a kind.
         """
 
     @_builtins.property

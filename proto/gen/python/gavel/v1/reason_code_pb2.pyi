@@ -90,13 +90,15 @@ class _ReasonCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReasonCode
     REASON_CODE_REVOKED: _ReasonCode.ValueType  # 33
     """A person revoked the approval."""
     REASON_CODE_STALE_FACT: _ReasonCode.ValueType  # 34
-    """An attempt may not start: its evidence is no longer fresh."""
+    """An attempt may not start: its evidence is no longer fresh. The decision has ended, and later starts hear the same."""
     REASON_CODE_EXPIRED: _ReasonCode.ValueType  # 35
     """An attempt may not start: the approval has expired."""
     REASON_CODE_ALREADY_RUNNING: _ReasonCode.ValueType  # 36
     """An attempt may not start: another one is running."""
     REASON_CODE_ALREADY_FINISHED: _ReasonCode.ValueType  # 37
-    """An attempt may not start: the action has been carried out, or given up. WaitDecision has the last report."""
+    """An attempt may not start: the action has been carried out, or given up after an attempt. WaitDecision has the last
+    report.
+    """
     REASON_CODE_NOT_APPROVED: _ReasonCode.ValueType  # 38
     """An attempt may not start: the decision is not an approval."""
     REASON_CODE_EXECUTION_VERSION_MISMATCH: _ReasonCode.ValueType  # 39
@@ -177,13 +179,15 @@ REASON_CODE_REVIEW_REJECTED: ReasonCode.ValueType  # 32
 REASON_CODE_REVOKED: ReasonCode.ValueType  # 33
 """A person revoked the approval."""
 REASON_CODE_STALE_FACT: ReasonCode.ValueType  # 34
-"""An attempt may not start: its evidence is no longer fresh."""
+"""An attempt may not start: its evidence is no longer fresh. The decision has ended, and later starts hear the same."""
 REASON_CODE_EXPIRED: ReasonCode.ValueType  # 35
 """An attempt may not start: the approval has expired."""
 REASON_CODE_ALREADY_RUNNING: ReasonCode.ValueType  # 36
 """An attempt may not start: another one is running."""
 REASON_CODE_ALREADY_FINISHED: ReasonCode.ValueType  # 37
-"""An attempt may not start: the action has been carried out, or given up. WaitDecision has the last report."""
+"""An attempt may not start: the action has been carried out, or given up after an attempt. WaitDecision has the last
+report.
+"""
 REASON_CODE_NOT_APPROVED: ReasonCode.ValueType  # 38
 """An attempt may not start: the decision is not an approval."""
 REASON_CODE_EXECUTION_VERSION_MISMATCH: ReasonCode.ValueType  # 39

@@ -217,6 +217,25 @@ def test_a_repeated_start_does_not_revive_an_attempt(*, ends_by_report: bool) ->
     run_virtually(main())
 
 
+@with_servers
+async def test_a_repeated_start_does_not_outlive_its_lease(servers: Servers) -> None:
+    """Once a renewal has shortened a lease, requests that leased the attempt for longer get WRONG_STATE; the renewal gets its answer."""
+    sequencer, _ = await servers.start_with_rules()
+    approval = await approve(servers, sequencer)
+    begin = BeginExecution(approval.event_id, EXECUTOR, 60_000, request_id=servers.new_id())
+    started = (await _start_of(sequencer, begin)).execution
+    longer, shorter = [
+        RenewExecution(approval.event_id, started.execution_id, EXECUTOR, lease_ms, request_id=servers.new_id())
+        for lease_ms in (90_000, 10_000)
+    ]
+    await record_event(sequencer, longer)
+    renewed = await record_event(sequencer, shorter)
+    for request in (begin, longer):
+        assert "WRONG_STATE" == reason(await execute(sequencer, request))
+    assert renewed == await record_event(sequencer, shorter)
+    await servers.prove()
+
+
 async def _start_of(sequencer: Sequencer, command: BeginExecution) -> Envelope:
     result = await execute(sequencer, command)
     assert isinstance(result, CommittedAnswer), result
