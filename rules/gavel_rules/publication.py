@@ -12,12 +12,11 @@ from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.identity_pb2 import Attestation
-from gavel.v1.tool_pb2 import ToolCall
 
 from gavel_rules.commands import EventAnswer, Fault
 from gavel_rules.derivation import derive, is_derived
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
-from gavel_rules.identity.attestation import participants
+from gavel_rules.identity.attestation import caller_identity, participants
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX, READINGS_PER_RESULT_MAX, SOURCES_PER_KEY_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.recorder import Recorder, ahead_fault
@@ -52,7 +51,7 @@ def publish(recorder: Recorder, envelope: Envelope) -> EventAnswer | Fault:
             case "observation":
                 fault = _complete_observation(recorder, envelope) or _readings_fault(recorder.state, envelope)
             case "tool_call":
-                fault = _attempt_fault(recorder, envelope.tool_call) or complete_call(recorder, envelope)
+                fault = _attempt_fault(recorder, envelope) or complete_call(recorder, envelope)
             case "tool_result":
                 fault = _result_fault(recorder, envelope.trace_id)
                 if fault is None:
@@ -88,14 +87,22 @@ def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
     return None
 
 
-def _attempt_fault(recorder: Recorder, call: ToolCall) -> Fault | None:
-    """Return a fault if a tool call that carries out a decision is not of the attempt that runs, or not with the decision's params."""
+def _attempt_fault(recorder: Recorder, envelope: Envelope) -> Fault | None:
+    """Return a fault if a tool call that carries out a decision is not of the attempt that runs, or not with the decision's params.
+
+    A tool runtime acts for any executor, and an agent only for its own caller, which began the attempt as another producer, an executor.
+    """
+    call = envelope.tool_call
     if not call.decision_id or not recorder.state.semantics.has_tools:
         return None
     live = recorder.state.decisions.get(call.decision_id)
     if live is None or not live.is_running or live.attempt != call.attempt or recorder.now_ms >= live.lease_until_ms:
         message = f"attempt {call.attempt} of decision {call.decision_id} does not run under its lease; stop acting on it"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    begun_by = live.holders[call.attempt - 1][2:]
+    if envelope.producer.type == common_pb2.PRODUCER_TYPE_AGENT and begun_by and begun_by != caller_identity(recorder.attestation):
+        message = f"attempt {call.attempt} of decision {call.decision_id} was begun by another caller; only that caller may act on it"
+        return Fault(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)
     if call.arguments_hash != compute_digest(to_canonical_json(struct_to_dict(live.decision.decision.params))):
         message = f"the arguments are not the params of decision {call.decision_id}; call the tool with exactly these"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)

@@ -252,10 +252,12 @@ def check_projection_version(context: Context) -> bool:
     for selection in context.selections:
         declaration = selection.declaration
         for candidate in state.evidence_of(selection.subject).get(declaration.key, ()):
+            # Its type may differ: it has replaced what the same source stated before.
             if (
                 candidate.sequence_number > version
                 and candidate.sequence_number not in cited_numbers
                 and (not declaration.sources or candidate.source in declaration.sources)
+                and (candidate.trust_tier <= declaration.min_trust or not state.semantics.ignores_lower_tiers)
             ):
                 return _refuse(context, reason_codes.PROJECTION_CHANGED)
     holder = state.conflict_keys.get(context.conflict_key)

@@ -43,6 +43,9 @@ CHANGES: Final[Mapping[int, tuple[str, ...]]] = {
         "a producer has a quarter of the bytes of a contest, and what a candidate and the events that it cites may take is limited",
         "the limit on the shadows of an action counts those that watch it because the active version of their rule set governs it",
         "an execution_id may be used again once the trace of its call has lapsed, also before the next event",
+        "a counter may have as many groups with an event that it could not count as its groups_max; in version 2, 100",
+        "a proposal with a projection_version is not refused for a later value of a tier that does not suffice for its fact",
+        "an agent records tool calls of an attempt only if its caller began the attempt",
     ),
 }
 
@@ -74,6 +77,8 @@ class Semantics:
         limits_candidates: bool,
         forgets_in_steps: bool,
         limits_all_shadows: bool,
+        enters_faults: bool,
+        ignores_lower_tiers: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -115,6 +120,10 @@ class Semantics:
         self.forgets_in_steps: Final = forgets_in_steps
         # Whether the limit of shadows also holds for actions that only the active version of a shadow's rule set governs.
         self.limits_all_shadows: Final = limits_all_shadows
+        # Whether an event that one group of a counter lacks takes the room of an entry, and its group that of a group.
+        self.enters_faults: Final = enters_faults
+        # Whether a later value of a tier that does not suffice for its fact leaves the projection that a proposal was made on unchanged.
+        self.ignores_lower_tiers: Final = ignores_lower_tiers
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -151,6 +160,8 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         limits_candidates=False,
         forgets_in_steps=False,
         limits_all_shadows=False,
+        enters_faults=False,
+        ignores_lower_tiers=False,
     ),
     3: Semantics(
         3,
@@ -174,6 +185,8 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         limits_candidates=True,
         forgets_in_steps=True,
         limits_all_shadows=True,
+        enters_faults=True,
+        ignores_lower_tiers=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

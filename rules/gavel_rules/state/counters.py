@@ -5,7 +5,8 @@ the order in which they lapse, so a read costs no more than the entries that hav
 settled is in no queue: it counts until its decision ends (`NEVER_MS`).
 
 A counter fails closed: it gives no number while an event that it should have counted found no room, or could not be evaluated. For a
-reservation that is until its decision ends; it is then entered in a group of its own (`lacking_group`).
+reservation that is until its decision ends; it is then entered in a group of its own (`lacking_group`). Any other event that is lacking in
+one group alone is entered in such a group too (`faulty_group`), until it would have lapsed; in arbiter version 2, in `faults`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from gavel_rules.language.counters.counter import (
     CompiledCounter,
 )
 
-# Groups of a counter with a fault. If more have one, no group gives a number.
+# Groups of a counter with a fault in arbiter version 2. If more have one, no group gives a number.
 FAULTY_GROUPS_MAX: Final = 100
 # Lapses that are examined to foresee when a full counter has room.
 LAPSES_FORESEEN: Final = 1_000
 # Stands for every group in faults. It is longer than any key, so no event has it.
 ALL_GROUPS: Final = "*" * (GROUP_LENGTH_MAX + 1)
+_FAULTY: Final = ALL_GROUPS + ":"
+# The aggregate of a group by `faulty_group`, which has no number: its entries are ordered by when they lapse.
+_LONGEST: Final = "longest"
 
 # Flags of a table.
 FILLED: Final = "filled"
@@ -82,8 +86,8 @@ class CounterGroup:
         self.entry_count = 0
         self.total = 0
         self.lapses: Final[deque[CounterEntry]] = deque()  # see `_enqueue`
-        # Of min, max and last: (value or number, entry_id). Of distinct: the number of entries with each value.
-        self.order: Final[SortedList | None] = SortedList() if aggregate in (MIN, MAX, LAST) else None
+        # Of min, max and last: see `_place`. Of distinct: the number of entries with each value.
+        self.order: Final[SortedList | None] = SortedList() if aggregate in (MIN, MAX, LAST, _LONGEST) else None
         self.values: Final[dict[str, int] | None] = {} if aggregate == DISTINCT else None
 
     def add(self, entry: CounterEntry) -> None:
@@ -117,7 +121,7 @@ class CounterGroup:
         """Return the value without some of the group's entries. `all_entries` are those of the counter, by id."""
         if self.order is not None:
             missing = {entry.entry_id for entry in entries}
-            for _, entry_id in reversed(self.order) if self.aggregate in (MAX, LAST) else self.order:
+            for _, _, entry_id in reversed(self.order) if self.aggregate in (MAX, LAST) else self.order:
                 if entry_id not in missing:
                     return all_entries[entry_id].amount
             return 0
@@ -131,11 +135,16 @@ class CounterGroup:
 
     @property
     def last_sequence_number(self) -> int:
-        """The sequence number of the latest entry of a group with the aggregate LAST; 0 if it has none."""
-        return self.order[-1][0] if self.order else 0
+        """The sequence number of the last entry in order; 0 if it has none."""
+        return self.order[-1][1] if self.order else 0
 
-    def _place(self, entry: CounterEntry) -> tuple[int, str]:
-        return entry.sequence_number if self.aggregate == LAST else entry.amount, entry.entry_id
+    def _place(self, entry: CounterEntry) -> tuple[int, int, str]:
+        key = entry.amount
+        if self.aggregate == LAST:
+            key = entry.sequence_number
+        elif self.aggregate == _LONGEST:
+            key = entry.lapses_at_ms
+        return key, entry.sequence_number, entry.entry_id
 
 
 class EarlyEnd:
@@ -227,7 +236,8 @@ class CounterTable:
         # What became of reservations from before `opened_at` before the fill brought their entries.
         self.early_ends: Final[dict[str, EarlyEnd]] = {}
         self.flags: Final[dict[str, bool]] = {}  # FILLED, IN_FORCE and PINNED: True, or not there
-        self.lacking_count = 0  # entries by `lacking_group`
+        self.lacking_count = 0  # entries of groups that hold what others lack
+        self.faulty_group_count = 0  # groups by `faulty_group`, which `groups` has among the others
 
     @property
     def is_filled(self) -> bool:
@@ -269,8 +279,13 @@ class CounterTable:
         group = self.groups.get(entry.group)
         if group is None:
             # The total of a lacking group has no meaning, but a refusal names its latest entry as the cause.
-            is_lacking = len(entry.group) > GROUP_LENGTH_MAX
-            group = self.groups[entry.group] = CounterGroup(LAST if is_lacking else self.counter.aggregate)
+            aggregate = self.counter.aggregate
+            if _is_faulty(entry.group):
+                aggregate = _LONGEST
+                self.faulty_group_count += 1
+            elif len(entry.group) > GROUP_LENGTH_MAX:
+                aggregate = LAST
+            group = self.groups[entry.group] = CounterGroup(aggregate)
         group.add(entry)
         if len(entry.group) > GROUP_LENGTH_MAX:
             self.lacking_count += 1
@@ -283,6 +298,7 @@ class CounterTable:
         group = self.groups[entry.group]
         if group.entry_count == 1:
             del self.groups[entry.group]
+            self.faulty_group_count -= _is_faulty(entry.group)
         else:
             group.remove(entry)
         if len(entry.group) > GROUP_LENGTH_MAX:
@@ -325,13 +341,19 @@ class CounterTable:
 
     def has_fault(self, group: str, now_ms: int) -> bool:
         """Return whether a group gives no number, because it lacks an event, or any group may lack one."""
-        return self._lacks_reservation(group) or (bool(self.faults) and self._fault(group).until_ms > now_ms)
+        return self._lacks_reservation(group) or (
+            (bool(self.faults) or self.faulty_group_count > 0) and self._fault(group).until_ms > now_ms
+        )
 
     def _lacks_reservation(self, group: str) -> bool:
         return bool(self.lacking_count) and (ALL_GROUPS in self.groups or lacking_group(group) in self.groups)
 
     def _fault(self, group: str) -> CounterFault:
-        return max(self.faults.get(ALL_GROUPS, _NO_FAULT), self.faults.get(group, _NO_FAULT))
+        fault = max(self.faults.get(ALL_GROUPS, _NO_FAULT), self.faults.get(group, _NO_FAULT))
+        faulty = self.groups.get(faulty_group(group)) if self.faulty_group_count else None
+        if faulty is None:
+            return fault
+        return max(fault, CounterFault(faulty.lapses[-1].lapses_at_ms, faulty.last_sequence_number))
 
     def explain_absence(self, group: str, now_ms: int) -> Absence:
         """Return why a group gives no number."""
@@ -360,10 +382,10 @@ class CounterTable:
         lapses = list(islice(self.lapses, LAPSES_FORESEEN + 1))
         for count, entry in enumerate(lapses[:LAPSES_FORESEEN], 1):
             of_group = lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
-            empty += of_group == self.groups[entry.group].entry_count
+            empty += of_group == self.groups[entry.group].entry_count and not _is_faulty(entry.group)
             if count < len(lapses) and lapses[count].lapses_at_ms == entry.lapses_at_ms:
                 continue  # they lapse together; their order says nothing, as a snapshot does not keep it
-            if entry.lapses_at_ms > now_ms and self._fits_one(len(self.entries) - count, len(self.groups) - empty):
+            if entry.lapses_at_ms > now_ms and self._fits_one(len(self.entries) - count, self._group_count - empty):
                 return entry.lapses_at_ms
         return 0
 
@@ -377,18 +399,20 @@ class CounterTable:
             return Absence(f"event {fault.sequence_number} could not be counted", fault.until_ms)
         return None
 
-    def has_room(self, group: CounterGroup | None) -> bool:
-        """Return whether one more entry finds room in a group of the counter, or in a new one if it is None.
+    def has_room(self, name: str, group: CounterGroup | None) -> bool:
+        """Return whether one more entry finds room in a group, which is new if `group` is None.
 
-        A group that gives no number takes entries too: it may give one again.
+        A group that gives no number takes entries too: it may give one again. Groups by `faulty_group` leave the others their room.
         """
-        return self._fits_one(len(self.entries), len(self.groups) if group is None else 0)
+        if group is not None:
+            return self._fits_one(len(self.entries), 0)
+        return self._fits_one(len(self.entries), self.faulty_group_count if _is_faulty(name) else self._group_count)
 
     def has_room_for_one(self, now_ms: int) -> bool:
         """Return whether one more entry finds room at `now_ms`, whatever its group."""
         if not self.is_filled or self.has_fault(ALL_GROUPS, now_ms):
             return False
-        if self._fits_one(len(self.entries), len(self.groups)):
+        if self._fits_one(len(self.entries), self._group_count):
             return True
         return self._fits_one(*self._sizes(now_ms))  # it was full at the last event; what has lapsed since makes room
 
@@ -399,8 +423,12 @@ class CounterTable:
             if entry.lapses_at_ms > now_ms:
                 break
             lapsed[entry.group] = lapsed.get(entry.group, 0) + 1
-        empty = sum([self.groups[group].entry_count == count for group, count in lapsed.items()])
-        return len(self.entries) - sum(lapsed.values()), len(self.groups) - empty
+        empty = sum([self.groups[group].entry_count == count for group, count in lapsed.items() if not _is_faulty(group)])
+        return len(self.entries) - sum(lapsed.values()), self._group_count - empty
+
+    @property
+    def _group_count(self) -> int:
+        return len(self.groups) - self.faulty_group_count
 
     def _fits_one(self, entries: int, groups: int) -> bool:
         counter = self.counter
@@ -433,6 +461,15 @@ def amount_after(counter: CompiledCounter, settled: int | str, reported: int | s
 def lacking_group(group: str) -> str:
     """Return the group that holds the reservations which a group lacks. While it has an entry, the other group gives no number."""
     return group if group == ALL_GROUPS else f"{ALL_GROUPS}/{group}"
+
+
+def faulty_group(group: str) -> str:
+    """Return the group that holds the other events which a group lacks. Until they have lapsed, the other group gives no number."""
+    return _FAULTY + group
+
+
+def _is_faulty(group: str) -> bool:
+    return group.startswith(_FAULTY)
 
 
 CountersByName = dict[str, tuple[CounterTable, ...]]

@@ -46,6 +46,7 @@ from gavel_rules.state.counters import (
     CounterFault,
     CounterTable,
     UncountedEvent,
+    faulty_group,
     index_counters,
     lacking_group,
 )
@@ -169,9 +170,9 @@ def fill_counter(store: Store, filled: CounterFilled) -> None:
         if entry is not None and entry.lapses_at_ms > store.recorded_at_ms:
             enter(store, table, entry)
     if filled.HasField("full_until"):
-        suspend_group(store, table, ALL_GROUPS, CounterFault(milliseconds(filled.full_until), filled.full_sequence_number))
+        _suspend_group(store, table, ALL_GROUPS, CounterFault(milliseconds(filled.full_until), filled.full_sequence_number))
     for fault in filled.faults:
-        suspend_group(store, table, fault.group, CounterFault(milliseconds(fault.until), fault.sequence_number))
+        _suspend_group(store, table, fault.group, CounterFault(milliseconds(fault.until), fault.sequence_number))
     if filled.complete:
         store.put(table.flags, FILLED, True)
         for entry_id in sorted(table.early_ends):
@@ -222,7 +223,7 @@ def enter_event(store: Store, tables: tuple[CounterTable, ...], entry_id: str, e
                 if counter.is_reserved:
                     _enter_lacking(store, table, entry_id, group, sequence_number)
                 else:
-                    suspend_group(store, table, group, present_fault(store, table))
+                    enter_fault(store, table, entry_id, group, present_fault(store, table))
             continue
         # Counters that differ only in their limits, or are reserved, share an entry.
         if entry is None or amount is not measured or entry.lapses_at_ms != lapses_at_ms:
@@ -238,7 +239,7 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
     """
     group = table.groups.get(entry.group)
     values = group.values if group is not None else None
-    if not table.has_room(group):
+    if not table.has_room(entry.group, group):
         lacking = ALL_GROUPS
     elif values is not None and len(values) >= table.counter.distinct_max and str(entry.value) not in values:
         lacking = entry.group
@@ -248,7 +249,7 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
     if entry.lapses_at_ms == NEVER_MS:
         _enter_lacking(store, table, entry.entry_id, lacking, entry.sequence_number)
     else:
-        suspend_group(store, table, lacking, CounterFault(entry.lapses_at_ms, entry.sequence_number))
+        enter_fault(store, table, entry.entry_id, lacking, CounterFault(entry.lapses_at_ms, entry.sequence_number))
 
 
 def _enter_lacking(store: Store, table: CounterTable, entry_id: str, group: str, sequence_number: int) -> None:
@@ -262,8 +263,24 @@ def present_fault(store: Store, table: CounterTable) -> CounterFault:
     return CounterFault(table.counter.fault_until_ms(store.recorded_at_ms), store.head)
 
 
-def suspend_group(store: Store, table: CounterTable, group: str, fault: CounterFault) -> None:
-    """Let a group, or ALL_GROUPS, give no number until a fault ends."""
+def enter_fault(store: Store, table: CounterTable, entry_id: str, group: str, fault: CounterFault) -> None:
+    """Let a group, or ALL_GROUPS, give no number until a fault ends. `entry_id` is that of the entry which the group lacks.
+
+    The fault of one group takes the room of an entry. If there is none, no group gives a number.
+    """
+    if group != ALL_GROUPS and store.semantics.enters_faults:
+        name = faulty_group(group)
+        if table.has_room(name, table.groups.get(name)):
+            # A group may lack an entry twice: a later report of the same decision may fail too.
+            fault_id = f"fault/{store.head}/{entry_id}"
+            store.schedule(table, CounterEntry(fault_id, name, 0, fault.until_ms, fault.sequence_number))
+            _note_uncounted(store, table, fault.sequence_number, fault.until_ms)
+            return
+        group = ALL_GROUPS
+    _suspend_group(store, table, group, fault)
+
+
+def _suspend_group(store: Store, table: CounterTable, group: str, fault: CounterFault) -> None:
     if group not in table.faults and len(table.faults) >= FAULTY_GROUPS_MAX:
         group = ALL_GROUPS
     store.put(table.faults, group, max(fault, table.faults.get(group, fault)))

@@ -17,7 +17,7 @@ from gavel_rules.language.report_expressions import execution_values
 from gavel_rules.state.counters import ALL_GROUPS, NO_COUNTERS, NO_END, CounterEntry, CounterTable, EarlyEnd, amount_after
 from gavel_rules.state.records import LiveDecision
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.counters import enter, enter_event, event_of, present_fault, suspend_group
+from gavel_rules.state.transitions.counters import enter, enter_event, enter_fault, event_of, present_fault
 from gavel_rules.values import struct_to_dict
 
 _EFFECTIVE: Final = (execution_pb2.EXECUTION_STATUS_SUCCESS, execution_pb2.EXECUTION_STATUS_PARTIAL)
@@ -98,10 +98,12 @@ def _settle_in(store: Store, table: CounterTable, live: LiveDecision, event: Cou
         return
     is_open = entry is not None and entry.lapses_at_ms == NEVER_MS
     reserved, before = (entry, None) if is_open else (None, entry)
+    if reserved is not None:
+        store.unschedule(table, reserved)  # leaves its room to what counts in its place
     settled = _settled_entry(store, table, live, event, reserved, before, is_late=is_late)
-    if entry is not None and (is_open or settled is not None):
-        store.unschedule(table, entry)
     if settled is not None:
+        if before is not None:
+            store.unschedule(table, before)
         enter(store, table, settled)
 
 
@@ -155,7 +157,8 @@ def _settled_entry(
             sequence_number = store.head  # the compensation does not undo this effect
         return CounterEntry(_reservation_id(live), group, value, counter.lapses_at_ms(store.recorded_at_ms), sequence_number)
     except CounterError as error:
-        suspend_group(store, table, group if error.group is None else error.group, present_fault(store, table))
+        lacking = group if error.group is None else error.group
+        enter_fault(store, table, _reservation_id(live), lacking, present_fault(store, table))
         return None
 
 

@@ -15,7 +15,7 @@ from gavel_rules.events.ids import derived_event_id
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.values import python_to_value
 
-from tests.support.driver import ACTION, AGENT, RULES, START_MS, SUBJECT, SUCCESS, Core, compile_cached, document, event_id
+from tests.support.driver import ACTION, AGENT, RULES, SOURCE, START_MS, SUBJECT, SUCCESS, Core, compile_cached, document, event_id
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REJECTED = decision_pb2.OUTCOME_REJECTED
@@ -301,6 +301,20 @@ def test_change_of_unselected_evidence_is_accepted() -> None:
     version = core.state.head
     core.fact("order.status", "cancelled", source="hearsay")
     assert APPROVED == core.decide([status], projection_version=version).outcome
+
+
+@pytest.mark.parametrize("arbiter_version", [2, 3])
+def test_a_value_of_a_lower_tier_is_no_change(arbiter_version: int) -> None:
+    """What an agent infers of a key that needs a system fact, under the name of an accepted source, refuses no proposal on a projection."""
+    core = Core(document(), arbiter_version=arbiter_version)
+    status = core.fact("order.status", "delivered")
+    version = core.state.head
+    core.observe("order.status", "cancelled", tool=SOURCE)
+    decision = core.decide([status], projection_version=version, trace_id="one")
+    assert (reason_codes.PROJECTION_CHANGED if arbiter_version == 2 else "") == decision.reason_code
+    core.fact("order.status", 7)  # of another type, and in the place of the cited value
+    assert reason_codes.PROJECTION_CHANGED == core.decide([status], projection_version=version, trace_id="two").reason_code
+    core.prove()
 
 
 def test_unseen_approval_on_the_key_refuses() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from gavel.v1 import execution_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules.commands import SubmitProposal
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.preflight import preflight as dry_run
 from gavel_rules.values import python_to_value
 from google.protobuf.struct_pb2 import Struct
@@ -52,8 +53,8 @@ def budget_rules(counter: dict[str, Any] = RESERVED, *, over: dict[str, Any] = O
 class Orders:
     """A bus with the budget in force, on which each proposal is about an order of its own."""
 
-    def __init__(self, text: str | None = None) -> None:
-        self.core = Core(text if text is not None else budget_rules())
+    def __init__(self, text: str | None = None, *, arbiter_version: int = ARBITER_VERSION) -> None:
+        self.core = Core(text if text is not None else budget_rules(), arbiter_version=arbiter_version)
         self._orders = 0
 
     def propose(self, amount: float, customer_id: str = "ann") -> Decision:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
-from gavel_rules.commands import ActivateRuleSet
+from gavel_rules.commands import ActivateRuleSet, UpgradeBus
 from gavel_rules.state.counters import FAULTY_GROUPS_MAX
 from gavel_rules.values import python_to_value
 
@@ -170,15 +170,85 @@ def test_a_sum_that_no_double_holds() -> None:
     orders.core.prove()
 
 
-def test_many_groups_that_cannot_be_counted() -> None:
-    """When more groups lack an event than are remembered, all groups give no number."""
-    orders = Orders(unbounded_rules({**BUDGET, "of": "proposals"}))
+@pytest.mark.parametrize("arbiter_version", [2, 3])
+def test_many_groups_that_cannot_be_counted(arbiter_version: int) -> None:
+    """However many groups lack an event, the others give their numbers; in version 2 only up to 100 groups."""
+    orders = Orders(unbounded_rules({**BUDGET, "of": "proposals"}), arbiter_version=arbiter_version)
     for number in range(FAULTY_GROUPS_MAX):
         orders.propose(2.0**53, f"customer {number}")
     orders.approve(1.0, "eve")
-    orders.propose(2.0**53, "joe")
+    lacked = orders.propose(2.0**53, "joe")
+    orders.core.state = restore(orders.core.state)
 
-    assert reason_codes.COUNTER_FULL == orders.propose(1.0, "eve").reason_code
+    assert (reason_codes.COUNTER_FULL if arbiter_version == 2 else "") == orders.propose(1.0, "eve").reason_code
+    assert missing_proposal(orders.core, lacked) == cause_and_delay(orders.propose(1.0, "joe"))[0]
+    orders.core.tick(DAY_MS)
+    orders.approve(1.0, "joe")
+    orders.core.prove()
+
+
+def test_groups_that_cannot_be_counted_leave_room() -> None:
+    """Groups that lack an event leave the others their room; no group gives a number once more than `groups_max` lack one."""
+    orders = Orders(unbounded_rules({**BUDGET, "of": "proposals", "groups_max": 2}))
+    for customer_id in ("ann", "bob"):
+        orders.propose(2.0**53, customer_id)
+    for customer_id in ("carl", "dora", "carl"):
+        orders.approve(1.0, customer_id)
+    lacked = orders.propose(2.0**53, "eve")
+
+    assert missing_proposal(orders.core, lacked) == cause_and_delay(orders.propose(1.0, "carl"))[0]
+    orders.core.tick(DAY_MS)
+    orders.approve(1.0, "eve")
+    orders.core.prove()
+
+
+def test_a_reservation_finds_room_beside_groups_that_lack_an_event() -> None:
+    """A group that lacks the settlement of a report leaves the room of its group to a reservation, and takes that of the entry it had."""
+    orders = Orders(budget_rules({**SETTLED, "entries_max": 2, "groups_max": 2}))
+    core = orders.core
+    decision = orders.approve(1)
+    orders.approve(2, "bob")
+    orders.carry_out(decision, SUCCESS, result=refund_result("much"))
+
+    assert 2.0 == orders.spent("bob")
+    assert ("it has all entries that `entries_max: 2` permits", DAY_MS) == cause_and_delay(orders.propose(1, "bob"))
+    core.tick(DAY_MS)
+    orders.approve(1, "bob")
+    core.prove()
+
+
+def test_faults_end_after_a_change_of_version() -> None:
+    """A group that lacked an event in version 2 gives no number in version 3 either, until that event would have stopped counting."""
+    orders = Orders(unbounded_rules({**BUDGET, "of": "proposals"}), arbiter_version=2)
+    core = orders.core
+    lacked = [orders.propose(2.0**53)]
+    core.run(UpgradeBus(core.new_id(), 2, 3, "ada", "to test it"))
+    causes = [cause_and_delay(orders.propose(1.0))[0]]
+    lacked.append(orders.propose(2.0**53))
+    causes.append(cause_and_delay(orders.propose(1.0))[0])
+
+    assert [missing_proposal(core, decision) for decision in lacked] == causes
+    core.tick(DAY_MS)
+    orders.approve(1.0)
+    core.prove()
+
+
+def test_of_the_reports_that_a_group_lacks_the_longest_is_named() -> None:
+    """Of decisions whose settled values a group lacks, the one that was reported last is named, although another was approved later."""
+    counter = {key: value for key, value in RESERVED.items() if key != "sum"}
+    distinct = {**counter, "distinct": "string(params.amount)", "distinct_max": 1, "settle": 'string(execution.result.refunded) + "!"'}
+    never = {**READ_OF_CUSTOMER, "when": "history.spent(params.customer_id) < 0"}
+    orders = Orders(budget_rules(distinct, over=never, decision_ttl_ms=DAY_MS))
+    core = orders.core
+    decisions = [orders.approve(1.0) for _ in range(3)]
+    for number in (2, 1, 0):
+        core.tick(1_000)
+        orders.carry_out(decisions[number], SUCCESS, result=refund_result(f"{number}"))
+    core.state = restore(core.state)
+
+    # The last value is counted: no reservation is left beside it.
+    assert missing_decision(core, decisions[1]) == cause_and_delay(orders.propose(1.0))[0]
+    core.prove()
 
 
 def test_one_group_with_too_many_values() -> None:
@@ -245,7 +315,7 @@ def test_a_settlement_that_fails() -> None:
 
 def test_the_latest_event_that_a_group_lacks_is_named() -> None:
     """Of the events that a group lacks the one whose absence lasts longest is named, its own or one of all groups, also from a snapshot."""
-    orders = Orders(unbounded_rules({**BUDGET, "of": "proposals", "entries_max": 1}))
+    orders = Orders(unbounded_rules({**BUDGET, "of": "proposals", "entries_max": 3}))
     core = orders.core
     own = [orders.propose(2.0**53) for _ in range(2)]
     core.state = restore(core.state)

@@ -10,20 +10,23 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.tool_pb2 import ToolCall
 from gavel_rules.commands import PublishEvent
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.values import struct_to_dict
 
-from tests.support.driver import FAILED, SUBJECT, SUCCESS, Core, document
+from tests.support.driver import AGENT, FAILED, SUBJECT, SUCCESS, Core, document
 from tests.support.hashes import sha256_of
 
+ADA = Principal("ada", "token")
+MALLORY = Principal("mallory", "token")
 RUNTIME = Producer(type=common_pb2.PRODUCER_TYPE_TOOL_RUNTIME, id="tools-1")
 
 
-def call(core: Core, decision: Envelope, **changes: Any) -> Envelope:
+def call(core: Core, decision: Envelope, producer: Producer = RUNTIME, **changes: Any) -> Envelope:
     """Return the TOOL_CALL of attempt 1 with the decision's params."""
     digest = compute_digest(to_canonical_json(struct_to_dict(decision.decision.params)))
     fields = {"tool_name": "psp.refund", "decision_id": decision.event_id, "attempt": 1, "arguments_hash": digest, **changes}
-    return core.admit(Envelope(subject=SUBJECT, trace_id=decision.trace_id, producer=RUNTIME, tool_call=ToolCall(**fields)))
+    return core.admit(Envelope(subject=SUBJECT, trace_id=decision.trace_id, producer=producer, tool_call=ToolCall(**fields)))
 
 
 def refused(core: Core, decision: Envelope, **changes: Any) -> str:
@@ -80,3 +83,28 @@ def test_only_the_params_of_the_decision() -> None:
     core.start(decision)
     for arguments_hash in ("", sha256_of("other")):
         assert "are not the params" in refused(core, decision, arguments_hash=arguments_hash)
+
+
+def test_an_agent_calls_only_for_its_own_attempt() -> None:
+    """Of agents, only one whose caller began the attempt records calls of it; a tool runtime of any caller does."""
+    core = Core(document())
+    decision = core.approve()
+    core.principal = ADA
+    core.start(decision)
+    for caller in (MALLORY, ANONYMOUS):
+        core.principal = caller
+        fault = core.fault(PublishEvent(call(core, decision, AGENT)))
+        assert (error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, True) == (fault.reason, "by another caller" in fault.message)
+        assert core.publish(call(core, decision))
+    core.principal = ADA
+    assert core.publish(call(core, decision, AGENT))
+    core.prove()
+
+
+def test_agents_without_authentication() -> None:
+    """An agent records calls of an attempt that was begun without authentication."""
+    core = Core(document())
+    decision = core.approve()
+    core.start(decision)
+    assert core.publish(call(core, decision, AGENT))
+    core.prove()

@@ -659,10 +659,12 @@ class CounterEntry(_message.Message):
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
     """The decision_id of a decision, or of a person's grant of another attempt; the sequence number of any other event, whose event_id may
-    come again after the idempotency window; of an observation with "/" and the key.
+    come again after the idempotency window; of an observation with "/" and the key. Of an event that a group lacks, "fault/" stands before.
     """
     group: _builtins.str
-    """The group. 257 asterisks: all groups lack this reservation; followed by "/" and a group: that group lacks it."""
+    """The group. 257 asterisks: all groups lack this reservation; followed by "/" and a group: that group lacks it;
+    by ":" and a group: that group lacks another event.
+    """
     amount: _builtins.int
     """1 for each event counted, or the amount in the counter's smallest unit."""
     text: _builtins.str
