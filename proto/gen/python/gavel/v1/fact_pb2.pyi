@@ -592,7 +592,7 @@ class CounterFilled(_message.Message):
 
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterFault]:
-        """The groups that miss an event each, in the last event of the fill; at most 100."""
+        """The groups that miss an event each, in the last event of the fill; at most 100. None from arbiter version 3 on."""
 
     def __init__(
         self,
@@ -659,7 +659,8 @@ class CounterEntry(_message.Message):
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
     """The decision_id of a decision, or of a person's grant of another attempt; the sequence number of any other event, whose event_id may
-    come again after the idempotency window; of an observation with "/" and the key. Of an event that a group lacks, "fault/" stands before.
+    come again after the idempotency window; of an observation with "/" and the key. "fault/" stands before that of an event that a group
+    lacks.
     """
     group: _builtins.str
     """The group. 257 asterisks: all groups lack this reservation; followed by "/" and a group: that group lacks it;
