@@ -21,12 +21,16 @@ func (deaf) Accept() (net.Conn, error) { return nil, errAccept }
 
 // run returns the error of a listener that can accept no more callers.
 func TestRunReturnsTheErrorOfAListener(t *testing.T) {
-	listeners, _, err := sockets.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var listeners []net.Listener
+	for range 2 { // gRPC closes the one that fails, and the other must not fail for that
+		opened, _, err := sockets.Listen("127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, opened...)
 	}
-	never := make(chan struct{})
-	if err := run(grpc.NewServer(), newConnections(limitsOfTests()), []net.Listener{listeners[0], deaf{listeners[0]}}, never); !errors.Is(err, errAccept) {
+	listeners[1] = deaf{listeners[1]}
+	if err := run(grpc.NewServer(), newConnections(limitsOfTests()), listeners, make(chan struct{})); !errors.Is(err, errAccept) {
 		t.Errorf("run returned %v", err)
 	}
 }

@@ -11,7 +11,7 @@ from gavel_rules import reason_codes
 from gavel_rules.commands import Command, References, ResolveReview, SubmitProposal, decision_id_of
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.ids import derived_event_id
-from gavel_rules.state.records import APPROVED
+from gavel_rules.execution.faults import coming_end_reason
 from gavel_rules.state.state import State
 
 
@@ -34,7 +34,7 @@ def references_to(events: Iterable[Envelope]) -> list[EventReference]:
 def _decision_references(decision_id: str, state: State, events: Mapping[str, Envelope]) -> References:
     live = state.live_decision(decision_id)
     if live is not None:
-        return References(decision=live.decision, end_reason=reason_codes.EXPIRED if live.phase == APPROVED else "")
+        return References(decision=live.decision, end_reason=coming_end_reason(live))
     decision = events.get(decision_id)
     if decision is None or not decision.HasField("decision"):
         return References()

@@ -252,7 +252,7 @@ def check_projection_version(context: Context) -> bool:
     for selection in context.selections:
         declaration = selection.declaration
         for candidate in state.evidence_of(selection.subject).get(declaration.key, ()):
-            # Its type may differ: it has replaced what the same source stated before.
+            # A value of another type counts too: it has replaced the one that its source stated before.
             if (
                 candidate.sequence_number > version
                 and candidate.sequence_number not in cited_numbers

@@ -16,7 +16,7 @@ from gavel_rules.events.ids import derived_event_id, execution_id_of
 from gavel_rules.events.kinds import EXECUTION, EXECUTION_NAME, EXECUTION_RENEWED
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.execution.evidence_recheck import CHANGE_MESSAGES, EvidenceChange, check_evidence
-from gavel_rules.execution.faults import end_reason, ended_fault, holder_fault
+from gavel_rules.execution.faults import coming_end_reason, end_reason, ended_fault, holder_fault
 from gavel_rules.execution.lifecycle import call_person
 from gavel_rules.execution.reports import read_counters, record_failed_derivations
 from gavel_rules.execution.version_check import check_start
@@ -151,13 +151,10 @@ def _refuse(reason_code: str, retry_after_ms: int = 0) -> AttemptRefusal:
 
 
 def _refuse_awaiting_facts(live: LiveDecision) -> AttemptRefusal:
-    if live.is_revoked and not live.is_carried_out:
-        return _refuse(reason_codes.REVOKED)
-    if live.awaited_facts and not live.attempt:
-        # The facts are derived from the ABORTED by which its first start was refused.
-        aborted = live.awaited_facts[0].execution.execution
-        return AttemptRefusal(aborted.reason_code, aborted.error.message)
-    return _refuse(reason_codes.ALREADY_FINISHED)
+    reason = coming_end_reason(live)
+    if reason in CHANGE_MESSAGES:
+        return AttemptRefusal(reason, live.awaited_facts[0].execution.execution.error.message)
+    return _refuse(reason or reason_codes.ALREADY_FINISHED)
 
 
 def _refuse_ended(decision_id: str, references: References, now_ms: int) -> AttemptRefusal | Fault:

@@ -12,7 +12,7 @@ from gavel_rules import reason_codes
 from gavel_rules.commands import Fault, References
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.attestation import caller_identity
-from gavel_rules.state.records import LiveDecision
+from gavel_rules.state.records import APPROVED, AWAITING_FACTS, LiveDecision
 
 _END_TEXTS: Final = {
     reason_codes.EXPIRED: "it has expired",
@@ -45,6 +45,20 @@ def end_reason(references: References, now_ms: int) -> str:
         # It was live at the lookup, and its time has not come: a person has revoked it since.
         return reason_codes.REVOKED
     return references.end_reason
+
+
+def coming_end_reason(live: LiveDecision) -> str:
+    """Return the reason why a live decision ends without an execution unless an attempt begins, else ""."""
+    if live.phase == APPROVED:
+        return reason_codes.EXPIRED
+    if live.phase != AWAITING_FACTS:
+        return ""
+    if live.is_revoked and not live.is_carried_out:
+        return reason_codes.REVOKED
+    if live.awaited_facts and not live.attempt:
+        # The facts are derived from the ABORTED by which its first start was refused.
+        return str(live.awaited_facts[0].execution.execution.reason_code)
+    return ""
 
 
 def holder_fault(live: LiveDecision, attempt: int, producer: Producer, caller: Attestation | None) -> Fault | None:

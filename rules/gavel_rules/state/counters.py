@@ -6,7 +6,8 @@ settled is in no queue: it counts until its decision ends (`NEVER_MS`).
 
 A counter fails closed: it gives no number while an event that it should have counted found no room, or could not be evaluated. For a
 reservation that is until its decision ends; it is then entered in a group of its own (`lacking_group`). Any other event that is lacking in
-one group alone is entered in such a group too (`faulty_group`), until it would have lapsed; in arbiter version 2, in `faults`.
+one group alone is entered in such a group too (`faulty_group`), until it would have lapsed. Without room for that, and in arbiter version
+2, it is in `faults`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gavel_rules.language.counters.counter import (
     CompiledCounter,
 )
 
-# Groups of a counter with a fault in arbiter version 2. If more have one, no group gives a number.
+# Groups of a counter with a fault that is no entry. If more have one, no group gives a number.
 FAULTY_GROUPS_MAX: Final = 100
 # Lapses that are examined to foresee when a full counter has room.
 LAPSES_FORESEEN: Final = 1_000

@@ -14,12 +14,11 @@ from typing import Final, NamedTuple, Protocol
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
-from gavel_rules import reason_codes
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.execution.faults import coming_end_reason
 from gavel_rules.execution.review import releases_trace
-from gavel_rules.state.records import APPROVED
 from gavel_rules.state.state import State
 
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
@@ -311,8 +310,8 @@ class ReferenceResolution:
         replica = self._replica
         live = replica.state.live_decision(decision_id)
         if live is not None:
-            # Due timers precede the command, so an approval that nobody has started can only expire.
-            request.references = References(decision=live.decision, end_reason=reason_codes.EXPIRED if live.phase == APPROVED else "")
+            # Timers and events of the batch precede the command, and may end the decision.
+            request.references = References(decision=live.decision, end_reason=coming_end_reason(live))
             return
         # Only the log tells how a decision ended.
         await self._begin_lookup(request, context)

@@ -47,7 +47,7 @@ class Program:
         lists = [f"[{','.join(chunk)}]" for chunk in _chunks(self._sources)]
         self._shares = are_conditions and bool(environment.shared) and len(lists) == 1
         self._lists = [environment.compile_together(text) if self._shares else environment.compile(text) for text in lists]
-        # Guards end in `? true : false`, whatever the checker knows of their types.
+        # Guards give a bool, "" or an error, whatever the checker knows of their types.
         self._excludes_null = are_conditions or all(one.return_type().name() in _LISTS_WITHOUT_NULL for one in self._lists)
         self._outcomes: Any = None
         self._arena: Any = None

@@ -266,7 +266,7 @@ def present_fault(store: Store, table: CounterTable) -> CounterFault:
 def enter_fault(store: Store, table: CounterTable, entry_id: str, group: str, fault: CounterFault) -> None:
     """Let a group, or ALL_GROUPS, give no number until a fault ends. `entry_id` is that of the entry which the group lacks.
 
-    The fault of one group takes the room of an entry. If there is none, no group gives a number.
+    The fault of one group takes the room of an entry. Faults that find none are kept beside the entries, as in version 2.
     """
     if group != ALL_GROUPS and store.semantics.enters_faults:
         name = faulty_group(group)
@@ -276,7 +276,6 @@ def enter_fault(store: Store, table: CounterTable, entry_id: str, group: str, fa
             store.schedule(table, CounterEntry(fault_id, name, 0, fault.until_ms, fault.sequence_number))
             _note_uncounted(store, table, fault.sequence_number, fault.until_ms)
             return
-        group = ALL_GROUPS
     _suspend_group(store, table, group, fault)
 
 

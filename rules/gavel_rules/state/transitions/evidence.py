@@ -124,20 +124,21 @@ def apply_tool_call(store: Store, event: RecordedEvent) -> None:
 def apply_tool_result(store: Store, event: RecordedEvent) -> None:
     """Remember a tool result in its trace, for observations to refer to.
 
-    Its event_id may be that of an earlier result, whose idempotency window is over. The readings of that one stay.
+    Its event_id may be that of an earlier result, whose idempotency window is over. If the trace of that one is remembered, its readings
+    stay.
     """
     result = event.envelope.tool_result
     remember_trace(store, event.trace_id)
     tables = store.tool_result_tables
-    keeps_readings = store.semantics.keeps_readings
-    if keeps_readings:
-        assign_tool_result(store, event.event_id, event.trace_id)
     results = store.subtable(tables.tool_results, event.trace_id)
     if len(results) >= TRACE_TOOL_RESULTS_MAX:
         for event_id in tables.unread_results(results):
             store.drop(results, event_id)
             store.drop(tables.readings, event_id)
             store.drop(tables.trace_of_result, event_id)
+    keeps_readings = store.semantics.keeps_readings
+    if keeps_readings:  # after the loop, which may drop an earlier result of this event_id
+        assign_tool_result(store, event.event_id, event.trace_id)
     envelope = event.envelope
     evidence = ToolEvidence(
         result.execution_id,

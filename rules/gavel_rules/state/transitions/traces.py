@@ -137,6 +137,8 @@ def assign_tool_results(store: Store) -> None:
         for event_id, result in results.items()
     ):
         assign_tool_result(store, event_id, trace_id)
+        if event_id not in store.tool_result_tables.readings:  # dropped with another trace that had the event_id
+            store.put(store.tool_result_tables.readings, event_id, {})
 
 
 def count_candidates(store: Store) -> None:

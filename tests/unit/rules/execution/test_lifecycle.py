@@ -295,3 +295,15 @@ def test_an_optional_fact_that_the_proposal_requires_is_required_as_declared() -
     assert ["order.score", "order.status"] == sorted(pin.key for pin in approval.decision.pinned_facts)
     core.start(approval)
     core.prove()
+
+
+def test_a_start_beside_the_last_fact_of_a_refused_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start in one batch with the fact that ends the decision has the reason of the first one, looked up while the decision is live."""
+    core = Core(document())
+    approval = core.approve()
+    core.fact("order.status", "returned")
+    assert "FACT_SUPERSEDED" == core.refuse_start(approval).reason_code
+    references = core.references(BeginExecution(approval.event_id, EXECUTOR, 1_000))
+    core.derive(core.events_named("ExecutionAborted")[-1])
+    monkeypatch.setattr(core, "references", lambda command: references)
+    assert "FACT_SUPERSEDED" == core.refuse_start(approval).reason_code

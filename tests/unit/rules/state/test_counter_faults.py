@@ -188,10 +188,12 @@ def test_many_groups_that_cannot_be_counted(arbiter_version: int) -> None:
 
 
 def test_groups_that_cannot_be_counted_leave_room() -> None:
-    """Groups that lack an event leave the others their room; no group gives a number once more than `groups_max` lack one."""
+    """Groups that lack an event leave the others their room; no group gives a number once 100 more than `groups_max` and another one do."""
     orders = Orders(unbounded_rules({**BUDGET, "of": "proposals", "groups_max": 2}))
     for customer_id in ("ann", "bob"):
         orders.propose(2.0**53, customer_id)
+    for number in range(FAULTY_GROUPS_MAX):
+        orders.propose(2.0**53, f"invented-{number}")
     for customer_id in ("carl", "dora", "carl"):
         orders.approve(1.0, customer_id)
     lacked = orders.propose(2.0**53, "eve")
@@ -214,6 +216,24 @@ def test_a_reservation_finds_room_beside_groups_that_lack_an_event() -> None:
     assert ("it has all entries that `entries_max: 2` permits", DAY_MS) == cause_and_delay(orders.propose(1, "bob"))
     core.tick(DAY_MS)
     orders.approve(1, "bob")
+    core.prove()
+
+
+@pytest.mark.parametrize("arbiter_version", [2, 3])
+def test_a_late_report_that_cannot_be_settled_costs_its_group_alone(arbiter_version: int) -> None:
+    """A full counter gives other groups their number although a second report of a decision cannot be settled."""
+    retry = {"max_attempts": 3, "human_takeover_after_ms": 600_000}
+    orders = Orders(budget_rules({**SETTLED, "entries_max": 2}, retry=retry), arbiter_version=arbiter_version)
+    core = orders.core
+    decision = core.by_id[orders.approve(1).decision_id]
+    orders.approve(2, "bob")
+    first = core.start(decision)
+    core.pass_time(1_001)
+    core.report(core.start(decision), SUCCESS, result=refund_result(1))
+    core.report(first, SUCCESS, result=refund_result("much"))
+    (table,) = core.state.counters.values()
+    assert (True, False) == (table.has_fault("ann", core.now_ms), table.has_fault("bob", core.now_ms))
+    assert 2.0 == orders.spent("bob")
     core.prove()
 
 

@@ -592,7 +592,9 @@ class CounterFilled(_message.Message):
 
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterFault]:
-        """The groups that miss an event each, in the last event of the fill; at most 100. None from arbiter version 3 on."""
+        """The groups that miss an event each, in the last event of the fill; at most 100. From arbiter version 3
+        on, these are the groups whose faults found no room as entries.
+        """
 
     def __init__(
         self,

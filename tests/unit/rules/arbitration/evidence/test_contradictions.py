@@ -10,7 +10,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.tool_pb2 import ToolResult
 from gavel_rules import reason_codes
-from gavel_rules.limits import TRACE_LAPSE_MS
+from gavel_rules.limits import TRACE_LAPSE_MS, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.transitions.traces import LAPSED_TRACES_PER_EVENT
 
 from tests.support.driver import AGENT, SUBJECT, Core, document
@@ -229,6 +229,20 @@ def test_a_result_lapses_with_the_trace_that_used_its_event_id_last(core: Core, 
     for event in core.events[head:]:
         restored.apply(event)
     assert tables(core.state) == tables(restored)
+
+
+def test_a_full_trace_uses_an_event_id_again(core: Core) -> None:
+    """A result whose event_id is that of an unread one, which makes room for it, has one trace, on a restored bus as well."""
+    evidence, *_ = [core.tool_result("a") for _ in range(TRACE_TOOL_RESULTS_MAX)]
+    use_again(core, evidence, "a")
+    restored = restore(core.state)
+    assert tables(core.state) == tables(restored)
+    head = core.state.head
+    use_again(core, evidence, "b")
+    for event in core.events[head:]:
+        restored.apply(event)
+    assert tables(core.state) == tables(restored)
+    assert ["b"] == [trace for trace, results in core.state.tool_results.items() if evidence.event_id in results]
 
 
 @pytest.mark.parametrize("is_contradicted", [False, True])
