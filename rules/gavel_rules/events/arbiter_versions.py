@@ -97,8 +97,8 @@ class Semantics:
         self.limits_refused_traces: Final = limits_refused_traces
         # Whether the bus has a registry of tools.
         self.has_tools: Final = has_tools
-        # Whether readings of a tool result are remembered as long as one of them is evidence, even if the trace has lapsed, and those of a
-        # remembered trace if another result has the event_id. A result then has one trace.
+        # Whether readings of a tool result are remembered as long as one of them is evidence, even if the trace has lapsed or another
+        # result has the event_id. A result then has one trace.
         self.keeps_readings: Final = keeps_readings
         # Whether every tool call has an execution_id that no other call has, and a result of another tool is not evidence.
         self.pairs_tool_calls: Final = pairs_tool_calls

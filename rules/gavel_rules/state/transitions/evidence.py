@@ -124,8 +124,7 @@ def apply_tool_call(store: Store, event: RecordedEvent) -> None:
 def apply_tool_result(store: Store, event: RecordedEvent) -> None:
     """Remember a tool result in its trace, for observations to refer to.
 
-    Its event_id may be that of an earlier result, whose idempotency window is over. If the trace of that one is remembered, its readings
-    stay.
+    Its event_id may be that of an earlier result, whose idempotency window is over. The readings of that one stay.
     """
     result = event.envelope.tool_result
     remember_trace(store, event.trace_id)
@@ -151,8 +150,24 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
         envelope.producer.type == common_pb2.PRODUCER_TYPE_TOOL_RUNTIME,
     )
     store.put(results, event.event_id, evidence)
-    if not keeps_readings or event.event_id not in tables.readings:
+    if not keeps_readings:
         store.put(tables.readings, event.event_id, {})
+    elif event.event_id not in tables.readings:
+        _begin_readings(store, event.event_id)
+
+
+def _begin_readings(store: Store, event_id: str) -> None:
+    """Let a tool result have readings: at first none, or those of an earlier result of its event_id that has outlived its trace."""
+    tables = store.tool_result_tables
+    outliving = tables.outliving_result(event_id)
+    if outliving is None:
+        store.put(tables.readings, event_id, {})
+        return
+    store.put(tables.readings, event_id, dict(outliving.readings))
+    store.put(tables.candidate_counts, event_id, outliving.candidate_count)
+    if outliving.contradiction:
+        store.put(tables.contradictions, event_id, outliving.contradiction)
+    _put_outliving(store, event_id, {}, "", 0)
 
 
 def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -> None:

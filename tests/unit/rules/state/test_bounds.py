@@ -40,7 +40,7 @@ from gavel_rules.state.records import Rejections
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.traces import LAPSED_TRACES_PER_EVENT, count_rejections, forget_lapsed_traces
 from gavel_rules.values import python_to_value
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.driver import (
@@ -423,8 +423,23 @@ MOVE = st.tuples(
 Move = tuple[str, int, int, int]
 
 
+# Readings that contradict each other outlive their trace, and another result uses the event_id.
+OUTLIVED: list[Move] = [
+    ("result", 0, 0, 1),
+    ("result", 0, 0, 1),
+    ("read", 0, 1, 1),
+    ("read", 0, 1, 60_000),
+    ("pass", 0, 0, 1),
+    ("pass", 0, 0, TRACE_LAPSE_MS),
+    ("result again", 0, 1, 1),
+    ("pass", 0, 0, TRACE_LAPSE_MS + 1),
+]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(MOVE, min_size=10, max_size=40), st.integers(0, 40))
+@example([*OUTLIVED, ("read", 1, 0, 1), ("propose", 0, 1, 1)], 2)
+@example([*OUTLIVED, ("call", 1, 0, 1), ("call", 0, 0, 1), ("propose", 0, 0, 1)], 2)
 def test_traces_that_are_forgotten_late_change_no_answer(moves: Sequence[Move], events: int) -> None:
     """A bus on which other traces delay the forgetting of lapsed ones, for some events or all, answers as one without delay."""
     score = {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 10 * TRACE_LAPSE_MS, "optional": True}
