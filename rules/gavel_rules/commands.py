@@ -284,7 +284,7 @@ class References:
 
     `cited_events` holds the events that the proposal cites, or the reviewed proposal, by sequence number. `decision` is the DECISION that
     the command names, if the log has it. `end_reason` is the reason why that decision ended without an execution: EXPIRED, REVOKED,
-    STALE_FACT or FACT_SUPERSEDED. It is also EXPIRED if the decision is live and has not started: it may expire before the command is
+    STALE_FACT or FACT_SUPERSEDED. Of a live decision it is the reason why it would end so, because it may end before the command is
     handled.
     """
 

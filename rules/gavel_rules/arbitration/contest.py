@@ -260,7 +260,7 @@ def _crowd_problem(state: State, contest: OpenContest, envelope: Envelope) -> st
         )
     is_large = state.semantics.limits_candidates and contest.size_bytes + size_bytes > CONTEST_BYTES_OF_PRODUCER_MAX
     if competing < CONTEST_CANDIDATES_OF_PRODUCER_MAX and not is_large:
-        return ""  # whoever the candidates are of
+        return ""  # even if all candidates are of this producer
     producer_id = envelope.producer.id
     own = [candidate.proposal for candidate in candidates(state, contest) if candidate.producer.id == producer_id]
     if len(own) >= CONTEST_CANDIDATES_OF_PRODUCER_MAX:

@@ -120,7 +120,7 @@ class Semantics:
         self.forgets_in_steps: Final = forgets_in_steps
         # Whether the limit of shadows also holds for actions that only the active version of a shadow's rule set governs.
         self.limits_all_shadows: Final = limits_all_shadows
-        # Whether an event that one group of a counter lacks takes the room of an entry, and its group that of a group.
+        # Whether an event that a group of a counter lacks is an entry in a group of its own: `state.counters.faulty_group`.
         self.enters_faults: Final = enters_faults
         # Whether a later value of a tier that does not suffice for its fact leaves the projection that a proposal was made on unchanged.
         self.ignores_lower_tiers: Final = ignores_lower_tiers
